@@ -1,0 +1,62 @@
+# Two commands do everything on a fresh machine with Python 3.11 and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+export PYTHONSAFEPATH := 1
+UV := $(shell command -v uv 2>/dev/null)
+
+SEEDS ?= 1000
+FIRST ?= 1
+
+.PHONY: help setup demo test lint format bench sources fuzz build clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv with pinned versions and the package in it
+
+$(STAMP): pyproject.toml setup.py constraints.txt log/kernel.py $(wildcard log/kernel.pxd)
+ifneq ($(UV),)
+	@test -x $(BIN)/python || $(UV) venv -q --python $(PYTHON) $(VENV)
+	$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group dev
+	$(UV) pip install -q --python $(BIN)/python -c constraints.txt --no-build-isolation -e .
+else
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -U "pip>=25.1"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group dev
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e .
+endif
+	@touch $@
+
+demo: setup ## the main job, told in plain sentences
+	@$(BIN)/python -m tidelog demo
+
+test: setup ## the whole suite on 2 cores, under 10 minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: setup ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## let ruff rewrite the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## benchmarks, as ratios of one run; writes build/bench.json
+	$(BIN)/python -m bench
+
+fuzz: setup ## mutated bytes, a long campaign
+	FUZZ_MUTATIONS=$${FUZZ_MUTATIONS:-200000} $(BIN)/python -m pytest -n 2 tests/unit/log -k mutated --timeout 3600
+
+sources: setup ## which items of the source inventories are proved, decided against, open
+	@$(BIN)/python tests/sources.py
+
+build: setup ## wheel and sdist into dist/
+	$(BIN)/python -m build --no-isolation
+
+clean: ## remove what make made
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name '*.so' -not -path './.venv/*' -delete

@@ -1,0 +1,5 @@
+"""Entry point of the `tidelog` command."""
+
+
+def main() -> int:
+    return 0

@@ -1,0 +1,1 @@
+"""The hot loops: encoding records, decoding them into columns, murmur2."""

@@ -1,0 +1,3 @@
+"""Tidelog: a streaming log cluster."""
+
+__version__ = "0.1.0"
