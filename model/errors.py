@@ -25,19 +25,72 @@ class ErrorCode(Enum):
     OFFSET_OUT_OF_RANGE = ErrorRow(1, False, "read between the log's start and end offset")
     CORRUPT_MESSAGE = ErrorRow(2, True, "send the batch again; if it repeats, the sender's encoder or memory is broken")
     INVALID_FETCH_SIZE = ErrorRow(4, False, "ask for at least one byte")
+    REQUEST_TIMED_OUT = ErrorRow(7, True, "try again; the request may have been carried out")
     MESSAGE_TOO_LARGE = ErrorRow(10, False, "send smaller batches or raise max.message.bytes of the topic")
+    NETWORK_EXCEPTION = ErrorRow(13, True, "the peer cannot be reached; try again, or look at the network")
     INVALID_TIMESTAMP = ErrorRow(32, False, "send timestamps inside message.timestamp.before/after.max.ms")
+    NOT_CONTROLLER = ErrorRow(41, True, "ask the active controller; the error says which, if it is known")
+    INVALID_REQUEST = ErrorRow(42, False, "the request cannot be carried out as it stands")
     UNSUPPORTED_FOR_MESSAGE_FORMAT = ErrorRow(43, False, "use record batches of magic 2 (any client since 2017)")
     OUT_OF_ORDER_SEQUENCE_NUMBER = ErrorRow(45, False, "a batch before this one is missing; resend from it")
     DUPLICATE_SEQUENCE_NUMBER = ErrorRow(46, False, "the batch is older than the last five; it was stored before")
     INVALID_PRODUCER_EPOCH = ErrorRow(47, False, "a newer producer with this id is at work; stop this one")
     INVALID_TXN_STATE = ErrorRow(48, False, "begin a transaction first")
+    TRANSACTION_COORDINATOR_FENCED = ErrorRow(
+        52, False, "a newer transaction coordinator has taken over; stop this one"
+    )
     STORAGE_ERROR = ErrorRow(56, True, "look at the disk; its partitions are led elsewhere meanwhile")
     UNKNOWN_PRODUCER_ID = ErrorRow(59, False, "ask for a new producer id")
     FENCED_LEADER_EPOCH = ErrorRow(74, True, "refresh metadata: a newer leader epoch exists")
     UNKNOWN_LEADER_EPOCH = ErrorRow(75, True, "this replica has not heard of that epoch yet; retry")
     UNSUPPORTED_COMPRESSION_TYPE = ErrorRow(76, False, "use none, gzip, snappy, lz4 or zstd")
     INVALID_RECORD = ErrorRow(87, False, "the records of the batch are not well formed for this topic")
+    THROTTLING_QUOTA_EXCEEDED = ErrorRow(89, True, "too much is waiting; send more slowly and try again")
+    SNAPSHOT_NOT_FOUND = ErrorRow(98, True, "a newer snapshot has replaced it; start again")
+    INCONSISTENT_CLUSTER_ID = ErrorRow(104, False, "the address or the directory belongs to another cluster")
+    DUPLICATE_VOTER = ErrorRow(126, False, "it is a voter already")
+    VOTER_NOT_FOUND = ErrorRow(127, False, "no such voter; look at the quorum's description")
+    UNKNOWN_TOPIC_OR_PARTITION = ErrorRow(3, True, "create the topic, or wait until the brokers have heard of it")
+    LEADER_NOT_AVAILABLE = ErrorRow(5, True, "a leader is being elected; retry")
+    NOT_LEADER_OR_FOLLOWER = ErrorRow(6, True, "refresh metadata: the partition is led elsewhere")
+    REPLICA_NOT_AVAILABLE = ErrorRow(9, True, "retry when the replica is back")
+    INVALID_TOPIC = ErrorRow(
+        17, False, "topic names are 1 to 249 letters, digits, dots, dashes, underscores; not '.' or '..'"
+    )
+    NOT_ENOUGH_REPLICAS = ErrorRow(19, True, "fewer replicas are in sync than min.insync.replicas; bring brokers back")
+    UNSUPPORTED_VERSION = ErrorRow(35, False, "use a client or a feature level that this version knows")
+    TOPIC_ALREADY_EXISTS = ErrorRow(36, False, "choose another name or delete the topic first")
+    INVALID_PARTITIONS = ErrorRow(37, False, "ask for at least one partition, and only ever for more")
+    INVALID_REPLICATION_FACTOR = ErrorRow(38, False, "start more brokers or ask for fewer replicas")
+    INVALID_REPLICA_ASSIGNMENT = ErrorRow(
+        39, False, "give every partition the same number of distinct, registered brokers"
+    )
+    INVALID_CONFIG = ErrorRow(40, False, "see docs/configuration.md for the key's type and range")
+    REASSIGNMENT_IN_PROGRESS = ErrorRow(60, False, "wait for the reassignment to end, or cancel it")
+    TOPIC_DELETION_DISABLED = ErrorRow(73, False, "set delete.topic.enable=true")
+    STALE_BROKER_EPOCH = ErrorRow(77, False, "the broker has registered anew since; this request is of its former life")
+    OFFSET_NOT_AVAILABLE = ErrorRow(78, True, "the new leader is confirming its epoch; retry")
+    PREFERRED_LEADER_NOT_AVAILABLE = ErrorRow(80, True, "the preferred replica is not live or not in sync")
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = ErrorRow(
+        83, True, "no replica may lead; bring one back, or elect uncleanly and lose data"
+    )
+    ELECTION_NOT_NEEDED = ErrorRow(84, False, "the partition is led as asked already")
+    NO_REASSIGNMENT_IN_PROGRESS = ErrorRow(85, False, "there is nothing to cancel")
+    RESOURCE_NOT_FOUND = ErrorRow(91, False, "there is no such user, ACL or resource")
+    DUPLICATE_RESOURCE = ErrorRow(92, False, "name each resource once in a request")
+    UNACCEPTABLE_CREDENTIAL = ErrorRow(93, False, "use 4096 to 16384 iterations and a known mechanism")
+    INVALID_UPDATE_VERSION = ErrorRow(95, True, "the partition has changed since; look again")
+    FEATURE_UPDATE_FAILED = ErrorRow(96, False, "every registered node must support the level")
+    UNKNOWN_TOPIC_ID = ErrorRow(100, True, "the topic was deleted, or the broker has not heard of it yet")
+    DUPLICATE_BROKER_REGISTRATION = ErrorRow(101, False, "another live broker has this id; give each its own node.id")
+    BROKER_ID_NOT_REGISTERED = ErrorRow(102, False, "register the broker first")
+    INELIGIBLE_REPLICA = ErrorRow(107, True, "a replica that is fenced or of a former life cannot join the in-sync set")
+    NEW_LEADER_ELECTED = ErrorRow(108, False, "the change moved leadership; act as a follower")
+    UNSUPPORTED_SASL_MECHANISM = ErrorRow(33, False, "use SCRAM-SHA-256 or SCRAM-SHA-512")
+    POLICY_VIOLATION = ErrorRow(
+        44, False, "the request is past a limit of this cluster; ask for less, or raise the limit"
+    )
+    INVALID_VOTER_KEY = ErrorRow(125, False, "the voter's node id and directory id do not belong together")
 
 
 class TidelogError(Exception):
@@ -103,9 +156,14 @@ class OutOfOrderSequenceError(TidelogError):
 
 
 class DuplicateSequenceError(TidelogError):
-    """A repeat of a batch that is older than the five that are remembered."""
+    """A repeat of a batch that is older than the five that are remembered. The original lies below `below_offset`:
+    clients take this error for an acknowledgement, so it is sent once the high watermark has reached that."""
 
     code = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+
+    def __init__(self, message: str, *, below_offset: int = 0) -> None:
+        super().__init__(message)
+        self.below_offset = below_offset
 
 
 class InvalidProducerEpochError(TidelogError):
@@ -114,6 +172,12 @@ class InvalidProducerEpochError(TidelogError):
 
 class InvalidTransactionStateError(TidelogError):
     code = ErrorCode.INVALID_TXN_STATE
+
+
+class TransactionCoordinatorFencedError(TidelogError):
+    """A marker from a transaction coordinator that has been replaced by a newer one."""
+
+    code = ErrorCode.TRANSACTION_COORDINATOR_FENCED
 
 
 class FencedLeaderEpochError(TidelogError):
@@ -144,3 +208,238 @@ class DamagedLogError(StorageError):
     def __init__(self, message: str, *, path: str, good_end: int) -> None:
         super().__init__(message, path=path)
         self.good_end = good_end
+
+
+class WorkFailedError(TidelogError):
+    """Work for a helper process ended without an answer: the helper died, or the answer cannot travel."""
+
+
+class UnformattedDirectoryError(StorageError):
+    """A directory that was never prepared for a cluster; formatting it is the operator's decision."""
+
+
+class LostStateError(StorageError):
+    """A formatted directory whose epoch and vote are gone or unreadable: running on it could mean to vote twice."""
+
+
+class WrongDirectoryError(StorageError):
+    """A directory of another cluster, another node, or put together from two."""
+
+    code = ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+class TransportError(TidelogError):
+    """A peer was not reached, or the way to it broke; `node` is the peer. What was sent may have arrived."""
+
+    code = ErrorCode.NETWORK_EXCEPTION
+
+    def __init__(self, message: str, *, node: int = -1) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class UnreachableError(TransportError):
+    """Refused, no address, or no route: nothing was carried out."""
+
+
+class CallTimeoutError(TransportError):
+    """No answer in time."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class StreamBrokenError(TransportError):
+    """The stream is broken, or was closed on this side; a suffix of what was sent may be lost."""
+
+
+class StreamClosedError(TransportError):
+    """The peer has closed the stream in order; all that it sent was received."""
+
+
+class WrongClusterError(TransportError):
+    """The peer, or a directory, belongs to another cluster, or is another node than was meant."""
+
+    code = ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+class RemoteError(TidelogError):
+    """An error of the catalogue that a peer's handler raised; `facts` are its attributes."""
+
+    def __init__(
+        self, message: str, *, code: ErrorCode, facts: dict[str, int | str | bytes | bool | None] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.facts = facts or {}
+
+
+class NotLeaderError(TidelogError):
+    """This node does not lead the Raft group; `leader` is who does, as far as is known here. Nothing was done."""
+
+    code = ErrorCode.NOT_CONTROLLER
+
+    def __init__(self, message: str, *, leader: int | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class UnknownOutcomeError(TidelogError):
+    """Leadership was lost before the proposal was seen to commit: it may commit yet, or never."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class MovedLogError(TidelogError):
+    """A replicated log does not end where a decision belongs, or is led in another epoch; nothing was done."""
+
+    code = ErrorCode.INVALID_UPDATE_VERSION
+
+
+class OverloadedError(TidelogError):
+    """Too much is waiting already; nothing was done."""
+
+    code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+
+class MembershipChangeError(TidelogError):
+    """A change of the voters that was not taken; the message says why."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class InvalidReplicationFactorError(TidelogError):
+    code = ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+class RecordsTruncatedError(FencedLeaderEpochError):
+    """Records that somebody waited for were cut from the log: another leader's records stand in their place."""
+
+
+class ProtocolError(TidelogError):
+    """Bytes from a peer that are no message of the protocol: type, length, a field's type or a bound is wrong."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class RaftStoppedError(TidelogError):
+    """This member does not run: it was closed, has failed, or was not started. What was asked may be done or not."""
+
+    code = ErrorCode.NOT_CONTROLLER
+
+
+class InvalidRequestError(TidelogError):
+    """A request that makes no sense as it stands, whatever the state of the cluster."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class UnsupportedVersionError(TidelogError):
+    code = ErrorCode.UNSUPPORTED_VERSION
+
+
+class InconsistentClusterIdError(TidelogError):
+    code = ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+class DuplicateBrokerError(TidelogError):
+    """A broker's id is taken by another live process."""
+
+    code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
+
+
+class BrokerNotRegisteredError(TidelogError):
+    code = ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+class StaleBrokerEpochError(TidelogError):
+    """A request of a former incarnation of a broker."""
+
+    code = ErrorCode.STALE_BROKER_EPOCH
+
+
+class InvalidTopicError(TidelogError):
+    """A name that no topic may have, or that collides with another's."""
+
+    code = ErrorCode.INVALID_TOPIC
+
+
+class TopicExistsError(TidelogError):
+    code = ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+class UnknownTopicOrPartitionError(TidelogError):
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class UnknownTopicIdError(TidelogError):
+    code = ErrorCode.UNKNOWN_TOPIC_ID
+
+
+class InvalidPartitionsError(TidelogError):
+    code = ErrorCode.INVALID_PARTITIONS
+
+
+class InvalidReplicaAssignmentError(TidelogError):
+    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+class InvalidConfigError(TidelogError):
+    """A key that does not exist here, or a value outside of what it allows."""
+
+    code = ErrorCode.INVALID_CONFIG
+
+
+class TopicDeletionDisabledError(TidelogError):
+    code = ErrorCode.TOPIC_DELETION_DISABLED
+
+
+class PolicyViolationError(TidelogError):
+    """Past a limit on what one request, one broker or the whole cluster may hold."""
+
+    code = ErrorCode.POLICY_VIOLATION
+
+
+class NoReassignmentError(TidelogError):
+    code = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+
+
+class PreferredLeaderUnavailableError(TidelogError):
+    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+
+
+class EligibleLeadersUnavailableError(TidelogError):
+    code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+
+
+class ElectionNotNeededError(TidelogError):
+    code = ErrorCode.ELECTION_NOT_NEEDED
+
+
+class InvalidUpdateVersionError(TidelogError):
+    """The partition has changed since the sender looked."""
+
+    code = ErrorCode.INVALID_UPDATE_VERSION
+
+
+class IneligibleReplicaError(TidelogError):
+    code = ErrorCode.INELIGIBLE_REPLICA
+
+
+class ResourceNotFoundError(TidelogError):
+    code = ErrorCode.RESOURCE_NOT_FOUND
+
+
+class DuplicateResourceError(TidelogError):
+    code = ErrorCode.DUPLICATE_RESOURCE
+
+
+class UnacceptableCredentialError(TidelogError):
+    code = ErrorCode.UNACCEPTABLE_CREDENTIAL
+
+
+class UnsupportedSaslMechanismError(TidelogError):
+    code = ErrorCode.UNSUPPORTED_SASL_MECHANISM
+
+
+class FeatureUpdateError(TidelogError):
+    code = ErrorCode.FEATURE_UPDATE_FAILED

@@ -21,6 +21,10 @@ class StateStore(Protocol):
         """Keys with this prefix and their values, in key order."""
         ...
 
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """Keys with this prefix, in order, whatever their values: also of those that fail their CRC."""
+        ...
+
     async def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
         """Put each value; None deletes the key."""
         ...

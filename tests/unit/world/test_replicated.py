@@ -1,0 +1,394 @@
+"""The replicated-state-machine runtime, over a log whose commits and refusals the tests decide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from tidelog.model.errors import (
+    InvalidRequestError,
+    MovedLogError,
+    NotLeaderError,
+    OverloadedError,
+    TidelogError,
+    UnknownOutcomeError,
+)
+from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.world.replicated import ReplicatedMachine
+
+ME, OTHER = NodeId(1), NodeId(2)
+E = Epoch(7)
+State = tuple[str, ...]
+
+
+class Words:
+    """Appends words to a list; refuses a word that is there. A word is a record; `cut` words need two entries."""
+
+    def __init__(self) -> None:
+        self.offsets: list[Offset] = []
+
+    def decide(self, state: State, request: Any, *, offset: Offset) -> tuple[Sequence[str], str]:
+        self.offsets.append(offset)
+        if request == "":
+            return (), f"{len(state)} words"
+        if request in state:
+            raise InvalidRequestError(f"{request} is there")
+        return (request,), f"{request} is number {len(state)}"
+
+    def apply(self, state: State, records: Sequence[str]) -> State:
+        return (*state, *records)
+
+    def encode(self, records: Sequence[str]) -> list[bytes]:
+        whole = " ".join(records).encode()
+        return [b"begin", whole, b"end"] if b"large" in whole else [whole]
+
+    def abort(self) -> bytes:
+        return b"abort"
+
+
+class ModelLog:
+    """Takes appends; the test commits, refuses, or lets an entry of the log's own in between."""
+
+    def __init__(self) -> None:
+        self.entries: list[bytes] = [b"no-op"]
+        self.epoch = E
+        self.committed = 1
+        self.waiting: list[tuple[Offset, asyncio.Future[None]]] = []
+        self.refuse_next: list[TidelogError | None] = []
+        self.owner: ReplicatedMachine[State] | None = None
+        self.replayed: State = ()
+        self.open: list[bytes] | None = None
+        self.deposed = False
+
+    @property
+    def end_offset(self) -> Offset:
+        return Offset(len(self.entries))
+
+    async def append_at(self, data: bytes, *, at: Offset, epoch: Epoch) -> None:
+        refusal = self.refuse_next.pop(0) if self.refuse_next else None
+        if refusal is not None:
+            raise refusal
+        if at != len(self.entries) or epoch != self.epoch:
+            raise MovedLogError("the log does not end there")
+        self.entries.append(data)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append((at, done))
+        await done
+
+    async def confirm(self) -> None:
+        if self.deposed:
+            raise NotLeaderError("another node leads", leader=OTHER)
+
+    def own_entry(self) -> None:
+        self.entries.append(b"no-op")
+
+    def commit(self) -> None:
+        """Everything that is in the log, as a replay sees it."""
+        assert self.owner is not None
+        while self.committed < len(self.entries):
+            data = self.entries[self.committed]
+            self.committed += 1
+            if data == b"begin":
+                self.open = []
+            elif data == b"abort":
+                self.open = None
+            elif data == b"end":
+                assert self.open is not None, "a decision ends that has begun"
+                self.replayed = (*self.replayed, *b" ".join(self.open).decode().split())
+                self.open = None
+            elif self.open is not None:
+                self.open.append(data)
+            elif data != b"no-op":
+                self.replayed = (*self.replayed, *data.decode().split())
+            mine = data != b"no-op" and self.owner.is_mine(Offset(self.committed - 1), self.epoch)
+            self.owner.committed(Offset(self.committed), self.replayed, mine=mine)
+        for _, done in self.waiting:
+            done.set_result(None)
+        self.waiting.clear()
+
+
+class Bench:
+    def __init__(self, **more: Any) -> None:
+        self.log = ModelLog()
+        self.words = Words()
+        self.machine: ReplicatedMachine[State] = ReplicatedMachine(self.words, self.log, (), **more)
+        self.log.owner = self.machine
+        self.machine.committed(Offset(1), (), mine=False)
+
+    def ask(self, word: str) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(self.machine.submit(word))
+
+    async def turns(self) -> None:
+        """Let everything run that can."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def check(self) -> None:
+        assert self.machine.state == self.log.replayed, "the committed state is a replay of the log"
+
+
+def run(test: Callable[[Bench], Coroutine[Any, Any, None]], **more: Any) -> None:
+    async def body() -> None:
+        bench = Bench(**more)
+        bench.machine.lead(E, ME)
+        await test(bench)
+        bench.check()
+
+    asyncio.run(body())
+
+
+def test_requests_of_one_turn_share_an_entry_and_are_answered_when_it_commits() -> None:
+    async def test(bench: Bench) -> None:
+        asked = [bench.ask(word) for word in ("a", "b", "c")]
+        await bench.turns()
+        assert bench.log.entries[1:] == [b"a b c"]
+        assert bench.machine.state == ()
+        assert not any(task.done() for task in asked)
+        bench.log.commit()
+        assert [await task for task in asked] == ["a is number 0", "b is number 1", "c is number 2"]
+
+    run(test)
+
+
+def test_what_is_decided_while_an_append_is_under_way_goes_into_the_next() -> None:
+    async def test(bench: Bench) -> None:
+        first = bench.ask("a")
+        await bench.turns()
+        later = [bench.ask("b"), bench.ask("c")]
+        await bench.turns()
+        assert bench.log.entries[1:] == [b"a"]
+        bench.log.commit()
+        await bench.turns()
+        assert first.done()
+        assert bench.log.entries[1:] == [b"a", b"b c"]
+        assert bench.words.offsets == [1, 2, 2]
+        bench.log.commit()
+        assert [await task for task in later] == ["b is number 1", "c is number 2"]
+
+    run(test)
+
+
+def test_a_refusal_and_an_answer_without_records_wait_for_what_they_were_decided_on() -> None:
+    async def test(bench: Bench) -> None:
+        first = bench.ask("a")
+        again, question = bench.ask("a"), bench.ask("")
+        await bench.turns()
+        third = bench.ask("")
+        await bench.turns()
+        assert not any(task.done() for task in (first, again, question, third))
+        bench.log.commit()
+        assert await question == "1 words"
+        assert await third == "1 words"
+        with pytest.raises(InvalidRequestError, match="a is there"):
+            await again
+        assert await bench.machine.submit("") == "1 words"
+
+    run(test)
+
+
+def test_a_standby_says_who_leads() -> None:
+    async def test(bench: Bench) -> None:
+        bench.machine.follow(OTHER)
+        with pytest.raises(NotLeaderError, match="node 2 leads") as refusal:
+            await bench.machine.submit("a")
+        assert refusal.value.leader == OTHER
+
+    run(test)
+
+
+def test_a_leader_that_is_one_no_more_and_does_not_know_it_answers_nothing() -> None:
+    async def test(bench: Bench) -> None:
+        first = bench.ask("a")
+        await bench.turns()
+        bench.log.commit()
+        await first
+        bench.log.deposed = True
+        for request in ("", "a"):
+            with pytest.raises(NotLeaderError, match="another node leads"):
+                await bench.machine.submit(request)
+
+    run(test)
+
+
+def test_loss_of_leadership_drops_speculation_and_says_what_is_known() -> None:
+    async def test(bench: Bench) -> None:
+        under_way = bench.ask("a")
+        await bench.turns()
+        gathered = bench.ask("b")
+        await bench.turns()
+        bench.machine.follow(OTHER)
+        with pytest.raises(UnknownOutcomeError):
+            await under_way
+        with pytest.raises(NotLeaderError):
+            await gathered
+        # The next leader has thrown the entry away.
+        bench.log.entries[1:] = [b"no-op", b"z"]
+        bench.log.waiting.clear()
+        bench.log.commit()
+        assert bench.machine.state == ("z",)
+        bench.log.epoch = Epoch(9)
+        bench.machine.lead(Epoch(9), ME)
+        again = bench.ask("a")
+        await bench.turns()
+        bench.log.commit()
+        assert await again == "a is number 1"
+
+    run(test)
+
+
+def test_an_entry_of_the_logs_own_in_between_makes_it_decide_anew() -> None:
+    async def test(bench: Bench) -> None:
+        asked = bench.ask("a")
+        await asyncio.sleep(0)
+        bench.log.own_entry()
+        await bench.turns()
+        assert bench.log.entries[1:] == [b"no-op", b"a"]
+        assert bench.words.offsets == [1, 2]
+        bench.log.commit()
+        assert await asked == "a is number 0"
+
+    run(test)
+
+
+def test_an_entry_of_the_logs_own_that_commits_in_an_appends_place_answers_nobody() -> None:
+    async def test(bench: Bench) -> None:
+        asked = bench.ask("a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bench.machine.appends == 1
+        assert len(bench.log.entries) == 1, "handed over, not yet taken"
+        bench.log.own_entry()
+        bench.log.commit()
+        assert not asked.done()
+        assert bench.machine.state == ()
+        await bench.turns()
+        assert bench.log.entries[1:] == [b"no-op", b"a"]
+        bench.log.commit()
+        assert await asked == "a is number 0"
+
+    run(test)
+
+
+def test_an_entry_of_the_logs_own_inside_of_a_large_decision_tears_it() -> None:
+    async def test(bench: Bench) -> None:
+        asked = bench.ask("large")
+        await bench.turns()
+        bench.log.commit()
+        await bench.turns()
+        bench.log.own_entry()
+        bench.log.commit()
+        await bench.turns()
+        assert not asked.done(), "its end is not in the log"
+        for _ in range(5):
+            bench.log.commit()
+            await bench.turns()
+        assert await asked == "large is number 0"
+        assert bench.log.entries[1:] == [b"begin", b"large", b"no-op", b"abort", b"begin", b"large", b"end"]
+
+    run(test)
+
+
+def test_nothing_stands_on_a_state_that_the_log_refused() -> None:
+    """An append is refused and an entry of the log's own takes its place: nothing that came after is on top of it."""
+
+    async def test(bench: Bench) -> None:
+        first = bench.ask("a")
+        await bench.turns()
+        bench.log.commit()
+        await first
+        bench.log.refuse_next = [OverloadedError("too much")]
+        refused, after = bench.ask("b"), bench.ask("c")
+        await bench.turns()
+        bench.log.own_entry()
+        for task in (refused, after):
+            with pytest.raises(OverloadedError):
+                await task
+        again = bench.ask("d")
+        await bench.turns()
+        bench.log.commit()
+        assert await again == "d is number 1"
+        assert bench.machine.state == ("a", "d")
+
+    run(test)
+
+
+def test_a_large_decision_that_is_torn_is_aborted_before_anything_else() -> None:
+    async def test(bench: Bench) -> None:
+        bench.log.refuse_next = [None, OverloadedError("too much")]
+        torn = bench.ask("large")
+        await bench.turns()
+        bench.log.commit()
+        with pytest.raises(OverloadedError):
+            await torn
+        assert bench.log.open is not None
+        asked = bench.ask("b")
+        await bench.turns()
+        bench.log.commit()
+        await bench.turns()
+        bench.log.commit()
+        assert await asked == "b is number 0"
+        assert bench.log.entries[1:] == [b"begin", b"abort", b"b"]
+        assert bench.words.offsets[-1] == 3, "decided for the entry behind the abort"
+
+    run(test)
+
+
+def test_a_leader_aborts_what_a_former_one_left_open() -> None:
+    async def body() -> None:
+        bench = Bench()
+        bench.log.entries += [b"begin", b"ghost", b"no-op"]
+        bench.log.commit()
+        bench.machine.lead(E, ME, is_torn=True)
+        asked = bench.ask("a")
+        for _ in range(3):
+            await bench.turns()
+            bench.log.commit()
+        assert await asked == "a is number 0"
+        assert bench.machine.state == ("a",)
+        bench.check()
+
+    asyncio.run(body())
+
+
+def test_a_large_decision_shows_when_its_last_entry_commits() -> None:
+    async def test(bench: Bench) -> None:
+        asked = bench.ask("large")
+        for seen in ((), (), ("large",)):
+            await bench.turns()
+            bench.log.commit()
+            assert bench.machine.state == seen
+        assert await asked == "large is number 0"
+
+    run(test)
+
+
+def test_requests_without_a_reply_are_bounded() -> None:
+    async def test(bench: Bench) -> None:
+        asked = [bench.ask(word) for word in ("a", "b")]
+        await bench.turns()
+        with pytest.raises(OverloadedError):
+            await bench.machine.submit("c")
+        bench.log.commit()
+        await asyncio.gather(*asked)
+        last = bench.ask("c")
+        await bench.turns()
+        bench.log.commit()
+        assert await last == "c is number 2"
+
+    run(test, waiting_max=2)
+
+
+def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
+    async def test(bench: Bench) -> None:
+        gone, stays = bench.ask("a"), bench.ask("b")
+        await bench.turns()
+        gone.cancel()
+        await bench.turns()
+        bench.log.commit()
+        assert await stays == "b is number 1"
+        assert bench.machine.state == ("a", "b")
+
+    run(test)

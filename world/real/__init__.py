@@ -1,0 +1,1 @@
+"""The world that production uses: files, LMDB, the system's clock, helper processes. Threads live here only."""

@@ -1,0 +1,293 @@
+"""The event loop of one incarnation of one simulated node. It owns no time: the scheduler drives it.
+
+    running --pause(reason)--> paused --resume(reason), no reason left--> running      (events wait in the backlog)
+    running or paused --die()--> dead                                                  (events are dropped, for ever)
+
+- `time()` is the node's own monotonic clock: it begins anywhere and runs at its own rate.
+- Tasks and futures hash by a sequence number: a set of them (`TaskGroup`, `asyncio.wait`) has the same order in every
+  run, whatever the addresses are.
+- A dead node's tasks are held, not closed, so that no `finally` acts for the dead; `bury` closes them at the end of
+  the run, when nothing that they could do matters, and nothing of it is heard.
+- A task that failed and whose error nobody took, or a callback that raised, is a failure of the run.
+
+There is no executor, no socket, no signal, no subprocess: asking for one raises.
+"""
+
+import asyncio
+import math
+from asyncio import events as asyncio_events
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from contextvars import Context, copy_context
+from typing import Any, NoReturn, TypeVar
+
+from tidelog.world.simulated.scheduler import NS_PER_SECOND, MachineDied, Scheduler, SimHandle
+
+T = TypeVar("T")
+
+SWEEP_TASKS_MIN = 512
+# A `finally` that awaits is closed again and again; one that never ends is left to the collector.
+CLOSE_ATTEMPTS_MAX = 16
+
+
+class SimFuture(asyncio.Future[Any]):
+    """A future that hashes by its sequence number."""
+
+    sequence: int
+
+    def __hash__(self) -> int:
+        return self.sequence
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task that hashes by its sequence number, which is set first: the base registers itself in a set."""
+
+    def __init__(
+        self,
+        coroutine: Generator[Any, None, Any] | Coroutine[Any, Any, Any],
+        *,
+        loop: "SimLoop",
+        name: str,
+        context: Context | None,
+        sequence: int,
+    ) -> None:
+        self.sequence = sequence
+        super().__init__(coroutine, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self.sequence
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """See the module's docstring. `number` is what the digest knows it by."""
+
+    def __init__(self, scheduler: Scheduler, name: str, *, start_s: float = 0.0, rate: float = 1.0) -> None:
+        assert rate > 0, "a clock runs forward"
+        self.scheduler = scheduler
+        self.name = name
+        self.number = len(scheduler.loops)
+        self.is_held = False
+        self.is_dead = False
+        self.backlog: deque[SimHandle] = deque()
+        self._pauses: set[str] = set()
+        self._tasks: list[SimTask] = []
+        self._sweep_at = SWEEP_TASKS_MIN
+        self._ready = scheduler.ready
+        self._base_ns = scheduler.now_ns
+        self._base_s = start_s
+        self._rate = rate
+        self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
+        scheduler.loops.append(self)
+
+    # -- time
+
+    def time(self) -> float:
+        return self._base_s + (self.scheduler.now_ns - self._base_ns) * self._rate / NS_PER_SECOND
+
+    def true_ns(self, when: float) -> int:
+        """The true time at which this node's clock shows `when`; in the future if `when` is, else now."""
+        now_ns = self.scheduler.now_ns
+        due_ns = self._base_ns + math.ceil((when - self._base_s) * NS_PER_SECOND / self._rate)
+        if due_ns > now_ns:
+            return due_ns
+        # Rounding must not make a wait of a fraction of a nanosecond a wait of nothing: that would never end.
+        return now_ns + 1 if when > self.time() else now_ns
+
+    def set_rate(self, rate: float) -> None:
+        """The node's clock goes faster or slower from now on; its timers follow it."""
+        assert rate > 0, "a clock runs forward"
+        self._base_s, self._base_ns = self.time(), self.scheduler.now_ns
+        self._rate = rate
+        self.scheduler.retime(self)
+
+    # -- callbacks
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        handle = SimHandle(self, callback, args, copy_context() if context is None else context, 0.0, False)
+        if not self.is_dead:
+            self._ready.append(handle)
+        return handle
+
+    # Only the one thread of the run calls it, so it is the same.
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        handle = SimHandle(self, callback, args, copy_context() if context is None else context, when, True)
+        if not self.is_dead:
+            self.scheduler.add_timer(self.true_ns(when), handle)
+        return handle
+
+    # -- futures and tasks
+
+    def create_future(self) -> SimFuture:
+        future = SimFuture(loop=self)
+        future.sequence = self.scheduler.next_sequence()
+        return future
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> SimTask:
+        sequence = self.scheduler.next_sequence()
+        if name is None:
+            name = f"{self.name}-{sequence}"
+        task = SimTask(coro, loop=self, name=name, context=context, sequence=sequence)
+        self._tasks.append(task)
+        if len(self._tasks) >= self._sweep_at:
+            self._sweep()
+        return task
+
+    def _sweep(self) -> None:
+        """Forget tasks that ended well or whose error was taken; the rest may still be pending, or a failure."""
+        self._tasks = [task for task in self._tasks if not task.done() or _is_error_untaken(task)]
+        self._sweep_at = max(SWEEP_TASKS_MIN, 2 * len(self._tasks))
+
+    def report_untaken_errors(self) -> None:
+        """At the end of a run: every task that failed and that nobody asked is a failure."""
+        self._sweep()
+        if self.is_dead:
+            return
+        for task in self._tasks:
+            if task.done() and _is_error_untaken(task):
+                self.scheduler.fail(self.name, f"nobody took the error of task {task.get_name()}", task.exception())
+
+    def get_task_factory(self) -> None:
+        return None
+
+    # -- errors
+
+    def callback_failed(self, callback: Callable[..., object], error: BaseException) -> None:
+        if isinstance(error, MachineDied) and self.is_dead:
+            return
+        self.call_exception_handler({"message": f"callback {callback!r} raised", "exception": error})
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.is_dead or self.scheduler.closed:
+            return
+        if self._exception_handler is not None:
+            self._exception_handler(self, context)
+        else:
+            self.default_exception_handler(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.scheduler.fail(self.name, str(context.get("message")), context.get("exception"))
+
+    def get_exception_handler(self) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
+        return self._exception_handler
+
+    def set_exception_handler(
+        self, handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
+    ) -> None:
+        self._exception_handler = handler
+
+    # -- life and death
+
+    def pause(self, reason: str = "stopped") -> None:
+        """As SIGSTOP: nothing of this node runs until every reason to pause is gone. The world goes on."""
+        if not self.is_dead:
+            self._pauses.add(reason)
+            self.is_held = True
+
+    def resume(self, reason: str = "stopped") -> None:
+        self._pauses.discard(reason)
+        if self.is_held and not self._pauses and not self.is_dead:
+            self.is_held = False
+            self._ready.extend(self.backlog)
+            self.backlog.clear()
+
+    def die(self) -> None:
+        """As kill -9. The caller has killed the node's disk, store and transport handles before."""
+        self.is_dead = True
+        self.is_held = True
+        self.backlog.clear()
+
+    def bury(self) -> None:
+        """Close what the node left behind. Warnings are off (the caller sees to it), and so is everything else."""
+        assert self.is_dead, "only the dead are buried"
+        asyncio_events._set_running_loop(self)
+        try:
+            # A `finally` may make more tasks; they are buried with the rest.
+            while self._tasks:
+                task = self._tasks.pop()
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                if task.done():
+                    _is_error_untaken(task, take=True)
+                    continue
+                coroutine = task.get_coro()
+                for _ in range(CLOSE_ATTEMPTS_MAX):
+                    with suppress(BaseException):
+                        coroutine.close()
+                        break
+        finally:
+            asyncio_events._set_running_loop(None)
+
+    # -- what a loop must answer
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        assert not enabled, "debug mode reads real clocks"
+
+    def is_running(self) -> bool:
+        return asyncio_events._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return self.is_dead
+
+    def close(self) -> None:
+        raise NotImplementedError("a node ends by die()")
+
+    def run_forever(self) -> NoReturn:
+        raise NotImplementedError("the scheduler runs the loops")
+
+    def run_until_complete(self, future: Any) -> NoReturn:
+        raise NotImplementedError("the scheduler runs the loops")
+
+    def stop(self) -> None:
+        self.scheduler.stop()
+
+    async def shutdown_asyncgens(self) -> None:
+        return None
+
+    async def shutdown_default_executor(self) -> None:
+        return None
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> NoReturn:
+        raise NotImplementedError("no threads in a simulation: use world.Work or world.Disk")
+
+    def __repr__(self) -> str:
+        return f"<SimLoop {self.name} #{self.number}>"
+
+
+def _is_error_untaken(task: SimTask, *, take: bool = False) -> bool:
+    untaken: bool = task._log_traceback
+    if untaken and take:
+        task._log_traceback = False
+    return untaken
+
+
+def make_loop(scheduler: Scheduler, name: str, *, start_s: float = 0.0, rate: float = 1.0) -> SimLoop:
+    """The one place that makes one: the base class declares abstract what a simulated node must not have."""
+    return SimLoop(scheduler, name, start_s=start_s, rate=rate)  # type: ignore[abstract]

@@ -1,0 +1,284 @@
+"""A machine room on one seed: machines that boot, are killed, lose power and are paused, and the world around them.
+
+    SimWorld     the run: seed, scheduler, machines; its own loop, for faults and checks, which never dies
+    SimMachine   what outlives a process: disks, stores, wall clock, monotonic clock
+    SimNode      one incarnation of a process on a machine: its loop, its handles, its random stream
+
+    off --boot--> up --kill (kill -9)-----------> off      the page cache stays; what the device was told to do goes on
+                  up --lose_power(loss)---------> off      what was not synced is lost, as `loss` says
+                  up --pause--> paused --resume--> up      SIGSTOP: devices, network and other nodes go on
+
+Death has an order: first the handles (disk, store, transport) stop answering, then the events are dropped. Whatever
+still runs on the node, which is at most the callback that caused the death, meets `MachineDied` at its next call.
+
+    with SimWorld(seed=7) as world:
+        machine = world.machine("a")
+        assert world.run(machine.boot(), write_some) == 3          # an async function of the node
+        machine.lose_power(Loss.SOME)
+        world.run(machine.boot(), read_it_back)
+
+Leaving the `with` reports failures that nobody has seen, closes everything and keeps the process quiet. The network of
+a node joins by `SimNode.attach`: anything with `die()`.
+"""
+
+import gc
+import random
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from tidelog.world.simulated.clock import SimClock
+from tidelog.world.simulated.device import Loss
+from tidelog.world.simulated.disk import SimDevice, SimDisk
+from tidelog.world.simulated.guard import forbid_nondeterminism
+from tidelog.world.simulated.loop import SimLoop, SimTask, make_loop
+from tidelog.world.simulated.scheduler import MachineDied, NodeDiedError, Scheduler
+from tidelog.world.simulated.store import SimStore, SimStoreDevice
+from tidelog.world.simulated.work import SimWork
+
+T = TypeVar("T")
+
+RUN_TIMEOUT_S = 3600.0
+
+
+class Mortal(Protocol):
+    """A node's handle to the world, which stops answering when the node dies."""
+
+    def die(self) -> None: ...
+
+
+class SimNode:
+    """One incarnation of a process. Made by `SimMachine.boot`."""
+
+    def __init__(self, machine: "SimMachine", loop: SimLoop, incarnation: int) -> None:
+        self.machine = machine
+        self.name = machine.name
+        self.incarnation = incarnation
+        self.loop = loop
+        self.clock = machine.clock
+        scheduler = machine.world.scheduler
+        self.random: random.Random = scheduler.random(f"node/{machine.name}/{incarnation}")
+        self.work = SimWork(loop, scheduler.random(f"work/{machine.name}"))
+        self._handles: list[Mortal] = []
+        self._disks: dict[str, SimDisk] = {}
+        self._stores: dict[str, SimStore] = {}
+
+    def disk(self, label: str = "data") -> SimDisk:
+        if label not in self._disks:
+            self._disks[label] = self.attach(SimDisk(self.machine.disk(label), self.loop))
+        return self._disks[label]
+
+    def store(self, label: str = "data") -> SimStore:
+        if label not in self._stores:
+            self._stores[label] = self.attach(SimStore(self.machine.store(label), self.loop))
+        return self._stores[label]
+
+    def attach(self, handle: "M") -> "M":
+        """This handle dies with the node."""
+        assert self.is_alive, "a dead node gets no handles"
+        self._handles.append(handle)
+        return handle
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None) -> SimTask:
+        return self.loop.create_task(coroutine, name=name)
+
+    def trace(self, text: str) -> None:
+        self.machine.world.scheduler.trace(self.name, text)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.loop.is_dead
+
+    def die(self) -> None:
+        """Handles first, then events; see the module's docstring."""
+        for handle in self._handles:
+            handle.die()
+        self.loop.die()
+
+
+M = TypeVar("M", bound=Mortal)
+
+
+class SimMachine:
+    """Made by `SimWorld.machine`."""
+
+    def __init__(self, world: "SimWorld", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.clock = SimClock(world.scheduler)
+        self.node: SimNode | None = None
+        self.incarnations = 0
+        self.crash_loss = Loss.SOME
+        self._rate = 1.0
+        # Monotonic clocks of two machines have nothing in common; code that compares them is found this way.
+        self._monotonic_start_s = float(world.scheduler.random("clock").randrange(1_000, 100_000))
+        self._disks: dict[str, SimDevice] = {}
+        self._stores: dict[str, SimStoreDevice] = {}
+
+    def disk(self, label: str = "data") -> SimDevice:
+        """The device; made empty when first asked for."""
+        if label not in self._disks:
+            stream = self.world.scheduler.random(f"disk/{self.name}/{label}")
+            device = self._disks[label] = SimDevice(self.world.loop, f"{self.name}:{label}", stream)
+            device.on_crash_point = self._crash_here
+        return self._disks[label]
+
+    def store(self, label: str = "data") -> SimStoreDevice:
+        if label not in self._stores:
+            stream = self.world.scheduler.random(f"store/{self.name}/{label}")
+            device = self._stores[label] = SimStoreDevice(self.world.loop, f"{self.name}:{label}", stream)
+            device.on_crash_point = self._crash_here
+        return self._stores[label]
+
+    def boot(self) -> SimNode:
+        assert self.node is None, f"{self.name} is up"
+        self.incarnations += 1
+        scheduler = self.world.scheduler
+        start_s = self._monotonic_start_s + scheduler.now_ns / 1e9
+        loop = make_loop(scheduler, f"{self.name}.{self.incarnations}", start_s=start_s, rate=self._rate)
+        self.node = SimNode(self, loop, self.incarnations)
+        scheduler.trace(self.name, f"boot {self.incarnations}")
+        return self.node
+
+    def kill(self) -> None:
+        """kill -9: what was written to the page cache stays, synced or not."""
+        self._end_node("kill")
+
+    def lose_power(self, loss: Loss) -> None:
+        """The machine may be down already: then the page cache that the last process left is what is lost."""
+        self._end_node(f"lose power, {loss.name}")
+        for _, device in sorted(self._disks.items()):
+            device.lose_power(loss)
+
+    def pause(self) -> None:
+        assert self.node is not None, f"{self.name} is down"
+        self.world.scheduler.trace(self.name, "pause")
+        self.node.loop.pause()
+
+    def resume(self) -> None:
+        if self.node is not None:
+            self.world.scheduler.trace(self.name, "resume")
+            self.node.loop.resume()
+
+    def set_clock_rate(self, rate: float) -> None:
+        """Of both clocks: `loop.time()` and the wall clock."""
+        self.world.scheduler.trace(self.name, f"clock rate {rate}")
+        self._rate = rate
+        self.clock.set_rate(rate)
+        if self.node is not None:
+            self.node.loop.set_rate(rate)
+
+    def heal(self) -> None:
+        """All devices work again, and the process goes on; what was damaged stays damaged."""
+        for _, device in sorted(self._disks.items()):
+            device.heal()
+        for _, store in sorted(self._stores.items()):
+            store.heal()
+        self.set_clock_rate(1.0)
+        self.resume()
+
+    def _end_node(self, why: str) -> None:
+        self.world.scheduler.trace(self.name, why)
+        if self.node is not None:
+            self.node.die()
+            self.node = None
+            for _, store in sorted(self._stores.items()):
+                store.end_of_process()
+
+    def _crash_here(self) -> None:
+        self.lose_power(self.crash_loss)
+
+
+class SimWorld:
+    """See the module's docstring."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.scheduler = Scheduler(seed)
+        self.loop = make_loop(self.scheduler, "world")
+        self.machines: dict[str, SimMachine] = {}
+        self._guard = ExitStack()
+
+    def __enter__(self) -> "SimWorld":
+        self._guard.enter_context(forbid_nondeterminism())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self.close()
+            self._guard.close()
+
+    def machine(self, name: str) -> SimMachine:
+        if name not in self.machines:
+            self.machines[name] = SimMachine(self, name)
+        return self.machines[name]
+
+    def random(self, name: str) -> random.Random:
+        return self.scheduler.random(name)
+
+    @property
+    def digest(self) -> str:
+        return self.scheduler.digest
+
+    def run(
+        self, node: SimNode, main: Callable[[SimNode], Coroutine[Any, Any, T]], *, timeout: float = RUN_TIMEOUT_S
+    ) -> T:
+        """Run everything until this function has returned on this node; its result, or its error. `NodeDiedError` if
+        the node dies first."""
+        task = node.spawn(main(node))
+        self.run_until(lambda: task.done() or not node.is_alive, timeout=timeout)
+        if not task.done() or (not task.cancelled() and isinstance(task.exception(), MachineDied)):
+            raise NodeDiedError(f"{node.name} died before it was done")
+        result: T = task.result()
+        return result
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, T], *, timeout: float = RUN_TIMEOUT_S) -> T:
+        """The same on the world's own loop: a nemesis or a check, which no fault touches."""
+        task = self.loop.create_task(coroutine)
+        self.scheduler.run_until_done(task, timeout=timeout)
+        result: T = task.result()
+        return result
+
+    def run_for(self, seconds: float) -> None:
+        self.scheduler.run_for(seconds)
+
+    def run_until(self, condition: Callable[[], bool], *, timeout: float = RUN_TIMEOUT_S) -> None:
+        self.scheduler.run_until(condition, timeout=timeout)
+
+    def check(self) -> None:
+        """Raise what went wrong and nobody handled."""
+        for loop in self.scheduler.loops:
+            loop.report_untaken_errors()
+        self.scheduler.raise_failures()
+
+    def close(self) -> None:
+        """Bury everybody. The coroutines are closed here, after all checks, with every handle dead."""
+        if self.scheduler.closed:
+            return
+        self.scheduler.closed = True
+        for machine in self.machines.values():
+            if machine.node is not None:
+                machine.node.die()
+                machine.node = None
+        hook = sys.unraisablehook
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sys.unraisablehook = lambda _: None
+            try:
+                for loop in self.scheduler.loops:
+                    loop.die()
+                for loop in self.scheduler.loops:
+                    loop.bury()
+                self.scheduler.clear()
+                # Everything that the run made is in the youngest generation: the collector was off.
+                gc.collect(0)
+            finally:
+                sys.unraisablehook = hook

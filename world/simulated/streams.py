@@ -1,0 +1,319 @@
+"""Streams of the simulated network: two lanes, each in order, that are silent, cut or closed as `network` says.
+
+Connection   a stream as a whole; the unit of fault
+SimStream    one end of it, which learns of a cut at its own time
+Lane         one direction: what is under way, what is stopped, the sender's window
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidelog.model.errors import StreamBrokenError, StreamClosedError
+from tidelog.model.ids import NodeId
+from tidelog.world.simulated.loop import SimFuture
+from tidelog.world.simulated.scheduler import NS_PER_SECOND
+
+if TYPE_CHECKING:
+    from tidelog.world.simulated.network import SimNetwork, SimTransport
+
+
+class Lane:
+    """One direction of a stream: what is under way, in order, and the sender's window."""
+
+    __slots__ = ("_due_ns", "_network", "_under_way", "_waiting", "held", "owed", "receiver", "sender", "used")
+
+    def __init__(self, network: "SimNetwork", sender: "SimStream", receiver: "SimStream") -> None:
+        self._network = network
+        self.sender = sender
+        self.receiver = receiver
+        self.used = 0
+        """Bytes that the receiver has not read: the window is full when they are too many."""
+        self.owed = 0
+        """Bytes that it has read, which the sender cannot learn because the way back is blocked."""
+        self.held: deque[bytes | None] = deque()
+        """Stopped on a silent way, in order; None is the end of the stream."""
+        self._under_way: deque[bytes | None] = deque()
+        self._due_ns = 0
+        self._waiting: deque[SimFuture] = deque()
+
+    def is_stopped(self) -> bool:
+        connection = self.sender.connection
+        return connection.is_silenced or self._network.is_blocked(self.sender.me, self.receiver.me)
+
+    def push(self, data: bytes | None) -> None:
+        network = self._network
+        if data is not None:
+            self.used += len(data)
+            network.messages += 1
+            if network.on_send is not None:
+                network.on_send(self.sender.me, self.receiver.me, data)
+        if self.held or self.is_stopped():
+            self.held.append(data)
+        else:
+            self._send(data)
+
+    def _send(self, data: bytes | None) -> None:
+        network = self._network
+        now_ns = network.scheduler.now_ns
+        delay_ns = int(network.delay_s(self.sender.me, self.receiver.me) * NS_PER_SECOND)
+        # Never overtakes what left before.
+        self._due_ns = max(self._due_ns, now_ns + delay_ns)
+        self._under_way.append(data)
+        network.later((self._due_ns - now_ns) / NS_PER_SECOND, self._arrive)
+
+    def _arrive(self) -> None:
+        if not self._under_way:
+            return  # lost with its stream
+        data = self._under_way.popleft()
+        if self.held or self.is_stopped():
+            self.held.append(data)
+        else:
+            self.receiver.arrived(data)
+
+    def go_on(self) -> None:
+        """The way works again: what was stopped is repeated."""
+        held, self.held = self.held, deque()
+        for data in held:
+            self._send(data)
+        self.read(0)
+
+    def lose_suffix(self) -> None:
+        """Of what is under way, only a beginning arrives."""
+        survivors = self._network.draw_count(len(self._under_way))
+        while len(self._under_way) > survivors:
+            self._under_way.pop()
+        self.held.clear()
+
+    def last_arrival_s(self) -> float:
+        """How long until the last of what is under way has arrived."""
+        if not self._under_way:
+            return 0.0
+        return max(0.0, (self._due_ns - self._network.scheduler.now_ns) / NS_PER_SECOND)
+
+    def read(self, length: int) -> None:
+        """The receiver took bytes out: the sender may go on, if it hears of it."""
+        self.owed += length
+        if self._network.is_blocked(self.receiver.me, self.sender.me):
+            return
+        self.used -= self.owed
+        self.owed = 0
+        if self.used < self._network.window_bytes:
+            self.wake()
+
+    async def wait_for_room(self) -> None:
+        while self.used >= self._network.window_bytes and not self.sender.is_over:
+            room = self.sender.transport.loop.create_future()
+            self._waiting.append(room)
+            await room
+
+    def wake(self) -> None:
+        while self._waiting:
+            room = self._waiting.popleft()
+            if not room.done():
+                room.set_result(None)
+
+
+class Connection:
+    """A stream with its two ends; the first one opened it."""
+
+    __slots__ = ("_network", "_number", "ends", "is_cut", "is_silenced")
+
+    def __init__(self, network: "SimNetwork", number: int, opener: "SimTransport", acceptor: "SimTransport") -> None:
+        self._network = network
+        self._number = number
+        self.is_silenced = False
+        self.is_cut = False
+        first, second = SimStream(self, opener, acceptor.me), SimStream(self, acceptor, opener.me)
+        self.ends = (first, second)
+        first.outgoing = second.incoming = Lane(network, first, second)
+        second.outgoing = first.incoming = Lane(network, second, first)
+
+    def lose_suffix(self) -> None:
+        for end in self.ends:
+            end.outgoing.lose_suffix()
+
+    def cut(self) -> None:
+        """Each end gets a beginning of what is under way, then learns that the stream is broken."""
+        if self.is_cut:
+            return
+        self.is_cut = True
+        self.lose_suffix()
+        for end in self.ends:
+            noticed_s = self._network.notice_latency.draw(self._network.random)
+            self._network.later(max(noticed_s, end.incoming.last_arrival_s()), end.broke)
+
+    def unblocked(self) -> None:
+        if self.is_silenced or self.is_cut:
+            return
+        if self._network.draw() < self._network.repeat_probability:
+            for end in self.ends:
+                end.outgoing.go_on()
+        elif any(end.outgoing.held for end in self.ends):
+            self.cut()
+
+    def is_finished(self) -> None:
+        if self.ends[0].is_over and self.ends[1].is_over:
+            self._network.forget(self._number)
+
+
+class SimStream:
+    """One end of a stream. Implements `world.transport.Stream`."""
+
+    __slots__ = (
+        "_inbox",
+        "_is_broken",
+        "_is_closed",
+        "_peer_closed",
+        "_reader",
+        "_sink",
+        "_sinking",
+        "connection",
+        "incoming",
+        "outgoing",
+        "peer",
+        "transport",
+    )
+
+    incoming: Lane
+    outgoing: Lane
+
+    def __init__(self, connection: Connection, transport: "SimTransport", peer: NodeId) -> None:
+        self.connection = connection
+        self.transport = transport
+        self.peer = peer
+        self._inbox: deque[bytes] = deque()
+        self._reader: SimFuture | None = None
+        self._is_broken = False
+        self._is_closed = False
+        self._peer_closed = False
+        self._sinking = 0
+        self._sink: tuple[Callable[[bytes], object], Callable[[], object]] | None = None
+
+    @property
+    def me(self) -> NodeId:
+        return self.transport.me
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_broken or self._is_closed
+
+    async def send(self, data: bytes) -> None:
+        self._check_writable()
+        if self.outgoing.used >= self.transport.network.window_bytes:
+            try:
+                await self.outgoing.wait_for_room()
+            except asyncio.CancelledError:
+                self.connection.cut()
+                raise
+            self._check_writable()
+        self.outgoing.push(data)
+
+    def send_nowait(self, data: bytes) -> bool:
+        """As `send` for code without tasks: False if the window is full."""
+        self._check_writable()
+        if self.outgoing.used >= self.transport.network.window_bytes:
+            return False
+        self.outgoing.push(data)
+        return True
+
+    def _check_writable(self) -> None:
+        self.transport.check_alive("send")
+        if self.is_over or self._peer_closed:
+            raise self._broken()
+
+    def _broken(self) -> StreamBrokenError:
+        why = "was closed here" if self._is_closed else "is broken"
+        return StreamBrokenError(f"the stream with node {self.peer} {why}", node=self.peer)
+
+    async def receive(self) -> bytes:
+        self.transport.check_alive("receive")
+        assert self._reader is None, "one reader at a time"
+        assert self._sink is None, "one reader at a time"
+        while not self._inbox or self._is_closed:
+            if self.is_over:
+                raise self._broken()
+            if self._peer_closed:
+                raise StreamClosedError(f"node {self.peer} has closed the stream", node=self.peer)
+            self._reader = self.transport.loop.create_future()
+            try:
+                await self._reader
+            except asyncio.CancelledError:
+                self.connection.cut()
+                raise
+            finally:
+                self._reader = None
+        data = self._inbox.popleft()
+        self.incoming.read(len(data))
+        return data
+
+    def drain_to(self, on_message: Callable[[bytes], object], on_end: Callable[[], object]) -> None:
+        """As a task around `receive`, without the task; `on_end` is called once. Either may be called with another loop
+        as the running one: what it does must name the node's loop."""
+        self._sink = (on_message, on_end)
+        while self._inbox:
+            self._sinking += 1
+            self.transport.loop.call_soon(self._sink_one, self._inbox.popleft())
+        if self.is_over or self._peer_closed:
+            self.transport.loop.call_soon(on_end)
+
+    def close(self) -> None:
+        if self.is_over or self.transport.is_dead:
+            return
+        self._is_closed = True
+        if not self._peer_closed:
+            self.outgoing.push(None)
+        self._ended()
+
+    # -- from the network
+
+    def arrived(self, data: bytes | None) -> None:
+        if self._is_broken:
+            self.connection.cut()  # the sender has not heard of it yet: now it does
+        if self.is_over:
+            return
+        if data is None:
+            self._peer_closed = True
+            if self._sink is not None:
+                self.transport.loop.call_soon(self._sink[1])
+            self._wake_reader()
+            self.outgoing.wake()
+        elif self._sink is not None:
+            # On the spot where that is the same: nothing of this stream waits, and the node runs.
+            if self._sinking == 0 and not self.transport.loop.is_held:
+                self.incoming.read(len(data))
+                self._sink[0](data)
+            else:
+                self._sinking += 1
+                self.transport.loop.call_soon(self._sink_one, data)
+        else:
+            self._inbox.append(data)
+            self._wake_reader()
+
+    def _sink_one(self, data: bytes) -> None:
+        self._sinking -= 1
+        if not self.is_over:
+            assert self._sink is not None
+            self.incoming.read(len(data))
+            self._sink[0](data)
+
+    def broke(self) -> None:
+        """This end learns that the stream is broken. What it has received but not read may be lost too."""
+        if self.is_over:
+            return
+        self._is_broken = True
+        if self._inbox and self.transport.network.draw() < 0.5:
+            self._inbox.clear()
+        if self._sink is not None:
+            self.transport.loop.call_soon(self._sink[1])
+        self._ended()
+
+    def _ended(self) -> None:
+        self._wake_reader()
+        self.outgoing.wake()
+        self.connection.is_finished()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

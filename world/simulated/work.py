@@ -1,0 +1,31 @@
+"""CPU work in the simulator: it runs on the spot, after a virtual delay, with the values that it was given."""
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from tidelog.world.simulated.faults import Latency
+from tidelog.world.simulated.loop import SimLoop
+
+T = TypeVar("T")
+
+
+class SimWork:
+    """Implements `world.work.Work`. A `SimDisk` among the values is handed on: the helper uses the node's own."""
+
+    __slots__ = ("_loop", "_stream", "latency")
+
+    def __init__(self, loop: SimLoop, stream: random.Random) -> None:
+        self.latency = Latency(0.001, 0.02)
+        self._loop = loop
+        self._stream = stream
+
+    async def run(self, fn: Callable[..., T], *values: object) -> T:
+        assert "<" not in fn.__qualname__, f"{fn.__qualname__} could not be sent to a helper process"
+        turn = self._loop.create_future()
+        handle = self._loop.call_later(self.latency.draw(self._stream), turn.set_result, None)
+        try:
+            await turn
+        finally:
+            handle.cancel()
+        return fn(*values)
