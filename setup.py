@@ -18,7 +18,7 @@ def extensions() -> list[Extension]:
     except ImportError:
         return []
     # optional=True: a failed compilation is a warning, and the package is built without the extension.
-    kernel = Extension(KERNEL, ["src/tidelog/log/kernel.py"], optional=True, extra_compile_args=["-O3"])
+    kernel = Extension(KERNEL, ["src/tidelog/log/kernel.py"], optional=True, extra_compile_args=["-O3", "-fwrapv"])
     return list(cythonize([kernel], build_dir="build/cython", language_level=3, quiet=True))
 
 

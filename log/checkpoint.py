@@ -1,0 +1,263 @@
+"""What a log keeps in the state store: keys and the form of the values. Pure, apart from reading the store.
+
+Keys are `log/<topic id: 16 bytes><partition: 4 bytes, big endian>/<field>`, values msgpack `[type, version, {fields}]`.
+
+    field                   value                                   written
+    mark                    RecoveryMark, the recovery point        checkpoint, close, recovery; before a truncation
+    start                   log start offset                        when it advances, before files go
+    epochs                  epoch history                           with the mark
+    segment/<base>          SegmentInfo of a sealed segment         with the first mark past it; when it is cleaned
+    producers/<offset>      snapshot of the producers               with a mark; those at rolls are kept for a while
+    clean                   the log was closed at this offset       close; deleted by open, before the first write
+    suspect                 durable end when a sync failed          at the failure; deleted once recovery has cut there
+    damage                  good end and reason                     when found at run time; deleted by the repair
+    intent                  a change of several files under way     before it; deleted when all files are in place
+    gaps                    offsets may be missing between batches  when the log becomes compacted
+    cleaner                 where the last cleaning stopped         after a cleaning; deleted by a cut below it
+    high-watermark          the owner's, for its next start         checkpoint
+
+The rule that holds them together: nothing in the store speaks of bytes that are not on the device. A sealed segment's
+info and a producer snapshot are committed with a mark at or past their end, and deleted with a mark that is lowered.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TypeVar
+
+import msgpack
+
+from tidelog.log.epochs import EpochHistory, sound_entries
+from tidelog.log.segment import RecoveryMark, SegmentInfo
+from tidelog.model.errors import CorruptStateError
+from tidelog.model.ids import Offset, PartitionId, Position
+from tidelog.world.store import StateStore
+
+T = TypeVar("T")
+Writes = dict[bytes, bytes | None]
+
+VERSION = 0
+
+MARK = b"mark"
+START = b"start"
+EPOCHS = b"epochs"
+SEGMENT = b"segment/"
+PRODUCERS = b"producers/"
+CLEAN = b"clean"
+SUSPECT = b"suspect"
+DAMAGE = b"damage"
+INTENT = b"intent"
+GAPS = b"gaps"
+CLEANER = b"cleaner"
+HIGH_WATERMARK = b"high-watermark"
+
+
+def key_prefix(log_id: PartitionId) -> bytes:
+    return b"log/" + log_id.topic_id.bytes + log_id.partition.to_bytes(4, "big") + b"/"
+
+
+def segment_key(prefix: bytes, base_offset: int) -> bytes:
+    return prefix + SEGMENT + base_offset.to_bytes(8, "big")
+
+
+def producers_key(prefix: bytes, offset: int) -> bytes:
+    return prefix + PRODUCERS + offset.to_bytes(8, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Several files are about to change; whoever finds this finishes the change.
+
+    `swap`: the files of `old` segments go, those of `new` (base offset, suffixes) stand ready as `.swap`.
+    `reset`: all files go.
+    """
+
+    kind: str
+    old: tuple[int, ...] = ()
+    new: tuple[tuple[int, tuple[str, ...]], ...] = ()
+
+
+@dataclass(slots=True)
+class StoredState:
+    """All that the store knows of a log. `lost` names the fields that were there and could not be read."""
+
+    mark: RecoveryMark | None = None
+    start: int | None = None
+    epochs: EpochHistory | None = None
+    segments: dict[int, SegmentInfo] = field(default_factory=dict)
+    producers: dict[int, bytes] = field(default_factory=dict)
+    clean: int | None = None
+    suspect: int | None = None
+    damage: tuple[int, str] | None = None
+    intent: Intent | None = None
+    gaps: bool = False
+    lost: list[str] = field(default_factory=list)
+
+
+def encode(kind: str, fields: dict[str, object]) -> bytes:
+    packed: bytes = msgpack.packb([kind, VERSION, fields])
+    return packed
+
+
+def decode(kind: str, data: bytes) -> dict[str, object]:
+    """The fields of a value of this kind; `CorruptStateError` if it is none."""
+    try:
+        value = msgpack.unpackb(data)
+        found, version, fields = value
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"a stored {kind} cannot be read: {error}") from error
+    if found != kind or version != VERSION or not isinstance(fields, dict):
+        raise CorruptStateError(f"a stored {kind} is a {found} of version {version}")
+    return fields
+
+
+def encode_mark(mark: RecoveryMark) -> bytes:
+    return encode("mark", asdict(mark))
+
+
+def decode_mark(data: bytes) -> RecoveryMark:
+    fields = decode("mark", data)
+    whole = {
+        name: _int(fields, name, least=-1) for name in RecoveryMark.__slots__ if name not in ("crc", "has_producers")
+    }
+    mark = RecoveryMark(
+        **whole,  # type: ignore[arg-type]
+        crc=None if fields.get("crc") is None else _int(fields, "crc"),
+        has_producers=bool(fields.get("has_producers")),
+    )
+    if mark.base_offset < 0 or mark.offset < mark.base_offset or mark.position < 0:
+        raise CorruptStateError(f"a stored mark makes no sense: {mark}")
+    return mark
+
+
+def encode_segment(info: SegmentInfo) -> bytes:
+    return encode("segment", asdict(info))
+
+
+def decode_segment(data: bytes) -> SegmentInfo:
+    fields = decode("segment", data)
+    return SegmentInfo(
+        base_offset=Offset(_int(fields, "base_offset")),
+        next_offset=Offset(_int(fields, "next_offset")),
+        size=Position(_int(fields, "size")),
+        largest_timestamp=_int(fields, "largest_timestamp", least=-1),
+        largest_offset=_int(fields, "largest_offset", least=-1),
+        first_timestamp=_int(fields, "first_timestamp", least=-1),
+        modified_ms=_int(fields, "modified_ms"),
+        crc=None if fields.get("crc") is None else _int(fields, "crc"),
+        aborted=_int(fields, "aborted"),
+    )
+
+
+def encode_epochs(epochs: EpochHistory) -> bytes:
+    return encode("epochs", {"entries": [[int(epoch), int(start)] for epoch, start in epochs]})
+
+
+def decode_epochs(data: bytes) -> EpochHistory:
+    entries = decode("epochs", data).get("entries")
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, int) for part in entry)
+        for entry in entries
+    ):
+        raise CorruptStateError("a stored epoch history is no list of pairs")
+    pairs = [(int(epoch), int(start)) for epoch, start in entries]
+    if not sound_entries(pairs):
+        raise CorruptStateError(f"a stored epoch history is out of order: {pairs}")
+    return EpochHistory(pairs)
+
+
+def encode_number(kind: str, value: int) -> bytes:
+    return encode(kind, {"value": value})
+
+
+def decode_number(kind: str, data: bytes) -> int:
+    return _int(decode(kind, data), "value")
+
+
+def encode_damage(good_end: int, reason: str) -> bytes:
+    return encode("damage", {"good_end": good_end, "reason": reason})
+
+
+def decode_damage(data: bytes) -> tuple[int, str]:
+    fields = decode("damage", data)
+    return _int(fields, "good_end"), str(fields.get("reason"))
+
+
+def encode_intent(intent: Intent) -> bytes:
+    new = [[base, list(suffixes)] for base, suffixes in intent.new]
+    return encode("intent", {"kind": intent.kind, "old": list(intent.old), "new": new})
+
+
+def decode_intent(data: bytes) -> Intent:
+    fields = decode("intent", data)
+    try:
+        new = tuple((int(base), tuple(str(suffix) for suffix in suffixes)) for base, suffixes in fields["new"])  # type: ignore[attr-defined]
+        old = tuple(int(base) for base in fields["old"])  # type: ignore[attr-defined]
+        return Intent(str(fields["kind"]), old, new)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(f"a stored intent cannot be read: {error}") from error
+
+
+def load_state(store: StateStore, log_id: PartitionId) -> StoredState:
+    """Read all that the store has of a log.
+
+    A value that fails its CRC costs that value only: it is named in `lost`, and recovery works without it.
+    """
+    prefix = key_prefix(log_id)
+    state = StoredState()
+    try:
+        values = {key[len(prefix) :]: value for key, value in store.scan(prefix)}
+    except CorruptStateError:
+        values = _load_singly(store, prefix, state)
+
+    def take(name: bytes, parse: Callable[[bytes], T]) -> T | None:
+        data = values.get(name)
+        if data is None:
+            return None
+        try:
+            return parse(data)
+        except CorruptStateError:
+            state.lost.append(name.decode())
+            return None
+
+    state.mark = take(MARK, decode_mark)
+    state.start = take(START, lambda data: decode_number("start", data))
+    state.epochs = take(EPOCHS, decode_epochs)
+    state.clean = take(CLEAN, lambda data: decode_number("clean", data))
+    state.suspect = take(SUSPECT, lambda data: decode_number("suspect", data))
+    state.damage = take(DAMAGE, decode_damage)
+    state.intent = take(INTENT, decode_intent)
+    state.gaps = GAPS in values
+    for name, data in values.items():
+        if name.startswith(SEGMENT):
+            try:
+                info = decode_segment(data)
+                state.segments[info.base_offset] = info
+            except CorruptStateError:
+                state.lost.append("segment")
+        elif name.startswith(PRODUCERS):
+            state.producers[int.from_bytes(name[len(PRODUCERS) :], "big")] = data
+    return state
+
+
+def _load_singly(store: StateStore, prefix: bytes, state: StoredState) -> dict[bytes, bytes]:
+    """Some value of the log fails its CRC: read those that do not, and name those that do."""
+    values: dict[bytes, bytes] = {}
+    for key in store.keys(prefix):
+        name = key[len(prefix) :]
+        try:
+            value = store.get(key)
+        except CorruptStateError:
+            # The cleaner and the owner look at theirs themselves.
+            if name not in (CLEANER, HIGH_WATERMARK):
+                state.lost.append(name.partition(b"/")[0].decode(errors="replace"))
+            continue
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def _int(fields: dict[str, object], name: str, *, least: int = 0) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CorruptStateError(f"a stored {name} is {value!r}")
+    return value

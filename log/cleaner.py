@@ -1,0 +1,431 @@
+"""Carries out a `CleaningPlan` on the files: a function of values for a helper process, on segments that nobody writes.
+
+How the owner cleans a log, with one extra segment on the disk at any time:
+
+1. `plan_cleaning` says what to do; with the aborted transactions that overlap it, the last batch of each active
+   producer and the limits it makes a `CleaningTask`.
+2. `map_keys` reads the dirty part and leaves the key map in a file. It says how far the map reached.
+3. For each group below that, oldest first: `clean_group` writes the new segment and its indexes beside the old files,
+   with the suffix `.cleaned`, synced; the owner swaps them in (and keeps the CRC of the whole file), then goes on with
+   the next. `unfinished` of one goes into the next. A group that would come out as it went in is left alone.
+4. The new checkpoint is stored, and `discard_cleaned` removes the key map.
+
+The order matters: an old value must go before its tombstone gets its horizon. If anything fails, or the process dies,
+the groups that were swapped stay, `discard_cleaned` removes the rest, and the checkpoint is the old one: the next
+cleaning does the same work again and removes nothing that it should not.
+
+`clean` does all of it but the swap in one call: for small logs and for tests.
+
+A batch that fails its CRC or is out of its place stops the cleaning with an error that names the file and the position;
+nothing is swapped. Memory: the key map, one batch encoded and decoded (both bounded), one chunk of reading and one of
+writing. Throttling: after each chunk the function sleeps for as long as the limit gives those bytes, so it never runs
+faster than the limit; it needs no clock.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from tidelog.log.batch import decode_columns
+from tidelog.log.batch_filter import AbortedRanges, BatchFilter
+from tidelog.log.batch_header import HEADER_BYTES, BatchHeader, Buffer, check_batch, read_header
+from tidelog.log.compaction import Checkpoint, CleaningPlan
+from tidelog.log.index import IndexBuilder
+from tidelog.log.key_map import KeyMap
+from tidelog.log.producers import LastBatch
+from tidelog.log.segment import CLEANED, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, SegmentInfo, file_path
+from tidelog.log.transactions import AbortedTransaction, encode_entry
+from tidelog.model.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    RecordTooLargeError,
+    StorageError,
+    UnsupportedCompressionError,
+    UnsupportedMagicError,
+)
+from tidelog.model.ids import Offset
+from tidelog.world.disk import Disk, File
+
+KEY_MAP_NAME = "keys" + CLEANED
+_POSITION_MAX = (1 << 31) - 1
+
+Sleep = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerLimits:
+    key_map_bytes_max: int = 128 << 20
+    batch_bytes_max: int = 256 << 20
+    decompressed_bytes_max: int = 256 << 20
+    chunk_bytes: int = 1 << 20
+    io_bytes_per_second: int | None = None
+    """Bytes read and written, together."""
+    index_interval_bytes: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningTask:
+    """All that the helper process needs to know; picklable.
+
+    `aborted`: every aborted transaction with an offset in the plan's segments, also those whose marker lies behind.
+    `last_batches`: as `ProducerState.last_batches()` gives it.
+    """
+
+    path: str
+    plan: CleaningPlan
+    aborted: tuple[AbortedTransaction, ...]
+    last_batches: Mapping[int, LastBatch]
+    limits: CleanerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class KeysMapped:
+    """The key map reached `end_offset`: clean the groups that begin below it; the dirty part then begins there."""
+
+    end_offset: Offset
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedSegment:
+    """A segment as written, to stand in for those in `replaces` (base offsets; the first is its own).
+
+    `suffixes` are those of its files, each with `.cleaned` after it; a `.txnindex` is written only if it has entries.
+    `info` is final: next offset and modification time are those of the last one replaced.
+    """
+
+    info: SegmentInfo
+    replaces: tuple[Offset, ...]
+    suffixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedGroup:
+    """`segment` is None if the group is clean as it stands. `settle_at_ms`: see `Checkpoint`, of this group."""
+
+    segment: CleanedSegment | None
+    unfinished: frozenset[int]
+    settle_at_ms: int | None
+    bytes_read: int
+    bytes_kept: int
+    records_read: int
+    records_kept: int
+    keyless: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """The result of `clean`: `checkpoint` holds once every segment of `groups` is swapped in."""
+
+    groups: tuple[CleanedGroup, ...]
+    checkpoint: Checkpoint
+    keys: int
+
+    @property
+    def segments(self) -> tuple[CleanedSegment, ...]:
+        return tuple(group.segment for group in self.groups if group.segment is not None)
+
+
+def map_keys(disk: Disk, task: CleaningTask, sleep: Sleep | None = None) -> KeysMapped:
+    """Read the keys of the dirty part into a map and leave it in a file for `clean_group`."""
+    keys = _read_keys(disk, task, sleep)
+    name = f"{task.path}/{KEY_MAP_NAME}"
+    disk.remove(name)
+    file = disk.open(name, create=True)
+    try:
+        for chunk in keys.to_chunks():
+            file.append(chunk)
+    finally:
+        file.close()
+    return KeysMapped(keys.end, len(keys))
+
+
+def clean_group(
+    disk: Disk,
+    task: CleaningTask,
+    group: Sequence[SegmentInfo],
+    unfinished: frozenset[int],
+    sleep: Sleep | None = None,
+) -> CleanedGroup:
+    """Write the segment that replaces this group of the plan. Needs the file of `map_keys`."""
+    name = f"{task.path}/{KEY_MAP_NAME}"
+    file = disk.open(name)
+    try:
+        keys = KeyMap.from_bytes(file.read(0, file.size), path=name)
+    finally:
+        file.close()
+    return _clean_group(disk, task, group, unfinished, keys, sleep)
+
+
+def clean(disk: Disk, task: CleaningTask, sleep: Sleep | None = None) -> Cleaned:
+    """Clean the whole plan; the `.cleaned` files of all groups wait for the swap. On an error none is left."""
+    try:
+        keys = _read_keys(disk, task, sleep)
+        groups: list[CleanedGroup] = []
+        unfinished: frozenset[int] = frozenset()
+        for group in task.plan.groups_below(keys.end):
+            groups.append(_clean_group(disk, task, group, unfinished, keys, sleep))
+            unfinished = groups[-1].unfinished
+    except BaseException:
+        discard_cleaned(disk, task.path)
+        raise
+    return Cleaned(tuple(groups), checkpoint_after(keys.end, groups), len(keys))
+
+
+def checkpoint_after(end: Offset, groups: Sequence[CleanedGroup]) -> Checkpoint:
+    """What to store when all of a plan's groups below `end` are swapped in."""
+    waiting = [group.settle_at_ms for group in groups if group.settle_at_ms is not None]
+    return Checkpoint(end, max(waiting, default=None))
+
+
+def discard_cleaned(disk: Disk, path: str) -> None:
+    """Remove what a cleaning has written and nobody has swapped in."""
+    for name in disk.list(path):
+        if name.endswith(CLEANED):
+            disk.remove(f"{path}/{name}")
+
+
+def _read_keys(disk: Disk, task: CleaningTask, sleep: Sleep | None) -> KeyMap:
+    plan, limits = task.plan, task.limits
+    keys = KeyMap(bytes_max=limits.key_map_bytes_max, end=plan.end_offset)
+    aborted = AbortedRanges(task.aborted)
+    throttle = _Throttle(limits.io_bytes_per_second, sleep)
+    for segment in plan.segments:
+        if segment.next_offset <= plan.first_dirty_offset:
+            continue
+        for name, position, header, batch in _read_batches(disk, task, segment, throttle):
+            if header.next_offset <= plan.first_dirty_offset or header.is_control or aborted.covers(header):
+                continue
+            with _located(name, position):
+                columns = decode_columns(batch, decompressed_bytes_max=limits.decompressed_bytes_max)
+            if not keys.add_batch(Offset(header.base_offset), columns.keys.to_list(), columns.offsets):
+                return keys
+    return keys
+
+
+def _clean_group(
+    disk: Disk,
+    task: CleaningTask,
+    group: Sequence[SegmentInfo],
+    unfinished: frozenset[int],
+    keys: KeyMap,
+    sleep: Sleep | None,
+) -> CleanedGroup:
+    plan, limits = task.plan, task.limits
+    batches = BatchFilter(
+        keys,
+        aborted=task.aborted,
+        last_batches=task.last_batches,
+        unfinished=unfinished,
+        now_ms=plan.now_ms,
+        delete_retention_ms=plan.delete_retention_ms,
+        decompressed_bytes_max=limits.decompressed_bytes_max,
+    )
+    throttle = _Throttle(limits.io_bytes_per_second, sleep)
+    last_of_group = max((segment.base_offset for segment in group if segment.size), default=None)
+    writer = _SegmentWriter(disk, task.path, group, limits, throttle)
+    is_changed = sum(1 for segment in group if segment.size) > 1
+    try:
+        for source in group:
+            for name, position, header, batch in _read_batches(disk, task, source, throttle):
+                is_last = source.base_offset == last_of_group and position + header.size == source.size
+                with _located(name, position):
+                    kept = batches.filter(header, batch, is_last_of_segment=is_last)
+                is_changed = is_changed or kept is not batch
+                if kept is not None:
+                    writer.append(kept)
+        segment = writer.finish(batches.aborted_here) if is_changed else None
+    except BaseException:
+        writer.discard()
+        raise
+    if segment is None:
+        writer.discard()
+    return CleanedGroup(
+        segment=segment,
+        unfinished=frozenset(batches.unfinished),
+        settle_at_ms=batches.settle_at_ms,
+        bytes_read=sum(source.size for source in group),
+        bytes_kept=writer.size,
+        records_read=batches.records_read,
+        records_kept=batches.records_kept,
+        keyless=batches.keyless,
+    )
+
+
+def _read_batches(
+    disk: Disk, task: CleaningTask, segment: SegmentInfo, throttle: "_Throttle"
+) -> Iterator[tuple[str, int, BatchHeader, memoryview]]:
+    """(file, position, header, bytes) of each batch of a segment, checked: CRC, and offsets that rise inside it.
+
+    At the end the CRC of the whole file is held against the one it was sealed with: offsets and epochs are outside of
+    the batches' own, and rot in them must not be copied into a segment that looks sound.
+    """
+    name = file_path(task.path, segment.base_offset, LOG)
+    file = disk.open(name)
+    try:
+        if file.size != segment.size:
+            raise CorruptBatchError(f"{name} has {file.size} bytes, not {segment.size}")
+        position = 0
+        crc = 0
+        next_offset = int(segment.base_offset)
+        while position < segment.size:
+            with _located(name, position):
+                data = _read_chunk(file, position, segment.size - position, task.limits)
+            throttle.count(len(data))
+            view = memoryview(data)
+            at = 0
+            while at < len(data):
+                is_tail = position + len(data) == segment.size
+                if len(data) - at < HEADER_BYTES and not is_tail:
+                    break
+                with _located(name, position + at):
+                    if at + read_header(view, at).size > len(data) and not is_tail:
+                        break
+                    header = check_batch(view, at, size_max=task.limits.batch_bytes_max)
+                    if header.base_offset < next_offset or header.next_offset > segment.next_offset:
+                        raise CorruptBatchError(
+                            f"offsets {header.base_offset} to {header.last_offset} are not inside"
+                            f" {next_offset} to {segment.next_offset - 1}"
+                        )
+                yield name, position + at, header, view[at : at + header.size]
+                next_offset = header.next_offset
+                at += header.size
+            crc = crc32c(view[:at], crc)
+            position += at
+        if segment.crc is not None and crc != segment.crc:
+            raise CorruptBatchError(f"{name} has CRC-32C {crc:#010x}, it was sealed with {segment.crc:#010x}")
+    finally:
+        file.close()
+
+
+def _read_chunk(file: File, position: int, available: int, limits: CleanerLimits) -> bytes:
+    """At least one whole batch, if the file holds it; a length field alone never decides how much memory is taken."""
+    data = file.read(position, min(limits.chunk_bytes, available))
+    if len(data) < min(HEADER_BYTES, available):
+        raise CorruptBatchError("the file is shorter than it was")
+    if len(data) < HEADER_BYTES:
+        return data
+    size = read_header(data).size
+    if size <= len(data):
+        return data
+    if size > limits.batch_bytes_max:
+        raise RecordTooLargeError(f"a batch of {size} bytes is over the limit of {limits.batch_bytes_max}")
+    if size > available:
+        raise CorruptBatchError(f"a batch of {size} bytes ends after {available}")
+    return file.read(position, size)
+
+
+@contextmanager
+def _located(name: str, position: int) -> Iterator[None]:
+    """Says where, in errors about a batch."""
+    try:
+        yield
+    except (
+        CorruptBatchError,
+        InvalidRecordError,
+        RecordTooLargeError,
+        UnsupportedCompressionError,
+        UnsupportedMagicError,
+    ) as error:
+        raise type(error)(f"{name} at position {position}: {error}") from error
+
+
+class _Throttle:
+    __slots__ = ("_bytes_per_second", "_sleep")
+
+    def __init__(self, bytes_per_second: int | None, sleep: Sleep | None) -> None:
+        assert bytes_per_second is None or bytes_per_second > 0
+        self._bytes_per_second = bytes_per_second
+        self._sleep = sleep
+
+    def count(self, size: int) -> None:
+        if self._bytes_per_second is not None and self._sleep is not None and size:
+            self._sleep(size / self._bytes_per_second)
+
+
+class _SegmentWriter:
+    """Writes one cleaned segment and its indexes."""
+
+    def __init__(
+        self, disk: Disk, path: str, group: Sequence[SegmentInfo], limits: CleanerLimits, throttle: _Throttle
+    ) -> None:
+        self._disk = disk
+        self._path = path
+        self._group = group
+        self._base = group[0].base_offset
+        self._chunk_bytes = limits.chunk_bytes
+        self._throttle = throttle
+        self._index = IndexBuilder(self._base, limits.index_interval_bytes)
+        self._buffer = bytearray()
+        self._crc = 0
+        self._first_timestamp = -1
+        self._suffixes: list[str] = []
+        self._files: list[File] = []
+        self.size = 0
+        self._log = self._create(LOG)
+
+    def append(self, batch: Buffer) -> None:
+        if self.size + len(batch) > _POSITION_MAX:
+            raise StorageError(f"the cleaned segment {self._base} is too large for its index", path=self._path)
+        header = read_header(batch)
+        if self._first_timestamp < 0:
+            self._first_timestamp = header.max_timestamp
+        self._index.add(header.last_offset, self.size, len(batch), header.max_timestamp)
+        self.size += len(batch)
+        self._buffer += batch
+        if len(self._buffer) >= self._chunk_bytes:
+            self._flush()
+
+    def finish(self, aborted: Sequence[AbortedTransaction]) -> CleanedSegment:
+        """Write what is left and the indexes, sync all, close."""
+        self._flush()
+        self._index.add_time()
+        offsets, times = self._index.offsets or b"", self._index.times or b""
+        transactions = b"".join(encode_entry(entry) for entry in aborted)
+        for suffix, data in ((INDEX, offsets), (TIME_INDEX, times), (TRANSACTION_INDEX, transactions)):
+            if suffix == TRANSACTION_INDEX and not data:
+                continue
+            file = self._create(suffix)
+            if data:
+                file.append(data)
+        self._disk.sync(self._files, [self._path])
+        self._close()
+        info = SegmentInfo(
+            base_offset=self._base,
+            next_offset=self._group[-1].next_offset,
+            size=self.size,
+            largest_timestamp=self._index.largest_timestamp,
+            largest_offset=self._index.largest_offset,
+            first_timestamp=self._first_timestamp,
+            modified_ms=self._group[-1].modified_ms,
+            crc=self._crc,
+            aborted=len(aborted),
+        )
+        return CleanedSegment(info, tuple(segment.base_offset for segment in self._group), tuple(self._suffixes))
+
+    def discard(self) -> None:
+        self._close()
+        for suffix in self._suffixes:
+            self._disk.remove(file_path(self._path, self._base, suffix, CLEANED))
+
+    def _create(self, suffix: str) -> File:
+        name = file_path(self._path, self._base, suffix, CLEANED)
+        self._disk.remove(name)  # what a cleaning that died has left
+        self._suffixes.append(suffix)
+        file = self._disk.open(name, create=True)
+        self._files.append(file)
+        return file
+
+    def _flush(self) -> None:
+        if self._buffer:
+            self._log.append(self._buffer)
+            self._crc = crc32c(self._buffer, self._crc)
+            self._throttle.count(len(self._buffer))
+            self._buffer.clear()
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()

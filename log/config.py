@@ -1,0 +1,100 @@
+"""What can be set for one log. One frozen value is shared by every log with the same settings.
+
+Names follow the topic configs of Kafka, with the unit last; -1 is "no limit" where Kafka says so.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tidelog.log.batch import Codec, TimestampType
+
+DAY_MS = 24 * 60 * 60 * 1000
+FOREVER_MS = (1 << 63) - 1
+NO_LIMIT = -1
+
+
+class FlushMode(Enum):
+    """When an append counts as safe: on the device, or in the page cache (Kafka's way)."""
+
+    SYNC = "sync"
+    PAGE_CACHE = "page-cache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Validated as a whole by `problems`, which a configuration layer calls before it hands the value out."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    segment_jitter_ms: int = 0
+    """Up to this much is taken off `segment_ms`, by log and segment, so that quiet logs do not roll all at once."""
+    index_interval_bytes: int = 4096
+    index_bytes_max: int = 10 << 20
+    message_bytes_max: int = 1_048_588
+    decompressed_bytes_max: int = 256 << 20
+    """Bound on what one batch may decompress to where the log must look inside it."""
+
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = NO_LIMIT
+    cleanup_delete: bool = True
+    cleanup_compact: bool = False
+    delete_retention_ms: int = DAY_MS
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = FOREVER_MS
+    min_cleanable_dirty_ratio: float = 0.5
+    file_delete_delay_ms: int = 60_000
+
+    timestamp_type: TimestampType = TimestampType.CREATE
+    timestamp_before_max_ms: int = FOREVER_MS
+    timestamp_after_max_ms: int = 60 * 60 * 1000
+    compression: Codec | None = None
+    """The codec that batches are stored with; None keeps the producer's."""
+
+    flush_mode: FlushMode = FlushMode.SYNC
+    flush_messages: int | None = None
+    """With page-cache only: sync after this many records. None leaves it to the system."""
+    flush_ms: int | None = None
+    """With page-cache only: sync when the oldest unsynced record is this old."""
+    producer_expiry_ms: int = DAY_MS
+
+    def problems(self) -> list[str]:
+        """What is wrong with these settings, all of it; an empty list if nothing is."""
+        least = {
+            "segment_bytes": 1,
+            "segment_ms": 1,
+            "segment_jitter_ms": 0,
+            "index_interval_bytes": 0,
+            "index_bytes_max": 12,
+            "message_bytes_max": 0,
+            "decompressed_bytes_max": 1,
+            "retention_ms": -1,
+            "retention_bytes": -1,
+            "delete_retention_ms": 0,
+            "min_compaction_lag_ms": 0,
+            "max_compaction_lag_ms": 1,
+            "file_delete_delay_ms": 0,
+            "timestamp_before_max_ms": 0,
+            "timestamp_after_max_ms": 0,
+            "producer_expiry_ms": 1,
+        }
+        found = [
+            f"{name}={getattr(self, name)}: at least {bound}"
+            for name, bound in least.items()
+            if getattr(self, name) < bound
+        ]
+        found += [
+            f"{name}={value}: at least 1"
+            for name, value in (("flush_messages", self.flush_messages), ("flush_ms", self.flush_ms))
+            if value is not None and value < 1
+        ]
+        if self.segment_bytes > (1 << 31) - 1:
+            found.append(f"segment_bytes={self.segment_bytes}: at most 2147483647, positions in an index are 32 bits")
+        if self.segment_jitter_ms > self.segment_ms:
+            found.append(f"segment_jitter_ms={self.segment_jitter_ms}: at most segment_ms={self.segment_ms}")
+        if not 0 <= self.min_cleanable_dirty_ratio <= 1:
+            found.append(f"min_cleanable_dirty_ratio={self.min_cleanable_dirty_ratio}: from 0 to 1")
+        if not (self.cleanup_delete or self.cleanup_compact):
+            found.append("cleanup_delete and cleanup_compact are both off: choose at least one")
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            found.append("min_compaction_lag_ms is above max_compaction_lag_ms")
+        return found

@@ -1,0 +1,155 @@
+"""A log directory: the names in it, its id, and what its logs share.
+
+    <label>.<topic id: 32 hex>-<partition>               a log; the label is the topic's name, for people
+    <label>.<topic id: 32 hex>-<partition>.<n>.deleted   a log that is being removed; `n` makes the name its own
+    anything else                                        not ours, left alone
+
+One directory is one device with one fate: after a failed sync or a failed state store all of its logs are offline, and
+no others.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidelog.log.checkpoint import decode, encode, key_prefix
+from tidelog.log.files import FilePool
+from tidelog.log.group_commit import GroupCommit
+from tidelog.model.errors import CorruptStateError, StorageError
+from tidelog.model.ids import DirectoryId, PartitionId, TopicId
+from tidelog.world.disk import Disk
+from tidelog.world.store import StateStore
+
+DIRECTORY_ID = b"directory/id"
+DELETED = ".deleted"
+LABEL_LENGTH_MAX = 200
+"""So that the name of a deleted log still fits a file name of 255 bytes."""
+PARTITION_MAX = (1 << 31) - 1
+
+_LABEL = re.compile(r"[A-Za-z0-9._-]*")
+_NAME = re.compile(r"(?P<label>[A-Za-z0-9._-]*)\.(?P<topic>[0-9a-f]{32})-(?P<partition>0|[1-9]\d{0,9})")
+_DELETED_NAME = re.compile(r"(?P<name>.*)\.\d+" + re.escape(DELETED))
+
+
+def directory_name(log_id: PartitionId, label: str) -> str:
+    """The name of a log's directory."""
+    assert _LABEL.fullmatch(label), f"{label!r} cannot be part of a file name"
+    return f"{label[:LABEL_LENGTH_MAX]}.{log_id.topic_id.hex}-{log_id.partition}"
+
+
+def parse_directory_name(name: str) -> tuple[PartitionId, str] | None:
+    """(log, label) of a log's directory; None for any other name."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match["partition"]) > PARTITION_MAX:
+        return None
+    return PartitionId(TopicId(UUID(match["topic"])), int(match["partition"])), match["label"]
+
+
+def parse_deleted_name(name: str) -> PartitionId | None:
+    """The log that was here before it was deleted; None for any other name."""
+    match = _DELETED_NAME.fullmatch(name)
+    found = parse_directory_name(match["name"]) if match is not None else None
+    return None if found is None else found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What stands in a directory: the names of logs, and of deleted ones."""
+
+    logs: list[tuple[PartitionId, str]]
+    deleted: list[tuple[PartitionId, str]]
+
+
+def list_logs(disk: Disk) -> Listing:
+    listing = Listing([], [])
+    for name in disk.list(""):
+        deleted = parse_deleted_name(name)
+        if deleted is not None:
+            listing.deleted.append((deleted, name))
+            continue
+        found = parse_directory_name(name)
+        if found is not None:
+            listing.logs.append((found[0], name))
+    return listing
+
+
+def in_order(log_id: PartitionId) -> tuple[int, int]:
+    """Key to sort logs by: the same order as that of the ids, at a tenth of the price."""
+    return log_id.topic_id.int, log_id.partition
+
+
+async def read_directory_id(store: StateStore, fresh: DirectoryId) -> DirectoryId:
+    """The id of a directory; `fresh` becomes it if it has none yet."""
+    data = store.get(DIRECTORY_ID)
+    if data is None:
+        await store.commit({DIRECTORY_ID: encode("directory", {"id": fresh.bytes})})
+        return fresh
+    stored = decode("directory", data).get("id")
+    if not isinstance(stored, bytes) or len(stored) != 16:
+        raise CorruptStateError("the stored id of a directory is not an id")
+    return DirectoryId(UUID(bytes=stored))
+
+
+async def forget_log(store: StateStore, log_id: PartitionId) -> None:
+    """Delete all that the store has of a log."""
+    keys = store.keys(key_prefix(log_id))
+    if keys:
+        await store.commit(dict.fromkeys(keys))
+
+
+class LogDirectory:
+    """One directory: what its logs share, which ones there are, and whether it still works.
+
+    `directory_id` is None if it could not be read (then `failed` says why). `paths` has every log that is here, open
+    or not; `unopened` those whose turn has not come yet, in the order of their turns.
+    """
+
+    __slots__ = ("directory_id", "disk", "failed", "files", "group_commit", "paths", "store", "unopened")
+
+    def __init__(
+        self,
+        disk: Disk,
+        store: StateStore,
+        *,
+        open_files_max: int,
+        on_failure: Callable[["LogDirectory", StorageError], None],
+    ) -> None:
+        self.disk = disk
+        self.store = store
+        self.directory_id: DirectoryId | None = None
+        self.files = FilePool(disk, open_max=open_files_max)
+        self.failed: StorageError | None = None
+        self.paths: dict[PartitionId, str] = {}
+        self.unopened: OrderedDict[PartitionId, None] = OrderedDict()
+
+        def failed(error: StorageError) -> None:
+            self.failed = error
+            on_failure(self, error)
+
+        self.group_commit = GroupCommit(disk, on_failure=failed)
+
+    def fail(self, error: StorageError) -> None:
+        """Give the directory up, once: its logs take no more appends, and who waits for a sync is told."""
+        self.group_commit.fail(error)
+
+    def has_failed(self) -> bool:
+        return self.failed is not None
+
+    def add(self, log_id: PartitionId, name: str, other: "LogDirectory | None") -> None:
+        """A log stands here; `other` is where it was found before. Nobody but the operator knows which one counts."""
+        if other is not None:
+            raise StorageError(
+                f"partition {log_id.partition} of topic {log_id.topic_id} is there twice:"
+                f" {other.disk.label}/{other.paths[log_id]} and {self.disk.label}/{name}; move one of them away",
+                path=name,
+            )
+        self.paths[log_id] = name
+
+    def free_deleted_name(self, path: str) -> str:
+        """A name for the log at `path` while it is removed. An earlier one of the same name may still be there."""
+        number = 0
+        while self.disk.exists(f"{path}.{number}{DELETED}"):
+            number += 1
+        return f"{path}.{number}{DELETED}"

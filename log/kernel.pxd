@@ -1,0 +1,80 @@
+# cython: language_level=3
+# The types of kernel.py for the compiler. The interpreter never sees this file.
+# Nothing here may change what the functions do: tests run both and compare.
+
+cimport cython
+
+cpdef bytes varint(object value)
+
+cdef bint _fits(long long value) noexcept
+
+@cython.locals(raw="unsigned long long", size=cython.int)
+cdef int _varint_size(long long value) noexcept
+
+@cython.locals(raw="unsigned long long")
+cdef Py_ssize_t _put_varint(unsigned char* target, Py_ssize_t position, long long value) noexcept
+
+@cython.locals(i=Py_ssize_t)
+cdef Py_ssize_t _put_bytes(
+    unsigned char* target, Py_ssize_t position, const unsigned char* source, Py_ssize_t start, Py_ssize_t size
+) noexcept
+
+@cython.locals(raw=cython.int)
+cdef (long long, Py_ssize_t) _read_varint(
+    const unsigned char* source, Py_ssize_t position, Py_ssize_t end
+) noexcept
+
+@cython.locals(raw="unsigned long long", byte="unsigned long long", shift=cython.int)
+cdef (long long, Py_ssize_t) _read_long_varint(
+    const unsigned char* source, Py_ssize_t position, Py_ssize_t end
+) noexcept
+
+@cython.locals(half="long long")
+cdef long long _unzigzag(unsigned long long raw) noexcept
+
+@cython.locals(size="long long")
+cdef Py_ssize_t _skip_headers(
+    const unsigned char* source, Py_ssize_t position, Py_ssize_t end, long long count
+) noexcept
+
+@cython.locals(
+    count=Py_ssize_t, i=Py_ssize_t, position=Py_ssize_t, total=Py_ssize_t, size=Py_ssize_t, delta="long long",
+    stamp="long long", offset="long long", stamp_deltas="long long[::1]", sizes="long long[::1]", key=bytes, value=bytes, block=bytes, target="unsigned char*", out=bytearray,
+)
+cpdef bytearray encode_loop(
+    list timestamps, list keys, list values, list blocks, list deltas, long long base_timestamp, Py_ssize_t reserve
+)
+
+@cython.locals(
+    source="const unsigned char*", i=Py_ssize_t, position=Py_ssize_t, record_end=Py_ssize_t, size="long long",
+    delta="long long", stamp="long long", previous="long long", nulls=cython.int,
+    offsets_out="long long[::1]", timestamps_out="long long[::1]", starts_out="int[::1]",
+    key_to="int[::1]", key_flag="unsigned char*", key_present=bytearray,
+    value_to="int[::1]", value_flag="unsigned char*", value_present=bytearray, header_to="int[::1]",
+)
+cpdef tuple decode_loop(
+    bytes data, Py_ssize_t start, Py_ssize_t end, Py_ssize_t count,
+    long long base_offset, long long base_timestamp, long long last_delta
+)
+
+@cython.locals(piece_from="int[::1]", piece_to="int[::1]", target="unsigned char*", i=Py_ssize_t, out=bytearray)
+cdef bytearray _gather(
+    const unsigned char* source, Py_ssize_t start, object starts, Py_ssize_t field, object ends, Py_ssize_t count
+)
+
+@cython.locals(
+    source="const unsigned char*", size=Py_ssize_t, position=Py_ssize_t, shift=cython.int,
+    mixed="unsigned long long", word="unsigned long long", factor="unsigned long long", mask="unsigned long long",
+    signed="long long",
+)
+cpdef long long murmur2(bytes data)
+
+@cython.locals(positive="long long", out="int[::1]", i=Py_ssize_t, key=bytes)
+cpdef object partitions_of(list keys, long long partitions)
+
+@cython.locals(
+    polynomial="unsigned long long", product="unsigned long long", bit="unsigned long long", odd="unsigned long long"
+)
+cdef unsigned long long _crc_product(unsigned long long left, unsigned long long right) noexcept
+
+cpdef unsigned long long crc_join(unsigned long long head, unsigned long long tail, Py_ssize_t size) except? 0

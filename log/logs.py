@@ -1,0 +1,567 @@
+"""All the logs of a node: several directories, each with its disk, its store and its group commit (`directories`).
+
+Start: `Logs.open` lists the directories and returns; logs open in the background, `parallel_per_directory` at a time in
+each directory, and `wait_open` waits for one of them and brings its turn forward, so that a node serves what it can
+while it recovers the rest. A log that cannot be opened is told in `failures` and holds up no other. A directory that
+cannot be read is given up like one that fails later; a log that stands in two places is an error of the whole start.
+
+    known --turn comes--> open --remove--> gone                     unopened | open | failed (`failures`)
+                          open --its directory fails--> failed      removed logs: `<name>.<n>.deleted`, then nothing
+
+Nothing is held per idle log but the `Log` itself: no task, no timer, no open file. One task checkpoints what was
+written to, begun at least every `checkpoint_interval_ms`; one cleaning runs at a time, on request of the owner.
+
+High watermarks are the owner's (replication's). They are kept here so that they survive: `note_high_watermark` is
+cheap, and the next checkpoint stores those that changed. A stored one may be old; it is never past the log's end.
+
+Our own errors in the background (`crashed`) are raised to whoever waits, and the node stops.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tidelog.log import housekeeping
+from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
+from tidelog.log.cleaner import CleanerLimits, Sleep
+from tidelog.log.compaction import CleaningPlan, dirtiest
+from tidelog.log.config import LogConfig
+from tidelog.log.directories import (
+    LogDirectory,
+    directory_name,
+    forget_log,
+    in_order,
+    list_logs,
+    read_directory_id,
+)
+from tidelog.log.housekeeping import CleaningReport
+from tidelog.log.log import Log
+from tidelog.log.retention import Expired
+from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, TidelogError, WorkFailedError
+from tidelog.model.ids import DirectoryId, Offset, PartitionId
+from tidelog.world.clock import Clock
+from tidelog.world.disk import Disk
+from tidelog.world.store import StateStore
+from tidelog.world.work import Work
+
+LOGGER = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOGS_AT_ONCE = 128
+"""So many logs are looked at, checkpointed or closed in one turn of the loop: a turn stays far below 20 ms."""
+
+Directories = Iterable[tuple[Disk, StateStore, DirectoryId]]
+OnDirectoryFailure = Callable[[LogDirectory, StorageError], None]
+BoundOf = Callable[[PartitionId], Offset]
+
+
+@dataclass(frozen=True, slots=True)
+class LogsConfig:
+    checkpoint_interval_ms: int = 800
+    """From the beginning of one checkpoint to the next: with the time that it takes, well within a second."""
+    open_files_max: int = 512
+    """In each directory, beside those that are being written or read at the moment."""
+    parallel_per_directory: int = 32
+    """Logs that are opened at a time. How many are read at a time after a crash is the number of helper processes."""
+    cleaner: CleanerLimits = field(default_factory=CleanerLimits)
+
+
+class Logs:
+    """See the module. Used on one event loop; made by `open`, ends with `close` or the process."""
+
+    def __init__(
+        self,
+        *,
+        work: Work,
+        clock: Clock,
+        config: LogsConfig,
+        config_of: Callable[[PartitionId], LogConfig],
+        on_directory_failure: OnDirectoryFailure | None = None,
+        sleep: Sleep | None = None,
+    ) -> None:
+        self.directories: list[LogDirectory] = []
+        self.failures: dict[PartitionId, TidelogError] = {}
+        """Logs that could not be opened or whose directory has failed, and why."""
+        self.uncleanable: dict[PartitionId, TidelogError] = {}
+        """Logs whose cleaning failed, and why: left alone until the next start."""
+        self.crashed: Exception | None = None
+        self._config = config
+        self._config_of = config_of
+        self._work = work
+        self._clock = clock
+        self._sleep = sleep
+        self._on_directory_failure = on_directory_failure
+        self._open: dict[PartitionId, Log] = {}
+        self._offline: list[Log] = []
+        self._home: dict[PartitionId, LogDirectory] = {}
+        # Logs that are not open yet, with a future where somebody waits.
+        self._pending: dict[PartitionId, asyncio.Future[None] | None] = {}
+        self._removals: dict[PartitionId, asyncio.Task[None]] = {}
+        self._high_watermarks: dict[PartitionId, Offset] = {}
+        self._noted: dict[PartitionId, None] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._openers: list[asyncio.Task[None]] = []
+        self._checkpointer: asyncio.Task[None] | None = None
+        self._cleaning: asyncio.Task[CleaningReport | None] | None = None
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        directories: Directories,
+        *,
+        work: Work,
+        clock: Clock,
+        config_of: Callable[[PartitionId], LogConfig],
+        config: LogsConfig | None = None,
+        on_directory_failure: OnDirectoryFailure | None = None,
+        sleep: Sleep | None = None,
+    ) -> "Logs":
+        """Find the logs of these directories and begin to open them. The id is for a directory that has none yet.
+
+        `sleep` is what a helper process throttles itself with (see `housekeeping`); it must be picklable.
+        """
+        logs = cls(
+            work=work,
+            clock=clock,
+            config=config or LogsConfig(),
+            config_of=config_of,
+            on_directory_failure=on_directory_failure,
+            sleep=sleep,
+        )
+        deleted: list[tuple[LogDirectory, str]] = []
+        for disk, store, fresh in directories:
+            directory = LogDirectory(
+                disk, store, open_files_max=logs._config.open_files_max, on_failure=logs._directory_failed
+            )
+            logs.directories.append(directory)
+            deleted += await logs._find(directory, fresh)
+        if all(directory.failed is not None for directory in logs.directories):
+            reasons = "; ".join(str(directory.failed) for directory in logs.directories)
+            raise StorageError(f"no log directory works: {reasons}" if reasons else "there is no log directory")
+        for directory, name in deleted:
+            logs._remove_later(directory, name)
+        for directory in logs.directories:
+            directory.unopened.update(dict.fromkeys(sorted(directory.paths, key=in_order)))
+            logs._pending.update(dict.fromkeys(directory.unopened))
+            for _ in range(min(logs._config.parallel_per_directory, len(directory.unopened))):
+                logs._openers.append(logs._spawn(logs._open_in_turn(directory)))
+        logs._checkpointer = logs._spawn(logs._checkpoint_all_regularly())
+        return logs
+
+    async def _find(self, directory: LogDirectory, fresh: DirectoryId) -> list[tuple[LogDirectory, str]]:
+        """Take in what stands in a directory; returns the deleted logs, whose stored state is gone by then."""
+        try:
+            directory.directory_id = await read_directory_id(directory.store, fresh)
+            listing = list_logs(directory.disk)
+            there = {log_id for log_id, _ in listing.logs}
+            for log_id, _ in listing.deleted:
+                if log_id not in there:
+                    await forget_log(directory.store, log_id)
+        except StorageError as error:
+            directory.fail(error)
+            return []
+        for log_id, name in listing.logs:
+            directory.add(log_id, name, self._home.get(log_id))
+            self._home[log_id] = directory
+        return [(directory, name) for _, name in listing.deleted]
+
+    # Which there are.
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, log_id: PartitionId) -> Log | None:
+        """The log, if it is open and its directory works."""
+        return self._open.get(log_id)
+
+    def all(self) -> list[Log]:
+        """The open logs, in the order of their ids."""
+        return [self._open[log_id] for log_id in sorted(self._open, key=in_order)]
+
+    def known(self) -> list[PartitionId]:
+        """Every log that a directory holds, open or not."""
+        return sorted(self._home, key=in_order)
+
+    def directory_of(self, log_id: PartitionId) -> LogDirectory | None:
+        return self._home.get(log_id)
+
+    async def wait_open(self, log_id: PartitionId) -> Log | None:
+        """The log once it has been opened; None if there is none or it could not be opened (`failures`).
+
+        One that waits for its turn is the next.
+        """
+        if log_id in self._pending:
+            waiter = self._pending[log_id]
+            if waiter is None:
+                waiter = self._pending[log_id] = asyncio.get_running_loop().create_future()
+            unopened = self._home[log_id].unopened
+            if log_id in unopened:
+                unopened.move_to_end(log_id, last=False)
+            await asyncio.shield(waiter)
+        self._raise_crash()
+        return self._open.get(log_id)
+
+    async def wait_all_open(self) -> None:
+        """Returns when every log that was found at the start is open, or has failed."""
+        if self._openers:
+            await asyncio.wait(self._openers)
+        self._raise_crash()
+
+    # Opening and making.
+
+    async def _open_in_turn(self, directory: LogDirectory) -> None:
+        """One of the directory's openers: takes log after log until none is left."""
+        while directory.unopened:
+            log_id, _ = directory.unopened.popitem(last=False)
+            try:
+                await self._open_one(directory, log_id, self._config_of(log_id))
+            except TidelogError as error:
+                # One log that cannot be opened is told to the owner; the others go on.
+                LOGGER.error("log=%s cannot be opened: %s", directory.paths[log_id], error)
+                self.failures[log_id] = error
+            self._settle(log_id)
+
+    def _settle(self, log_id: PartitionId) -> None:
+        """The log is open, or will not be: whoever waits may look."""
+        waiter = self._pending.pop(log_id, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def _open_one(self, directory: LogDirectory, log_id: PartitionId, config: LogConfig) -> Log:
+        if directory.failed is not None:
+            raise directory.failed
+        log = await Log.open(
+            disk=directory.disk,
+            store=directory.store,
+            work=self._work,
+            group_commit=directory.group_commit,
+            clock=self._clock,
+            files=directory.files,
+            path=directory.paths[log_id],
+            log_id=log_id,
+            config=config,
+        )
+        if directory.has_failed():
+            self._offline.append(log)
+            raise StorageError(f"{log.path}: its directory has failed: {directory.failed}", path=log.path)
+        self._high_watermarks[log_id] = _stored_high_watermark(directory.store, log)
+        self._open[log_id] = log
+        return log
+
+    async def create(
+        self, log_id: PartitionId, *, label: str, config: LogConfig, directory: DirectoryId | None = None
+    ) -> Log:
+        """The log, made if it is not there: in the given directory, or in the one with the fewest logs."""
+        assert not self._is_closed, "the logs are closed"
+        while log_id in self._removals:
+            await asyncio.wait([self._removals[log_id]])
+        existing = await self.wait_open(log_id)
+        if existing is not None:
+            return existing
+        if log_id in self._home:
+            raise self.failures.get(log_id) or StorageError(f"{self._home[log_id].paths[log_id]} is not open")
+        home = self._choose(directory)
+        home.paths[log_id] = directory_name(log_id, label)
+        self._home[log_id] = home
+        self._pending[log_id] = None
+        return await asyncio.shield(self._spawn(self._make(home, log_id, config)))
+
+    async def _make(self, home: LogDirectory, log_id: PartitionId, config: LogConfig) -> Log:
+        try:
+            return await self._open_one(home, log_id, config)
+        except TidelogError:
+            del home.paths[log_id], self._home[log_id]
+            self.failures.pop(log_id, None)
+            raise
+        finally:
+            self._settle(log_id)
+
+    def _choose(self, wanted: DirectoryId | None) -> LogDirectory:
+        working = [directory for directory in self.directories if directory.failed is None]
+        if wanted is not None:
+            working = [directory for directory in working if directory.directory_id == wanted]
+        if not working:
+            raise StorageError("no log directory works" if wanted is None else f"directory {wanted} does not work")
+        return min(working, key=lambda directory: len(directory.paths))
+
+    # Removing.
+
+    async def remove(self, log_id: PartitionId) -> None:
+        """Delete a log. Its name is gone when this returns, after a crash too; its files go later."""
+        if log_id not in self._removals:
+            self._removals[log_id] = self._spawn(self._remove(log_id))
+        await asyncio.shield(self._removals[log_id])
+
+    async def _remove(self, log_id: PartitionId) -> None:
+        try:
+            await self.wait_open(log_id)
+            home = self._home.get(log_id)
+            if home is None:
+                return
+            if home.failed is not None:
+                raise home.failed
+            path = home.paths[log_id]
+            log = self._open.pop(log_id, None)
+            if log is not None:
+                await log.retire()
+            deleted = home.free_deleted_name(path)
+            home.disk.rename(path, deleted)
+            await home.disk.sync_many([], [""])
+            # A crash before this leaves stored state without a log; the next start finds `.deleted` and clears it.
+            await forget_log(home.store, log_id)
+            del home.paths[log_id], self._home[log_id]
+            for table in (self._high_watermarks, self._noted, self.failures, self.uncleanable):
+                table.pop(log_id, None)
+            self._remove_later(home, deleted)
+        finally:
+            del self._removals[log_id]
+
+    def _remove_later(self, directory: LogDirectory, path: str) -> None:
+        async def remove() -> None:
+            try:
+                await self._work.run(remove_directory, directory.disk, path)
+            except TidelogError as error:
+                # The next start finds the directory and tries again.
+                LOGGER.warning("directory=%s log=%s is not removed yet: %s", directory.disk.label, path, error)
+
+        self._spawn(remove())
+
+    def _directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
+        """Its logs are offline; their data is what is on the device, and a restart finds out how much that is."""
+        LOGGER.error("directory=%s failed: %s", directory.disk.label, error)
+        for log_id in directory.paths:
+            log = self._open.pop(log_id, None)
+            if log is not None:
+                self._offline.append(log)
+            self.failures[log_id] = error
+        if self._on_directory_failure is not None:
+            self._on_directory_failure(directory, error)
+
+    # High watermarks and checkpoints.
+
+    def note_high_watermark(self, log_id: PartitionId, offset: Offset) -> None:
+        """Stored with the next checkpoint."""
+        if log_id in self._home and self._high_watermarks.get(log_id) != offset:
+            self._high_watermarks[log_id] = offset
+            self._noted[log_id] = None
+
+    def high_watermark(self, log_id: PartitionId) -> Offset:
+        """The last one noted, or stored before the start; 0 if there is none."""
+        return self._high_watermarks.get(log_id, Offset(0))
+
+    def bound(self, log_id: PartitionId) -> Offset:
+        """The smaller of the high watermark and the first open transaction: the bound of retention and compaction."""
+        high_watermark = self.high_watermark(log_id)
+        log = self._open.get(log_id)
+        return high_watermark if log is None else log.last_stable_offset(high_watermark)
+
+    async def checkpoint(self) -> None:
+        """Store the recovery points of all logs that were written to, and the high watermarks that changed."""
+        await _all([self._checkpoint_directory(directory) for directory in self.directories])
+
+    async def _checkpoint_directory(self, directory: LogDirectory) -> None:
+        if directory.failed is None:
+            try:
+                await self._checkpoint(directory)
+            except StorageError as error:
+                directory.fail(error)
+
+    async def _checkpoint(self, directory: LogDirectory) -> None:
+        touched = [log for log in directory.group_commit.take_touched() if isinstance(log, Log)]
+        noted = [log_id for log_id in self._noted if self._home.get(log_id) is directory]
+        writes: dict[bytes, bytes | None] = {}
+        for log_id in noted:
+            del self._noted[log_id]
+            log = self._open.get(log_id)
+            if log is not None:
+                offset = min(self._high_watermarks[log_id], log.end_offset)
+                writes[key_prefix(log_id) + HIGH_WATERMARK] = encode("high-watermark", {"offset": offset})
+        commit = [directory.store.commit(writes)] if writes else []
+        for some in _slices(touched):
+            # Together: they share one group of syncs and one transaction of the store.
+            await _all([*(self._checkpoint_one(directory, log) for log in some), *commit])
+            commit = []
+        await _all(commit)
+
+    async def _checkpoint_one(self, directory: LogDirectory, log: Log) -> None:
+        try:
+            await log.checkpoint()
+        except WorkFailedError as error:
+            LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
+        except DiskFullError as error:
+            # Retention may make room. A store that has failed says so again, and that is the end of the directory.
+            await directory.store.commit({})
+            LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
+        if log.has_news and not log.is_closed and log.damaged is None:
+            directory.group_commit.touch(log)
+
+    async def _checkpoint_all_regularly(self) -> None:
+        # Each at its own pace: a directory that hangs does not hold up the recovery points of the others.
+        await _all([self._checkpoint_regularly(directory) for directory in self.directories])
+
+    async def _checkpoint_regularly(self, directory: LogDirectory) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            # The next one is due an interval after this one was, or at once if it took longer than that.
+            due = max(due + self._config.checkpoint_interval_ms / 1000, loop.time())
+            await asyncio.sleep(due - loop.time())
+            await self._checkpoint_directory(directory)
+
+    # Retention and compaction.
+
+    async def expire(self, bound_of: BoundOf | None = None) -> dict[PartitionId, list[Expired]]:
+        """Retention of every log, and removal of files that were dropped a while ago. Returns what expired."""
+        expired: dict[PartitionId, list[Expired]] = {}
+        for some in _slices(self.all()):
+            for log in some:
+                try:
+                    gone = await housekeeping.expire(log, bound=(bound_of or self.bound)(log.log_id))
+                    await log.reap(self._clock.now_ms())
+                except TidelogError as error:
+                    LOGGER.error("log=%s retention failed: %s", log.path, error)
+                    continue
+                if gone:
+                    expired[log.log_id] = gone
+                log.expire_producers()
+            await asyncio.sleep(0)
+        return expired
+
+    async def clean_one(self, bound_of: BoundOf | None = None) -> CleaningReport | None:
+        """Compact the log that needs it most; None if none does. Call it again until it says so.
+
+        One at a time: while one runs, a second call waits for that one and has its result.
+        """
+        assert not self._is_closed, "the logs are closed"
+        if self._cleaning is None:
+            self._cleaning = self._spawn(self._clean_one(bound_of or self.bound))
+        return await asyncio.shield(self._cleaning)
+
+    async def _clean_one(self, bound_of: BoundOf) -> CleaningReport | None:
+        skipped: set[PartitionId] = set()
+        try:
+            while True:
+                plans = [row for row in await self._plans(bound_of) if row[0].log_id not in skipped]
+                chosen = dirtiest([((log, plan), plan) for log, plan in plans])
+                if chosen is None:
+                    return None
+                log, plan = chosen
+                try:
+                    report = await housekeeping.clean(log, plan, self._config.cleaner, self._sleep)
+                except (WorkFailedError, DiskFullError) as error:
+                    LOGGER.warning("log=%s is cleaned another time: %s", log.path, error)
+                    skipped.add(log.log_id)
+                    continue
+                except TidelogError as error:
+                    # It would be the dirtiest again, and the others would never be cleaned.
+                    LOGGER.error("log=%s cannot be cleaned: %s", log.path, error)
+                    self.uncleanable[log.log_id] = error
+                    continue
+                if report is not None:
+                    return report
+        finally:
+            self._cleaning = None
+
+    async def _plans(self, bound_of: BoundOf) -> list[tuple[Log, CleaningPlan]]:
+        plans = []
+        for some in _slices([log for log in self.all() if log.config.cleanup_compact]):
+            for log in some:
+                if log.log_id not in self.uncleanable:
+                    plan = housekeeping.plan(log, bound=bound_of(log.log_id))
+                    if plan is not None:
+                        plans.append((log, plan))
+            await asyncio.sleep(0)
+        return plans
+
+    # The end.
+
+    async def close(self) -> None:
+        """A clean stop: every open log is synced and says so, and the next start reads none of them.
+
+        Logs whose turn to open has not come stay as they are. Disks and stores are the caller's to close.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for directory in self.directories:
+            for log_id in directory.unopened:
+                self._settle(log_id)
+            directory.unopened.clear()
+        if self._openers:
+            await asyncio.wait(self._openers)
+        for task in (self._checkpointer, self._cleaning):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        await self.checkpoint()
+        for some in _slices([*self.all(), *self._offline]):
+            await _all([_close(log) for log in some])
+        for directory in self.directories:
+            await directory.group_commit.close()
+            directory.files.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._raise_crash()
+
+    # Tasks.
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        # Errors of the world were told to the one who asked; any other is our own.
+        if isinstance(error, Exception) and not isinstance(error, TidelogError):
+            LOGGER.critical("the logs have crashed: %r", error, exc_info=error)
+            self.crashed = self.crashed or error
+            for log_id in list(self._pending):
+                self._settle(log_id)
+
+    def _raise_crash(self) -> None:
+        if self.crashed is not None:
+            raise self.crashed
+
+
+def _stored_high_watermark(store: StateStore, log: Log) -> Offset:
+    """0 if none is stored or it cannot be read: too low is safe."""
+    try:
+        data = store.get(log.prefix + HIGH_WATERMARK)
+        offset = decode("high-watermark", data).get("offset") if data is not None else 0
+    except CorruptStateError as error:
+        LOGGER.warning("log=%s the high watermark is lost: %s", log.path, error)
+        offset = 0
+    return Offset(min(offset, log.end_offset) if isinstance(offset, int) and offset > 0 else 0)
+
+
+async def _close(log: Log) -> None:
+    try:
+        await log.close()
+    except TidelogError as error:
+        LOGGER.error("log=%s was not closed cleanly: %s", log.path, error)
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Carry out all of them side by side, to the end; then raise the first error."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _slices(logs: Sequence[T]) -> Iterator[Sequence[T]]:
+    for at in range(0, len(logs), _LOGS_AT_ONCE):
+        yield logs[at : at + _LOGS_AT_ONCE]
+
+
+def remove_directory(disk: Disk, path: str) -> None:
+    """In a helper process: removing large files takes a while."""
+    disk.remove_directory(path)

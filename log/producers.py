@@ -1,0 +1,387 @@
+"""What a log knows of its producers: who may append what next, which transactions are open, what was sent before.
+
+For each producer id: its epoch, its last five batches (sequences, offsets, timestamp) and the first offset of its
+open transaction. All of it follows from the log alone: `apply` is called for every batch that is stored, by the
+leader after an append, by a follower after replication, by recovery on replay, and alone changes the state; `check`
+decides what a client may append and changes nothing. So a replica that becomes leader knows what the old one knew.
+
+What `check` says of a batch with producer id, epoch e and first sequence s, where the log has epoch E, next sequence
+N and the last five batches:
+
+    producer unknown                        accept any sequence (below)
+    e < E                                   InvalidProducerEpochError: a newer producer with this id is at work
+    e > E and s = 0                         accept: a new epoch begins at 0
+    e > E and s != 0                        OutOfOrderSequenceError
+    e = E, equal to one of the last five    Duplicate, with the offsets of the original
+    e = E, s = N                            accept; after 2^31 - 1 comes 0
+    e = E, stored before the last five      DuplicateSequenceError
+    e = E, anything else (gap, overlap)     OutOfOrderSequenceError
+    accepted, but not transactional while   InvalidTransactionStateError
+      the producer's transaction is open
+
+An unknown producer is new, or was expired, or lost its place to others (`producers_max`). The log cannot tell these
+apart, and a producer that was idle for a day has done nothing wrong, so it is accepted at any sequence, as Kafka does;
+what is lost is the detection of a duplicate over that gap. A client takes DUPLICATE_SEQUENCE_NUMBER for an
+acknowledgement, so it is said only of what is provably in the log: within the run of sequences that was stored
+without a gap since the epoch began or the producer became known. Anything doubtful is out of order.
+
+After compaction a replay may find fewer than five batches of a producer, never less than its last one: the cleaner
+keeps the header of each active producer's last batch. Expiry is by time, not by the log, so a replay may know
+producers that the live state has dropped, never the other way round.
+
+Pure: no clock, no disk. The owner checks one batch at a time, and applies it before it checks the next.
+"""
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tidelog.log.batch import BatchHeader, ControlMarker
+from tidelog.log.batch_header import TRANSACTIONAL_BIT
+from tidelog.log.producer_snapshot import ProducerRow, Snapshot, decode_snapshot, encode_snapshot
+from tidelog.log.transactions import CompletedTransaction
+from tidelog.model.errors import (
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    InvalidTransactionStateError,
+    OutOfOrderSequenceError,
+    TransactionCoordinatorFencedError,
+)
+from tidelog.model.ids import Offset, ProducerId
+
+SEQUENCES = 1 << 31
+"""Sequences are 0 to 2^31 - 1, then 0 again."""
+BATCHES_KEPT = 5
+PRODUCERS_MAX = 100_000
+"""Producers remembered in one log; past that the ones that wrote longest ago are forgotten, a sixteenth at a time."""
+PENDING_MAX = 1024
+"""Completed transactions whose marker may not be replicated yet; past that the older half is joined into one."""
+
+_RUN_MAX = SEQUENCES // 2
+"""Half the circle: behind is what was stored, ahead is a gap."""
+_STRIDE = 4
+_NO_EPOCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The batch was stored before, at these offsets. It may be acknowledged once `last_offset` is replicated."""
+
+    base_offset: Offset
+    last_offset: Offset
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastBatch:
+    """The newest thing that a producer has in the log: `offset` is the last of its newest batch of this epoch, or None
+    if the epoch began with a marker and has no data yet. The cleaner keeps that batch's header."""
+
+    offset: Offset | None
+    epoch: int
+
+
+class _Producer:
+    """`batches` holds up to five of (last sequence, last offset, offset delta, timestamp), oldest first, of `epoch`.
+
+    `run` counts the sequences up to the last one that are stored without a gap; `seen_ms` is for expiry; `offset` is
+    that of the newest batch or marker.
+    """
+
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "offset", "run", "seen_ms")
+
+    def __init__(self) -> None:
+        self.epoch = _NO_EPOCH
+        self.coordinator_epoch = _NO_EPOCH
+        self.seen_ms = -1
+        self.offset = -1
+        self.run = 0
+        self.batches = array("q")
+
+    @property
+    def next_sequence(self) -> int:
+        return (self.batches[-_STRIDE] + 1) % SEQUENCES if self.batches else 0
+
+    @property
+    def kept_sequences(self) -> int:
+        """How many sequences the kept batches hold, from the first of the oldest to the last of the newest."""
+        return (self.next_sequence - self.batches[0] + self.batches[2]) % SEQUENCES if self.batches else 0
+
+    def find(self, header: BatchHeader) -> Duplicate | None:
+        last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCES
+        batches = self.batches
+        for at in range(0, len(batches), _STRIDE):
+            if batches[at] == last_sequence and batches[at + 2] == header.last_offset_delta:
+                last = batches[at + 1]
+                return Duplicate(Offset(last - batches[at + 2]), Offset(last), batches[at + 3])
+        return None
+
+    def add(self, header: BatchHeader) -> None:
+        span = header.last_offset_delta + 1
+        follows = bool(self.batches) and header.base_sequence == self.next_sequence
+        self.run = min(self.run + span, _RUN_MAX) if follows else min(span, _RUN_MAX)
+        last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCES
+        if len(self.batches) >= BATCHES_KEPT * _STRIDE:
+            del self.batches[: len(self.batches) - (BATCHES_KEPT - 1) * _STRIDE]
+        self.batches.extend((last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp))
+
+    def enter_epoch(self, epoch: int) -> None:
+        # A stored batch may carry an older epoch: its leader had expired the newer one. The log is what happened.
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.run = 0
+            del self.batches[:]
+
+
+class ProducerState:
+    """See the module. Invariants: `_open` is ordered by first offset; its producers are all in `_producers`;
+    `_pending` (first offset, marker offset) rises strictly in both."""
+
+    __slots__ = ("_open", "_pending", "_producers", "_producers_max", "_unknown_fields")
+
+    def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
+        assert producers_max > 0
+        self._producers: dict[int, _Producer] = {}
+        # Offsets only rise, so insertion order is offset order, and the first entry is the earliest.
+        self._open: OrderedDict[int, int] = OrderedDict()
+        self._pending: list[tuple[int, int]] = []
+        self._producers_max = producers_max
+        self._unknown_fields: dict[str, object] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    # Deciding
+
+    def check(self, header: BatchHeader) -> Duplicate | None:
+        """May a client append this batch now? None: yes. A Duplicate: it is there already. Else an error of the table
+        above. Changes nothing."""
+        if header.producer_id < 0:
+            if header.attributes & TRANSACTIONAL_BIT:
+                raise InvalidRecordError("a transactional batch must carry a producer id")
+            return None
+        if header.base_sequence < 0 or header.producer_epoch < 0:
+            raise InvalidRecordError(
+                f"producer {header.producer_id}: epoch {header.producer_epoch}, sequence {header.base_sequence}:"
+                " a batch with a producer id needs both"
+            )
+        producer = self._producers.get(header.producer_id)
+        if producer is not None:
+            if header.producer_epoch == producer.epoch:
+                duplicate = producer.find(header)
+                if duplicate is not None:
+                    return duplicate
+            self._check_epoch(producer, header)
+            self._check_sequence(producer, header)
+        if not header.is_transactional and header.producer_id in self._open:
+            raise InvalidTransactionStateError(
+                f"producer {header.producer_id} has an open transaction since offset {self._open[header.producer_id]};"
+                " the batch is not part of one"
+            )
+        return None
+
+    def check_marker(self, header: BatchHeader, control: ControlMarker) -> None:
+        """May a transaction coordinator append this marker? Raises `InvalidProducerEpochError` for an older producer
+        epoch and `TransactionCoordinatorFencedError` for a coordinator that has been replaced. Changes nothing."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return
+        self._check_epoch(producer, header)
+        if control.coordinator_epoch < producer.coordinator_epoch:
+            raise TransactionCoordinatorFencedError(
+                f"producer {header.producer_id}: marker of coordinator epoch {control.coordinator_epoch},"
+                f" but {producer.coordinator_epoch} has written before"
+            )
+
+    @staticmethod
+    def _check_epoch(producer: _Producer, header: BatchHeader) -> None:
+        if header.producer_epoch < producer.epoch:
+            raise InvalidProducerEpochError(
+                f"producer {header.producer_id}: epoch {header.producer_epoch} is older than {producer.epoch}"
+            )
+
+    @staticmethod
+    def _check_sequence(producer: _Producer, header: BatchHeader) -> None:
+        sequence = header.base_sequence
+        if header.producer_epoch > producer.epoch:
+            if sequence != 0:
+                raise OutOfOrderSequenceError(
+                    f"producer {header.producer_id}: new epoch {header.producer_epoch} begins at sequence {sequence},"
+                    " must be 0"
+                )
+            return
+        expected = producer.next_sequence
+        behind = (expected - sequence) % SEQUENCES
+        if behind == 0:
+            return
+        span = header.last_offset_delta + 1
+        if behind <= producer.run and behind - span >= producer.kept_sequences:
+            oldest = producer.batches[1] - producer.batches[2]
+            raise DuplicateSequenceError(
+                f"producer {header.producer_id}: sequence {sequence} is older than the last {BATCHES_KEPT} batches;"
+                f" it is stored below offset {oldest}",
+                below_offset=oldest,
+            )
+        raise OutOfOrderSequenceError(f"producer {header.producer_id}: sequence {sequence}, expected {expected}")
+
+    # Changing
+
+    def apply(
+        self, header: BatchHeader, *, control: ControlMarker | None = None, now_ms: int | None = None
+    ) -> CompletedTransaction | None:
+        """Take in a batch that is in the log, whatever it says: the log is what happened. In offset order.
+
+        `control` is what `parse_control` says of a control batch; None for data, and for a control batch that
+        compaction has emptied. Returns the transaction that a marker has ended,
+        if one was open. `now_ms` dates the producer for expiry; without it the batch's largest timestamp does, which
+        for a client that sends old data would be long expired.
+        """
+        if not header.has_producer:
+            return None
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            self._make_room()
+            producer = self._producers[header.producer_id] = _Producer()
+        producer.enter_epoch(header.producer_epoch)
+        producer.seen_ms = header.max_timestamp if now_ms is None else now_ms
+        producer.offset = header.last_offset
+        if control is not None and control.ends_transaction:
+            producer.coordinator_epoch = control.coordinator_epoch
+            return self._complete(header, is_abort=control.is_abort)
+        if header.is_control:
+            return None
+        if header.base_sequence >= 0:
+            producer.add(header)
+        if header.is_transactional and header.producer_id not in self._open:
+            self._open[header.producer_id] = header.base_offset
+        return None
+
+    def _complete(self, header: BatchHeader, *, is_abort: bool) -> CompletedTransaction | None:
+        first = self._open.pop(header.producer_id, None)
+        if first is None:
+            return None
+        marker = header.base_offset
+        while self._pending and self._pending[-1][0] >= first:
+            # The later marker stays longer and holds back more: it stands for both.
+            self._pending.pop()
+        self._pending.append((first, marker))
+        if len(self._pending) > PENDING_MAX:
+            # The old ones have most likely been replicated, and joined they hold back more, never less.
+            half = PENDING_MAX // 2
+            self._pending[:half] = [(self._pending[0][0], self._pending[half - 1][1])]
+        stable = marker + 1 if not self._open else next(iter(self._open.values()))
+        return CompletedTransaction(
+            ProducerId(header.producer_id), Offset(first), Offset(marker), Offset(stable), is_aborted=is_abort
+        )
+
+    def _make_room(self) -> None:
+        if len(self._producers) < self._producers_max:
+            return
+        idle = sorted((p.offset, pid) for pid, p in self._producers.items() if pid not in self._open)
+        for _, producer_id in idle[: max(1, self._producers_max // 16)]:
+            del self._producers[producer_id]
+
+    def expire(self, now_ms: int, expiration_ms: int) -> list[ProducerId]:
+        """Forget the producers that were last seen `expiration_ms` ago or earlier; never one with an open transaction,
+        whose end would then be unknown. Returns their ids, sorted."""
+        expired = sorted(
+            pid for pid, p in self._producers.items() if p.seen_ms <= now_ms - expiration_ms and pid not in self._open
+        )
+        for producer_id in expired:
+            del self._producers[producer_id]
+        return [ProducerId(producer_id) for producer_id in expired]
+
+    def forget_replicated(self, high_watermark: Offset) -> None:
+        """Transactions whose marker is below the high watermark hold nothing back any more: replicated once, it stays
+        so, also where a later caller knows only of an older high watermark."""
+        replicated = 0
+        for _, marker in self._pending:
+            if marker >= high_watermark:
+                break
+            replicated += 1
+        del self._pending[:replicated]
+
+    # Looking
+
+    @property
+    def first_open_offset(self) -> Offset | None:
+        """First offset of the earliest open transaction."""
+        return Offset(next(iter(self._open.values()))) if self._open else None
+
+    def first_unstable_offset(self, high_watermark: Offset) -> Offset | None:
+        """First offset of the earliest transaction that is open, or whose marker is not below the high watermark: a
+        marker that may yet be truncated has decided nothing. The last stable offset is the smaller of this and the
+        high watermark; cleaning and deleting stop there too. Implies `forget_replicated`."""
+        self.forget_replicated(high_watermark)
+        first = self.first_open_offset
+        if not self._pending:
+            return first
+        pending = Offset(self._pending[0][0])
+        return pending if first is None else min(first, pending)
+
+    def last_batches(self) -> dict[int, LastBatch]:
+        """The newest batch of each producer, for the cleaner."""
+        return {
+            pid: LastBatch(Offset(p.batches[-_STRIDE + 1]) if p.batches else None, p.epoch)
+            for pid, p in self._producers.items()
+        }
+
+    def rows(self) -> list[ProducerRow]:
+        """All there is, by producer id: for snapshots, for `log dump` and for describing producers."""
+        return [
+            ProducerRow(
+                ProducerId(pid),
+                p.epoch,
+                p.coordinator_epoch,
+                p.seen_ms,
+                Offset(p.offset),
+                p.run,
+                self._open.get(pid),
+                tuple(tuple(p.batches[at : at + _STRIDE]) for at in range(0, len(p.batches), _STRIDE)),
+            )
+            for pid, p in sorted(self._producers.items())
+        ]
+
+    def validate(self) -> None:
+        """Assert the invariants; for tests."""
+        firsts = list(self._open.values())
+        assert firsts == sorted(set(firsts))
+        assert all(pid in self._producers for pid in self._open)
+        assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(self._pending))
+        assert len(self._pending) <= PENDING_MAX
+        for producer in self._producers.values():
+            assert len(producer.batches) % _STRIDE == 0
+            assert len(producer.batches) <= BATCHES_KEPT * _STRIDE
+            assert bool(producer.batches) == (producer.run > 0)
+
+    # Snapshots
+
+    def to_snapshot(self) -> bytes:
+        """The state as bytes, the same for the same state; see `producer_snapshot`. The offset that it covers and a
+        CRC are the caller's."""
+        return encode_snapshot(Snapshot(self.rows(), self._pending, self._unknown_fields))
+
+    @classmethod
+    def from_snapshot(cls, data: bytes, *, producers_max: int = PRODUCERS_MAX) -> "ProducerState":
+        """The state of a snapshot; `CorruptStateError` if it is none. Fields that a newer version added are kept."""
+        snapshot = decode_snapshot(data)
+        state = cls(producers_max=producers_max)
+        state._unknown_fields = snapshot.unknown_fields
+        state._pending = list(snapshot.pending)
+        opened: list[tuple[int, int]] = []
+        for row in snapshot.producers:
+            producer = state._producers[row.producer_id] = _Producer()
+            producer.epoch = row.epoch
+            producer.coordinator_epoch = row.coordinator_epoch
+            producer.seen_ms = row.seen_ms
+            producer.offset = row.offset
+            producer.run = row.run
+            for batch in row.batches:
+                producer.batches.extend(batch)
+            if row.open_offset is not None:
+                opened.append((row.open_offset, row.producer_id))
+        for first, producer_id in sorted(opened):
+            state._open[producer_id] = first
+        return state

@@ -1,0 +1,249 @@
+"""The files of a log that is being opened: unfinished changes, indexes, and what can be told from the batches.
+
+Everything here can be done again: a crash in the middle of recovery leads to the same recovery.
+"""
+
+from tidelog.log import checkpoint as stored
+from tidelog.log.checkpoint import Intent, StoredState
+from tidelog.log.epochs import EpochHistory
+from tidelog.log.producers import ProducerState
+from tidelog.log.scan import Replay, build_indexes, replay
+from tidelog.log.segment import (
+    CLEANED,
+    INDEX,
+    LOG,
+    SUFFIXES,
+    SWAP,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    ActiveSegment,
+    RecoveryMark,
+    file_name,
+    file_path,
+    parse_name,
+)
+from tidelog.model.errors import CorruptStateError
+from tidelog.world.disk import Disk, File
+from tidelog.world.store import StateStore
+from tidelog.world.work import Work
+
+
+def merge_epochs(known: EpochHistory, found: list[tuple[int, int]], *, log_end: int) -> EpochHistory:
+    """The history that the batches tell (`found`), with what was `known` beside it where it fits.
+
+    Batches are facts. A known epoch without records fits if it stands between its neighbours in epoch and start and
+    does not begin past the end; others are remnants of what was cut or never written.
+    """
+    entries = list(found)
+    for epoch, start in known:
+        at = sum(1 for other, _ in entries if other < epoch)
+        if at < len(entries) and entries[at][0] == epoch:
+            # The known start may be earlier: records of the epoch may be gone, or lie before what was read.
+            before = entries[at - 1][1] if at else 0
+            entries[at] = (epoch, max(before, min(start, entries[at][1])))
+            continue
+        low = entries[at - 1][1] if at else 0
+        high = entries[at][1] if at < len(entries) else log_end
+        if low <= start <= high:
+            entries.insert(at, (epoch, start))
+    return EpochHistory(entries)
+
+
+def epochs_before(epochs: EpochHistory, offset: int) -> EpochHistory:
+    """The epochs that begin below `offset`: those the recovery point vouches for."""
+    kept = EpochHistory(list(epochs))
+    kept.truncate_from_end(offset)
+    return kept
+
+
+def close_files(files: list[File]) -> None:
+    for file in files:
+        file.close()
+
+
+def _is_snapshot(data: bytes) -> bool:
+    """Whether producers can be read from it; none at all are stored as nothing."""
+    if not data:
+        return True
+    try:
+        ProducerState.from_snapshot(data)
+    except CorruptStateError:
+        return False
+    return True
+
+
+class Workbench:
+    """One log's directory while it is opened. Counts what it did, for the report."""
+
+    __slots__ = ("_disk", "_index_interval_bytes", "_path", "_work", "bytes_read", "files_removed", "rebuilt")
+
+    def __init__(self, *, disk: Disk, work: Work, path: str, index_interval_bytes: int) -> None:
+        self._disk = disk
+        self._work = work
+        self._path = path
+        self._index_interval_bytes = index_interval_bytes
+        self.bytes_read = 0
+        self.files_removed = 0
+        self.rebuilt: list[str] = []
+
+    # Files
+
+    def bases(self) -> list[int]:
+        names = (parse_name(name) for name in self._disk.list(self._path))
+        return sorted(parsed[0] for parsed in names if parsed is not None and parsed[1:] == (LOG, ""))
+
+    def segment_path(self, base: int, suffix: str = LOG, state: str = "") -> str:
+        return file_path(self._path, base, suffix, state)
+
+    def size(self, base: int, suffix: str = LOG) -> int:
+        path = self.segment_path(base, suffix)
+        return self._disk.size(path) if self._disk.exists(path) else 0
+
+    async def finish_changes(self, state: StoredState, store: StateStore, prefix: bytes) -> None:
+        """Carry a stored intent through to its end; without one, remove what a change left behind."""
+        removed_before = self.files_removed
+        names = set(self._disk.list(self._path))
+        if state.intent is not None:
+            names = self._carry_out(state.intent, names)
+        bases = {parsed[0] for name in names if (parsed := parse_name(name)) and parsed[1:] == (LOG, "")}
+        for name in sorted(names):
+            parsed = parse_name(name)
+            if name.endswith(CLEANED) or (parsed is not None and (parsed[2] or parsed[0] not in bases)):
+                self.remove(name)
+        if state.intent is not None:
+            await self._disk.sync_many([], [self._path])
+            await store.commit({prefix + stored.INTENT: None})
+        elif self.files_removed > removed_before:
+            await self._disk.sync_many([], [self._path])
+
+    def _carry_out(self, intent: Intent, names: set[str]) -> set[str]:
+        if intent.kind == "reset":
+            for name in sorted(names):
+                if parse_name(name) is not None:
+                    self.remove(name)
+            return set()
+        assert intent.kind == "swap", f"unknown intent {intent.kind}"
+        new = dict(intent.new)
+        for base in intent.old:
+            for suffix in SUFFIXES:
+                name = file_name(base, suffix)
+                # A name that the new segment has too is either new already, or replaced by the rename below.
+                if suffix not in new.get(base, ()) and name in names:
+                    self.remove(name)
+        for base, suffixes in intent.new:
+            for suffix in suffixes:
+                if file_name(base, suffix, SWAP) in names:
+                    self._disk.rename(self.segment_path(base, suffix, SWAP), self.segment_path(base, suffix))
+        return set(self._disk.list(self._path))
+
+    def remove(self, name: str) -> None:
+        self._disk.remove(f"{self._path}/{name}")
+        self.files_removed += 1
+
+    def drop_below_start(self, state: StoredState, bases: list[int]) -> list[int]:
+        """Segments that end at or below the start offset: their removal had been decided and was cut short."""
+        if state.start is None or state.mark is None:
+            return bases
+        # The segment of the recovery point stays: recovery begins there.
+        bound = min(state.start, state.mark.base_offset)
+        keep = bases
+        while len(keep) > 1 and keep[1] <= bound:
+            for suffix in SUFFIXES:
+                self.remove(file_name(keep[0], suffix))
+            keep = keep[1:]
+        return keep
+
+    # What is derived from the batches
+
+    async def restore_indexes(self, segment: ActiveSegment, files: list[File]) -> None:
+        """Bring the index files to what the scan knows: the part from before the mark, then the entries found.
+
+        A file that lost the part from before the mark is built anew from the whole segment. `files` collects what must
+        be synced.
+        """
+        base = segment.base_offset
+        whole = {INDEX: segment.index_bytes, TIME_INDEX: segment.time_bytes}
+        if any(self.size(base, suffix) < kept for suffix, kept in whole.items()):
+            built = await self._work.run(
+                build_indexes, self._disk, self._path, base, segment.size, self._index_interval_bytes, False
+            )
+            self.bytes_read += segment.size
+            self.rebuilt.append(f"index {base}")
+            segment.index_bytes = segment.time_bytes = 0
+            segment.index.offsets, segment.index.times = built.offsets, built.times
+            segment.index.indexed_timestamp = built.indexed_timestamp
+        segment.index_bytes = self._write_tail(base, INDEX, segment.index_bytes, segment.index.offsets, files)
+        segment.time_bytes = self._write_tail(base, TIME_INDEX, segment.time_bytes, segment.index.times, files)
+        segment.index.offsets = segment.index.times = None
+        if self.size(base, TRANSACTION_INDEX) >= segment.aborted_bytes:
+            segment.aborted_bytes = self._write_tail(
+                base, TRANSACTION_INDEX, segment.aborted_bytes, segment.aborted, files
+            )
+            segment.aborted = None
+
+    def _write_tail(self, base: int, suffix: str, kept: int, tail: bytearray | None, files: list[File]) -> int:
+        size = self.size(base, suffix)
+        if size == kept and not tail:
+            return kept
+        file = self._disk.open(self.segment_path(base, suffix), create=True)
+        files.append(file)
+        if size > kept:
+            file.truncate(kept)
+        if tail:
+            file.append(tail)
+        return kept + len(tail or b"")
+
+    def aborted_is_whole(self, active: ActiveSegment) -> bool:
+        return active.aborted is None and self.size(active.base_offset, TRANSACTION_INDEX) >= active.aborted_bytes
+
+    async def rebuild_aborted(self, state: StoredState, active: ActiveSegment, bases: list[int], end: int) -> None:
+        """The transaction index of the active segment is gone: replay the log for it."""
+        found = await self._replay(state, bases, end, below=active.base_offset)
+        data = found.aborted.get(active.base_offset, b"")
+        path = self.segment_path(active.base_offset, TRANSACTION_INDEX)
+        self._disk.remove(path)
+        file = self._disk.open(path, create=True)
+        try:
+            file.append(data)
+            await self._disk.sync_many([file], [self._path])
+        finally:
+            file.close()
+        active.aborted = None
+        active.aborted_bytes = len(data)
+        self.rebuilt.append(f"transaction index {active.base_offset}")
+
+    async def producers_at(self, state: StoredState, mark: RecoveryMark, bases: list[int]) -> ProducerState:
+        """The producers at the mark: from its snapshot, or if that is lost by a replay from an older one."""
+        if not mark.has_producers:
+            return ProducerState()
+        snapshot = state.producers.get(mark.offset)
+        if snapshot is not None:
+            try:
+                return ProducerState.from_snapshot(snapshot)
+            except CorruptStateError:
+                del state.producers[mark.offset]
+        found = await self._replay(state, bases, mark.offset, below=mark.offset - 1)
+        self.rebuilt.append("producers")
+        return ProducerState.from_snapshot(found.producers) if found.producers else ProducerState()
+
+    async def _replay(self, state: StoredState, bases: list[int], end: int, *, below: int) -> Replay:
+        """Replay up to `end` from the newest snapshot at or below `below`, else from the beginning."""
+        start, snapshot = 0, b""
+        for offset in sorted((offset for offset in state.producers if offset <= below), reverse=True):
+            if _is_snapshot(state.producers[offset]):
+                start, snapshot = offset, state.producers[offset]
+                break
+        first = max((at for at, base in enumerate(bases) if base <= start), default=0)
+        span = [base for base in bases[first:] if base < end]
+        self.bytes_read += sum(self.size(base) for base in span)
+        return await self._work.run(replay, self._disk, self._path, span, snapshot or None, start, end)
+
+    async def epochs_from_batches(self, bases: list[int], start: int, end: int) -> EpochHistory:
+        if end <= start:
+            return EpochHistory()
+        self.rebuilt.append("epochs")
+        self.bytes_read += sum(self.size(base) for base in bases)
+        found = await self._work.run(replay, self._disk, self._path, bases, None, start, end)
+        epochs = EpochHistory(found.epochs)
+        epochs.truncate_from_start(start)
+        return epochs

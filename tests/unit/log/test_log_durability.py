@@ -1,0 +1,217 @@
+"""When a log says that something is safe, what it holds while it is idle, and what is left when it is deleted."""
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from log_world import PATH, SMALL, Lab, batch, open_log, read_all
+
+from tidelog.log.batch import (
+    ControlKind,
+    encode_control,
+)
+from tidelog.log.config import FlushMode, LogConfig
+from tidelog.log.files import FilePool
+from tidelog.log.group_commit import GroupCommit
+from tidelog.log.log import Log
+from tidelog.model.errors import (
+    StorageError,
+)
+from tidelog.model.ids import PartitionId, TopicId
+from tidelog.world.real.clock import SystemClock
+from tidelog.world.real.disk import RealDisk
+from tidelog.world.real.store import LmdbStore
+from tidelog.world.real.work import InlineWork
+from tidelog.world.simulated import Latency, Loss, SimNode, SimWorld
+
+PAGE_CACHE = replace(SMALL, flush_mode=FlushMode.PAGE_CACHE)
+ONE_SEGMENT = LogConfig(segment_bytes=1 << 20, index_interval_bytes=200)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with SimWorld(seed=5) as world:
+        yield Lab(world)
+
+
+def idempotent(sequence: int, *, producer: int = 7, epoch: int = 0, count: int = 1, **more: Any) -> bytes:
+    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
+
+
+def marker(producer: int, kind: ControlKind) -> bytes:
+    return encode_control(kind, coordinator_epoch=1, timestamp=1_000, producer_id=producer, producer_epoch=0)
+
+
+class TestDurability:
+    def test_a_waiter_is_told_when_its_record_is_on_the_device_and_not_before(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node)
+            device = lab.machine.disk()
+            device.sync_latency = Latency(1.0, 1.0)
+            first = log.append(batch(2), leader_epoch=0)
+            waiter = log.wait_durable(first.last_offset)
+            await asyncio.sleep(0.5)
+            late = log.wait_durable(log.append(batch(1), leader_epoch=0).last_offset)
+            await waiter
+            assert log.durable_end == 2
+            assert not late.done()
+            await late
+            assert log.durable_end == 3
+            assert log.wait_durable(1).done()
+
+        lab.run(main)
+
+    def test_everything_that_waits_shares_a_sync(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node, ONE_SEGMENT)
+            waiters = [log.wait_durable(log.append(batch(1), leader_epoch=0).last_offset) for _ in range(64)]
+            await asyncio.gather(*waiters)
+            assert log.group_commit.groups <= 2
+
+        lab.run(main)
+
+    @pytest.mark.parametrize("loss", list(Loss))
+    def test_what_was_confirmed_is_there_after_a_loss_of_power_across_a_roll(self, lab: Lab, loss: Loss) -> None:
+        async def write(node: SimNode) -> int:
+            log = await open_log(node)
+            for _ in range(30):
+                last = log.append(batch(1, value=b"x" * 100), leader_epoch=0).last_offset
+            await log.wait_durable(last)
+            return last + 1
+
+        end = lab.run(write)
+        lab.crash(loss)
+
+        async def check(node: SimNode) -> int:
+            log = await open_log(node)
+            return len(await read_all(log))
+
+        assert lab.run(check) == end
+
+    def test_in_the_page_cache_being_written_is_enough(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node, replace(PAGE_CACHE, segment_bytes=100_000))
+            assert log.wait_durable(log.append(batch(3), leader_epoch=0).last_offset).done()
+            await asyncio.sleep(5)
+            await log.checkpoint()
+            assert log.durable_end == 0
+            assert lab.machine.disk().syncs == 1  # that of opening
+            await asyncio.sleep(40)
+            await log.checkpoint()
+            assert log.durable_end == log.recovery_point == 3
+
+        lab.run(main)
+
+    @pytest.mark.source("a:A-76", "a:A-77")
+    def test_flush_messages_and_flush_ms_sync_the_page_cache(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node, replace(PAGE_CACHE, flush_messages=5, segment_bytes=100_000))
+            log.append(batch(4), leader_epoch=0)
+            await asyncio.sleep(1)
+            assert log.durable_end == 0
+            log.append(batch(1), leader_epoch=0)
+            await asyncio.sleep(1)
+            assert log.durable_end == 5
+            await log.configure(replace(PAGE_CACHE, flush_ms=3_000, segment_bytes=100_000))
+            log.append(batch(1), leader_epoch=0)
+            await asyncio.sleep(4)
+            assert log.durable_end == 5
+            log.append(batch(1), leader_epoch=0)
+            await asyncio.sleep(1)
+            assert log.durable_end == 7
+
+        lab.run(main)
+
+    @pytest.mark.case("S4")
+    def test_a_failed_sync_of_the_directory_fails_the_append(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node)
+            lab.machine.disk().fail("sync")
+            waiter = log.wait_durable(log.append(batch(1), leader_epoch=0).last_offset)
+            with pytest.raises(StorageError):
+                await waiter
+            assert log.durable_end == 0
+            with pytest.raises(StorageError):
+                await log.wait_durable(0)
+            with pytest.raises(StorageError):
+                log.append(batch(1), leader_epoch=0)
+
+        lab.run(main)
+
+    def test_an_idle_log_holds_no_open_file(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node)
+            log.append(batch(1), leader_epoch=0)
+            await log.checkpoint()
+            log.files.validate()
+            log.files.discard_directory(PATH)
+            assert log.files.open_count == 0
+            assert log.durability.is_settled
+
+        lab.run(main)
+
+
+def test_delete_leaves_nothing_behind(lab: Lab) -> None:
+    async def main(node: SimNode) -> None:
+        log = await open_log(node)
+        for _ in range(30):
+            log.append(batch(1, value=b"x" * 100), leader_epoch=0)
+        await log.checkpoint()
+        await log.delete()
+        assert not node.disk().exists(PATH)
+        assert node.store().scan(b"log/") == []
+
+    lab.run(main)
+
+
+def test_an_idle_log_is_small_and_many_share_few_open_files(tmp_path: Any) -> None:
+    async def main() -> None:
+        disk, store = RealDisk(tmp_path), LmdbStore(tmp_path / "state")
+        group_commit = GroupCommit(disk, on_failure=lambda error: None)
+        files, config, clock, work = FilePool(disk, open_max=16), LogConfig(), SystemClock(), InlineWork()
+
+        async def opened(at: int) -> Log:
+            return await Log.open(
+                disk=disk,
+                store=store,
+                work=work,
+                group_commit=group_commit,
+                clock=clock,
+                files=files,
+                path=f"topic.{at:032x}-0",
+                log_id=PartitionId(TopicId(UUID(int=at)), 0),
+                config=config,
+            )
+
+        async def write(at: int) -> None:
+            log = await opened(at)
+            log.append(batch(3), leader_epoch=1)
+            await log.close()
+
+        count = 200
+        await asyncio.gather(*(write(at) for at in range(count)))
+        gc.collect()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        logs = await asyncio.gather(*(opened(at) for at in range(count)))
+        for log in logs:
+            assert (await log.read(0, bytes_max=1_000)).next_offset == 3
+            await log.checkpoint()
+        gc.collect()
+        used = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert used / count < 16 * 1024
+        assert files.open_count <= 16
+        assert all(log.report.clean for log in logs)
+        await asyncio.gather(*(log.close() for log in logs))
+        await group_commit.close()
+        files.close()
+        store.close()
+        disk.close()
+
+    asyncio.run(main())

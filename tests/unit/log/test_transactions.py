@@ -1,0 +1,85 @@
+"""The transaction index: Kafka's bytes, look-ups, cuts, and bytes that are no index."""
+
+import struct
+
+import pytest
+
+from tidelog.log.transactions import ENTRY_BYTES, AbortedTransaction, TransactionIndex, encode_entry
+from tidelog.model.errors import CorruptStateError
+from tidelog.model.ids import Offset, ProducerId
+
+
+def aborted(producer: int, first: int, last: int, stable: int) -> AbortedTransaction:
+    return AbortedTransaction(ProducerId(producer), Offset(first), Offset(last), Offset(stable))
+
+
+ENTRIES = [aborted(1, 0, 10, 5), aborted(2, 5, 12, 13), aborted(1, 13, 20, 18), aborted(3, 18, 25, 26)]
+
+
+def index() -> TransactionIndex:
+    built = TransactionIndex()
+    for entry in ENTRIES:
+        built.append(entry)
+    return built
+
+
+def test_an_entry_has_kafkas_34_bytes() -> None:
+    assert ENTRY_BYTES == 34
+    assert encode_entry(aborted(7, 100, 200, 150)) == bytes.fromhex(
+        "00000000000000000007000000000000006400000000000000c80000000000000096"
+    )
+
+
+def test_what_was_written_is_read() -> None:
+    built = TransactionIndex()
+    data = b"".join(built.append(entry) for entry in ENTRIES)
+    assert data == built.to_bytes()
+    read = TransactionIndex.parse(data)
+    assert list(read) == ENTRIES
+    assert (len(read), read.size) == (4, 4 * 34)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "found", "is_complete"),
+    [
+        (0, 1, ENTRIES[:1], True),
+        (0, 5, ENTRIES[:1], True),
+        (0, 6, ENTRIES[:2], True),
+        (10, 13, ENTRIES[:2], True),
+        (11, 13, ENTRIES[1:2], True),
+        (11, 14, ENTRIES[1:3], True),
+        (13, 18, ENTRIES[2:3], True),
+        (21, 26, ENTRIES[3:], True),
+        (21, 27, ENTRIES[3:], False),
+        (26, 30, [], False),
+    ],
+)
+def test_a_look_up_finds_what_overlaps_and_knows_when_it_is_done(
+    start: int, end: int, found: list[AbortedTransaction], is_complete: bool
+) -> None:
+    assert index().overlapping(Offset(start), Offset(end)) == (found, is_complete)
+
+
+def test_truncation_drops_the_transactions_whose_marker_is_cut_off() -> None:
+    for offset, left in ((26, 4), (25, 3), (21, 3), (20, 2), (11, 1), (0, 0)):
+        built = index()
+        built.truncate(Offset(offset))
+        assert list(built) == ENTRIES[:left]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 33,
+        struct.pack(">hqqqq", 1, 1, 0, 10, 5),
+        struct.pack(">hqqqq", 0, -1, 0, 10, 5),
+        struct.pack(">hqqqq", 0, 1, 11, 10, 5),
+        struct.pack(">hqqqq", 0, 1, -1, 10, 5),
+        struct.pack(">hqqqq", 0, 1, 0, 10, -5),
+        encode_entry(ENTRIES[1]) + encode_entry(ENTRIES[0]),
+        encode_entry(ENTRIES[0]) * 2,
+    ],
+)
+def test_bytes_that_are_no_index_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptStateError):
+        TransactionIndex.parse(data, path="log/0.txnindex")
