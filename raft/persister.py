@@ -1,0 +1,56 @@
+"""Carries out persist effects: one at a time, all that wait in one go. One sync is shared by everybody who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tidelog.model.ids import Offset
+from tidelog.raft.effects import Persist
+from tidelog.raft.storage import RaftStorage
+
+ENTRIES_AT_ONCE_MAX = 50_000
+
+
+class Persister:
+    """Owns the stored log: nobody else writes to it while `run` runs. An error of the storage ends `run`."""
+
+    def __init__(self, storage: RaftStorage, persisted: Callable[[int], None]) -> None:
+        self.rounds = 0
+        """Each ends with one commit, after one sync of the log if there were entries."""
+        self._storage = storage
+        self._persisted = persisted
+        self._waiting: list[Persist] = []
+        self._drop_before: Offset | None = None
+        self._wake = asyncio.Event()
+
+    def put(self, persist: Persist) -> None:
+        self._waiting.append(persist)
+        self._wake.set()
+
+    def drop_before(self, offset: Offset) -> None:
+        """Remove entries below `offset` when there is time."""
+        self._drop_before = offset
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            if self._waiting:
+                await self._persist()
+            if self._drop_before is not None:  # also under steady load, or the stored log would grow without bound
+                offset, self._drop_before = self._drop_before, None
+                await self._storage.drop_before(offset)
+            elif not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def _persist(self) -> None:
+        count, entries = 0, 0
+        while count < len(self._waiting) and entries < ENTRIES_AT_ONCE_MAX:
+            entries += len(self._waiting[count].entries)
+            count += 1
+        batch = self._waiting[:count]
+        del self._waiting[:count]
+        await self._storage.persist(batch)
+        self.rounds += 1
+        self._persisted(batch[-1].number)

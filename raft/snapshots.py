@@ -1,0 +1,260 @@
+"""Snapshots as files: one file holds the whole state up to an offset, and the membership that was in force there.
+
+    name      %020d-%010d.snapshot     offset, epoch of the last entry below it
+
+    position      bytes  field
+    0             8      magic "TLSNAP01"
+    8             4      length of the header, big endian as all numbers
+    12            4      CRC-32C of the header
+    16            n      header: msgpack ["snapshot", 1, {offset, epoch, membership, bytes}]
+    16 + n               chunks, each: 4 length (1 to CHUNK_BYTES), 4 CRC-32C of the data, data
+                  4      0, the end of the chunks
+                  4      CRC-32C of everything before it
+    end
+
+A file gets its name when it is whole and on the device: it is written as `.new` (taken here) or `.part` (received),
+then synced, renamed, and the directory synced. So a file with the right name and wrong bytes was spoilt by the disk. It
+is set aside under the name `.corrupt`, never removed: it may be the best copy that is left (R19).
+
+Reading checks everything: magic, header, each chunk, the whole, and that name and header agree. The checks run in
+`Work`, the pieces of a transfer are raw bytes of the file, and the receiver checks the whole before it gives it a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from struct import Struct
+from typing import NamedTuple
+
+import msgpack
+from crc32c import crc32c
+
+from tidelog.model.errors import CorruptStateError
+from tidelog.model.ids import Epoch, Offset
+from tidelog.raft.membership import Membership
+from tidelog.raft.messages import SnapshotChunk, SnapshotId
+from tidelog.world.disk import Disk, File
+from tidelog.world.work import Work
+
+MAGIC = b"TLSNAP01"
+CHUNK_BYTES = 256 << 10
+PIECE_BYTES = 256 << 10
+SNAPSHOT_BYTES_MAX = 4 << 30
+
+_PREFIX = Struct(">8sII")
+_CHUNK = Struct(">II")
+_NAME = re.compile(r"(\d{20})-(\d{10})\.snapshot")
+_LEFT_OVER = (".new", ".part")
+
+
+class Snapshot(NamedTuple):
+    """A snapshot that was read and found to be sound."""
+
+    id: SnapshotId
+    membership: Membership
+    data: bytes
+
+
+def file_name(snapshot: SnapshotId) -> str:
+    return f"{snapshot.offset:020d}-{snapshot.epoch:010d}.snapshot"
+
+
+def parse_name(name: str) -> SnapshotId | None:
+    found = _NAME.fullmatch(name)
+    return SnapshotId(Offset(int(found[1])), Epoch(int(found[2]))) if found else None
+
+
+def encode_file(snapshot: SnapshotId, membership: Membership, data: bytes) -> list[bytes]:
+    """The file's bytes, as buffers to be written one after the other."""
+    fields = {"offset": snapshot.offset, "epoch": snapshot.epoch, "membership": membership.encode(), "bytes": len(data)}
+    header: bytes = msgpack.packb(["snapshot", 1, fields])
+    buffers = [_PREFIX.pack(MAGIC, len(header), crc32c(header)), header]
+    for start in range(0, len(data), CHUNK_BYTES):
+        chunk = data[start : start + CHUNK_BYTES]
+        buffers += [_CHUNK.pack(len(chunk), crc32c(chunk)), chunk]
+    buffers.append(bytes(4))
+    whole = 0
+    for buffer in buffers:
+        whole = crc32c(buffer, whole)
+    buffers.append(whole.to_bytes(4, "big"))
+    return buffers
+
+
+def decode_file(data: bytes, *, path: str) -> Snapshot:
+    """The snapshot in these bytes; `CorruptStateError` names the first thing that is wrong."""
+    view = memoryview(data)
+    if len(data) < _PREFIX.size + 8:
+        raise _corrupt(path, f"{len(data)} bytes are too few")
+    magic, header_bytes, header_crc = _PREFIX.unpack_from(data)
+    position = _PREFIX.size + header_bytes
+    if magic != MAGIC or position + 8 > len(data):
+        raise _corrupt(path, "it does not begin like one")
+    header = view[_PREFIX.size : position]
+    if crc32c(header) != header_crc:
+        raise _corrupt(path, "its header fails its CRC")
+    if crc32c(view[:-4]) != int.from_bytes(view[-4:], "big"):
+        raise _corrupt(path, "it fails its CRC as a whole")
+    snapshot, membership, size = _parse_header(bytes(header), path)
+    chunks: list[bytes] = []
+    while True:
+        length = int.from_bytes(view[position : position + 4], "big")
+        if length == 0:
+            break
+        if position + _CHUNK.size + length > len(data) - 8:
+            raise _corrupt(path, f"a chunk at {position} reaches past the end")
+        _, crc = _CHUNK.unpack_from(data, position)
+        chunk = bytes(view[position + _CHUNK.size : position + _CHUNK.size + length])
+        if crc32c(chunk) != crc:
+            raise _corrupt(path, f"the chunk at {position} fails its CRC")
+        chunks.append(chunk)
+        position += _CHUNK.size + length
+    if position + 8 != len(data) or sum(map(len, chunks)) != size:
+        raise _corrupt(path, "it has more or fewer bytes than it says")
+    return Snapshot(snapshot, membership, b"".join(chunks))
+
+
+def _parse_header(header: bytes, path: str) -> tuple[SnapshotId, Membership, int]:
+    try:
+        kind, version, fields = msgpack.unpackb(header)
+        snapshot = SnapshotId(Offset(int(fields["offset"])), Epoch(int(fields["epoch"])))
+        membership, size = Membership.decode(fields["membership"]), int(fields["bytes"])
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise _corrupt(path, f"its header cannot be read: {error}") from error
+    if kind != "snapshot" or version != 1:
+        raise _corrupt(path, f"it is a {kind} of version {version}")
+    return snapshot, membership, size
+
+
+def _corrupt(path: str, why: str) -> CorruptStateError:
+    return CorruptStateError(f"snapshot {path}: {why}", path=path)
+
+
+def read_file(disk: Disk, path: str) -> Snapshot:
+    """Read and check a snapshot, blocking: for `Work`."""
+    file = disk.open(path)
+    try:
+        return decode_file(file.read(0, file.size), path=path)
+    finally:
+        file.close()
+
+
+class SnapshotFiles:
+    """The snapshots in one directory of a disk. One task writes (takes or receives) at a time.
+
+    Invariant: `ids` are those files that have a snapshot's name, oldest first.
+    """
+
+    def __init__(self, disk: Disk, work: Work, path: str) -> None:
+        self._disk = disk
+        self._work = work
+        self._path = path
+        self._part: tuple[SnapshotId, File] | None = None
+        self.ids: list[SnapshotId] = []
+
+    def path_of(self, snapshot: SnapshotId) -> str:
+        return f"{self._path}/{file_name(snapshot)}"
+
+    def open(self) -> None:
+        """Look what is there; what an interrupted write left behind goes."""
+        for name in self._disk.list(self._path):
+            if name.endswith(_LEFT_OVER):
+                self._disk.remove(f"{self._path}/{name}")
+        found = (parse_name(name) for name in self._disk.list(self._path))
+        self.ids = sorted(snapshot for snapshot in found if snapshot is not None)
+
+    def close(self) -> None:
+        self._drop_part()
+
+    async def read(self, snapshot: SnapshotId) -> Snapshot:
+        """The snapshot, checked; `CorruptStateError` if it is not what it was, or not the one that its name says."""
+        path = self.path_of(snapshot)
+        found = await self._work.run(read_file, self._disk, path)
+        if found.id != snapshot:
+            raise _corrupt(path, f"it holds the snapshot {found.id.offset}-{found.id.epoch}")
+        return found
+
+    async def write(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
+        """Durable under its name when this returns; one of the same name is replaced."""
+        path = self.path_of(snapshot)
+        self._disk.remove(path + ".new")
+        file = self._disk.open(path + ".new", create=True)
+        try:
+            file.append(*encode_file(snapshot, membership, data))
+            await self._disk.sync_many([file])
+        finally:
+            file.close()
+        await self._name(path + ".new", snapshot)
+
+    async def _name(self, source: str, snapshot: SnapshotId) -> None:
+        self._disk.rename(source, self.path_of(snapshot))
+        await self._disk.sync_many([], [self._path])
+        if snapshot not in self.ids:
+            self.ids = sorted([*self.ids, snapshot])
+
+    async def remove(self, snapshots: Iterable[SnapshotId]) -> None:
+        for snapshot in snapshots:
+            self._disk.remove(self.path_of(snapshot))
+            self.ids.remove(snapshot)
+        await self._disk.sync_many([], [self._path])
+
+    async def set_aside(self, snapshot: SnapshotId) -> str:
+        """Take the name from a spoilt file and keep its bytes; returns where they are."""
+        kept = self.path_of(snapshot) + ".corrupt"
+        self._disk.rename(self.path_of(snapshot), kept)
+        self.ids.remove(snapshot)  # at once: another reader of the same file must find that it is gone
+        await self._disk.sync_many([], [self._path])
+        return kept
+
+    # Transfer.
+
+    async def read_piece(self, snapshot: SnapshotId, position: int) -> tuple[bytes, int] | None:
+        """Raw bytes of the file from `position`, and its size; None if it is gone."""
+        if snapshot not in self.ids:
+            return None
+        file = self._disk.open(self.path_of(snapshot))
+        try:
+            return await file.read_async(position, PIECE_BYTES), file.size
+        finally:
+            file.close()
+
+    async def write_piece(self, chunk: SnapshotChunk) -> int | Snapshot:
+        """Store a received piece. The position that is wanted next or, after the last piece, the snapshot: checked,
+        durable, under its name. `CorruptStateError` if what was received is not a sound snapshot of this id."""
+        if chunk.position == 0:
+            self._drop_part()
+            path = self.path_of(chunk.snapshot) + ".part"
+            self._disk.remove(path)
+            self._part = (chunk.snapshot, self._disk.open(path, create=True))
+        if self._part is None or self._part[0] != chunk.snapshot:
+            return 0
+        file = self._part[1]
+        if file.size != chunk.position:
+            return file.size
+        if not 0 < chunk.total_bytes <= SNAPSHOT_BYTES_MAX or chunk.position + len(chunk.data) > chunk.total_bytes:
+            self._drop_part()
+            raise _corrupt(file.path, f"a piece at {chunk.position} of {chunk.total_bytes} bytes does not fit")
+        file.append(chunk.data)
+        if file.size < chunk.total_bytes:
+            return file.size
+        return await self._finish_part(chunk.snapshot, file)
+
+    async def _finish_part(self, snapshot: SnapshotId, file: File) -> Snapshot:
+        await self._disk.sync_many([file])
+        try:
+            found = await self._work.run(read_file, self._disk, file.path)
+            if found.id != snapshot:
+                raise _corrupt(file.path, f"it holds the snapshot {found.id.offset}-{found.id.epoch}")
+        except CorruptStateError:
+            self._drop_part()
+            raise
+        file.close()
+        self._part = None
+        await self._name(file.path, snapshot)
+        return found
+
+    def _drop_part(self) -> None:
+        if self._part is not None:
+            self._part[1].close()
+            self._disk.remove(self._part[1].path)
+            self._part = None

@@ -1,0 +1,43 @@
+"""What a Raft group is for: the state machine that its committed entries are applied to. Given by the owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tidelog.model.ids import Offset
+from tidelog.raft.effects import RoleChange
+from tidelog.raft.messages import Entry, SnapshotId
+
+
+class SnapshotJob(NamedTuple):
+    """A state that no later `apply` changes, and how to turn it into bytes elsewhere: `encode(*values)`.
+
+    `encode` is a module-level function and the values can be pickled, as `world.work` asks for.
+    """
+
+    encode: Callable[..., bytes]
+    values: tuple[Any, ...]
+
+
+class Follower(Protocol):
+    """Takes committed entries. What an observer has; a member of the group is told of roles as well."""
+
+    def apply(self, first: Offset, entries: Sequence[Entry]) -> None:
+        """Committed entries from offset `first` on: in order, each once, without gaps. Only DATA entries mean something
+        to the owner; the others are there so that offsets can be counted. An exception stops the node."""
+        ...
+
+    def load_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
+        """Replace the whole state; the next `apply` begins at `snapshot.offset`."""
+        ...
+
+
+class StateMachine(Follower, Protocol):
+    def take_snapshot(self) -> bytes | SnapshotJob:
+        """The state after everything that was applied, captured now."""
+        ...
+
+    def role_changed(self, change: RoleChange) -> None:
+        """In order with `apply`: whoever hears that it leads has applied all that was known as committed by then."""
+        ...
