@@ -1,0 +1,12 @@
+"""A whole cluster in one process, on one seed: programs on machines, faults, checks, and an exact replay.
+
+cluster.py      machines, what runs on them, who starts it again
+nemesis.py      a plan of faults, drawn from the seed, and how each is done and undone
+checkers.py     what must hold after every step
+workload.py     clients, and whether their answers are linearizable
+core_node.py    a Raft node: the core in a lean shell, on a modelled disk
+driver_node.py  a Raft node: driver, storage and log as in production, on the simulated disk
+raft_sim.py     one run: seed in, verdict out
+defects.py      deliberate defects that the simulator has to notice
+campaign.py     many seeds in parallel, and the shrinking of a plan that fails
+"""

@@ -1,0 +1,563 @@
+"""A Raft node as lean as it can be: the core, a shell without tasks, and a modelled disk. Fast, for many seeds.
+
+What it keeps of the real thing: messages pass the network as bytes, on one stream to each peer; persists take time, run
+one after the other and merge; a crash leaves what was under way done, undone, or half done. What it leaves out, the
+driver, the storage and the log, is simulated by `driver_node` as it is.
+"""
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+import msgpack
+
+from simulation.checkers import RaftChecker
+from simulation.cluster import Context
+from simulation.machine import EMPTY_SNAPSHOT, ChainMachine
+from tidelog.model.errors import (
+    MembershipChangeError,
+    NotLeaderError,
+    OverloadedError,
+    StorageError,
+    TidelogError,
+    TransportError,
+    UnknownOutcomeError,
+)
+from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.raft import wire
+from tidelog.raft.core import BootState, RaftConfig, RaftCore
+from tidelog.raft.effects import Effects, HardState, Persist, Refusal, Role, SnapshotPiece
+from tidelog.raft.leading import FAR_FUTURE_MS
+from tidelog.raft.membership import Member, Membership, VoterKey
+from tidelog.raft.messages import (
+    ChangeMembership,
+    Disconnected,
+    Entry,
+    Event,
+    Message,
+    Persisted,
+    Propose,
+    ReadIndex,
+    SnapshotChunk,
+    SnapshotFailed,
+    SnapshotId,
+    SnapshotInstalled,
+    SnapshotRead,
+    SnapshotTaken,
+    SnapshotWritten,
+    Tick,
+    Transfer,
+)
+from tidelog.raft.view import LogView
+from tidelog.world.simulated import Latency, Loss
+from tidelog.world.simulated.loop import SimFuture, SimLoop
+from tidelog.world.simulated.network import SimTransport
+from tidelog.world.simulated.streams import SimStream
+from tidelog.world.transport import Stream
+
+SERVICE = "raft"
+OUTBOX_MAX = 256
+RECONNECT_MIN_S = 0.02
+RECONNECT_MAX_S = 0.2
+SNAPSHOTS_KEPT = 2
+
+
+class ModelDisk:
+    """What a Raft node stores, as values. It outlives the processes; `crash` is what a death leaves of a write."""
+
+    def __init__(self, directory: bytes, membership: Membership, draw: Random) -> None:
+        self.directory = directory
+        self.hard_state = HardState(Epoch(0), None)
+        self.synced_end = Offset(0)
+        self.recovering_until: Offset | None = None
+        self.loss_epoch = Epoch(0)
+        self.snapshots: list[tuple[SnapshotId, Membership, bytes]] = [
+            (SnapshotId(Offset(0), Epoch(0)), membership, EMPTY_SNAPSHOT)
+        ]
+        self.start, self.start_epoch, self.start_membership = Offset(0), Epoch(0), membership
+        self.entries: list[Entry] = []
+        self.latency = Latency(0.0005, 0.004)
+        self.is_stalled = False
+        self.is_full = False
+        self.fails_next = False
+        self.writes_left: int | None = None
+        """How many more writes begin before the power goes."""
+        self.dies_with_vote = False
+        """The power goes with the next write that changes epoch or vote."""
+        self.on_crash_point: Callable[[], None] | None = None
+        self.damaged_at: Offset | None = None
+        self.reset_points: dict[Offset, tuple[SnapshotId, Membership]] = {}
+        """Snapshots that a log was, or is to be, begun anew behind: a newer one may take their place before it is."""
+        self._draw = draw
+        self._under_way: list[Persist] = []
+        self._stalled: list[Callable[[], None]] = []
+
+    @property
+    def end(self) -> Offset:
+        return Offset(self.start + len(self.entries))
+
+    def delay_s(self) -> float:
+        return self.latency.draw(self._draw)
+
+    # -- writing
+
+    def begin(self, persists: list[Persist]) -> None:
+        if self.is_full and any(persist.entries for persist in persists):
+            raise StorageError("no space left")
+        self._under_way = persists
+
+    def is_crash_point(self, persists: list[Persist]) -> bool:
+        """Shall the power go in the middle of this write?"""
+        if self.dies_with_vote:
+            found = any(persist.hard_state != self.hard_state for persist in persists)
+        elif self.writes_left is not None:
+            self.writes_left -= 1
+            found = self.writes_left == 0
+        else:
+            return False
+        if found:
+            self.writes_left, self.dies_with_vote = None, False
+        return found
+
+    def when_it_answers(self, complete: Callable[[], None]) -> None:
+        if self.is_stalled:
+            self._stalled.append(complete)
+        else:
+            complete()
+
+    def unstall(self) -> None:
+        self.is_stalled = False
+        stalled, self._stalled = self._stalled, []
+        for complete in stalled:
+            complete()
+
+    def finish(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        if self.fails_next:
+            self.fails_next = False
+            raise StorageError("sync failed")
+        for persist in under_way:
+            self._apply(persist)
+
+    def _apply(self, persist: Persist) -> None:
+        self._cut(persist)
+        assert persist.first == self.end, f"entries from {persist.first} on a log that ends at {self.end}"
+        self.entries.extend(persist.entries)
+        self.hard_state = persist.hard_state
+        self.synced_end = self.end
+        if persist.recovered:
+            self.recovering_until = None
+
+    def _cut(self, persist: Persist) -> None:
+        """The synced end is lowered before the log is."""
+        if persist.reset_to is not None:
+            self._begin_anew(*self.reset_points[persist.reset_to])
+        elif persist.truncate_to is not None:
+            self.synced_end = min(self.synced_end, persist.truncate_to)
+            del self.entries[persist.truncate_to - self.start :]
+
+    def _begin_anew(self, snapshot: SnapshotId, membership: Membership) -> None:
+        self.entries.clear()
+        self.start, self.start_epoch, self.start_membership = snapshot.offset, snapshot.epoch, membership
+        self.synced_end = snapshot.offset
+
+    def crash(self, loss: Loss | None) -> None:
+        """Of what was under way some is done; the next is cut short before its synced end and vote are stored."""
+        under_way, self._under_way = self._under_way, []
+        self._stalled.clear()
+        done = self._draw.randrange(len(under_way) + 1)
+        for persist in under_way[:done]:
+            self._apply(persist)
+        if done < len(under_way) and loss is not Loss.ALL:
+            half = under_way[done]
+            self._cut(half)
+            if half.first == self.end:
+                self.entries.extend(half.entries[: self._draw.randrange(len(half.entries) + 1)])
+        if loss is not None and self._draw.random() < 0.5:
+            del self.entries[max(self.synced_end, self.start) - self.start :]
+
+    def drop_before(self, log: LogView) -> None:
+        if self.start < log.start <= self.end:
+            del self.entries[: log.start - self.start]
+            self.start, self.start_epoch, self.start_membership = log.start, log.start_epoch, log.memberships[0][1]
+
+    def keep_snapshot(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
+        kept = [item for item in self.snapshots if item[0] != snapshot]
+        self.snapshots = sorted([*kept, (snapshot, membership, data)], key=lambda item: item[0])[-SNAPSHOTS_KEPT:]
+
+    def find_snapshot(self, snapshot: SnapshotId) -> tuple[SnapshotId, Membership, bytes] | None:
+        return next((item for item in self.snapshots if item[0] == snapshot), None)
+
+    # -- damage and boot
+
+    def damage(self, offset: Offset) -> None:
+        self.damaged_at = offset if self.damaged_at is None else min(offset, self.damaged_at)
+
+    def boot(self) -> tuple[BootState, bytes]:
+        """The state to start from, and that of the state machine."""
+        snapshot, membership, data = self.snapshots[-1]
+        if self.damaged_at is not None:
+            good_end, self.damaged_at = max(self.damaged_at, self.start), None
+            if good_end < self.synced_end:
+                self.recovering_until = max(self.recovering_until or Offset(0), self.synced_end)
+                self.loss_epoch = self.hard_state.epoch
+            del self.entries[good_end - self.start :]
+        before = self.epoch_before(snapshot.offset)
+        if before != snapshot.epoch:
+            self._begin_anew(snapshot, membership)
+        self.synced_end = self.end
+        boot = BootState(
+            self.hard_state,
+            snapshot,
+            self.start_membership,
+            self.start,
+            self.start_epoch,
+            tuple(self.entries),
+            self.recovering_until,
+            self.loss_epoch,
+        )
+        return boot, data
+
+    def epoch_before(self, offset: Offset) -> Epoch | None:
+        index = offset - self.start
+        if index == 0:
+            return self.start_epoch
+        return self.entries[index - 1].epoch if 0 < index <= len(self.entries) else None
+
+
+class Outgoing:
+    """What goes to one peer: a stream, or a wait for one."""
+
+    __slots__ = ("is_connecting", "outbox", "stream")
+
+    def __init__(self) -> None:
+        self.stream: SimStream | None = None
+        self.is_connecting = False
+        self.outbox: deque[bytes] = deque()
+
+
+class CoreNode:
+    """The shell. `propose`, `read`, `change_membership` and `transfer` are what clients and the nemesis use."""
+
+    def __init__(
+        self, context: Context, disk: ModelDisk, config: RaftConfig, checker: RaftChecker, snapshot_every: int
+    ) -> None:
+        self.directory = disk.directory
+        self.machine = ChainMachine(context.station.name, checker)
+        self._context = context
+        self._loop: SimLoop = context.node.loop
+        self._transport: SimTransport = context.transport
+        self._random = context.node.random
+        self._disk = disk
+        self._checker = checker
+        self._snapshot_every = snapshot_every
+        boot, state = disk.boot()
+        if boot.snapshot.offset:
+            self.machine.load_snapshot(boot.snapshot, state)
+        self.core = RaftCore(VoterKey(context.node_id, disk.directory), boot, config, self._random, self._now_ms())
+        self.failure: SimFuture = self._loop.create_future()
+        self._token = 0
+        self._waiting: dict[int, SimFuture] = {}
+        self._proposed: dict[Offset, tuple[Epoch, SimFuture]] = {}
+        self._reads: list[tuple[Offset, SimFuture]] = []
+        self._persists: list[Persist] = []
+        self._is_persisting = False
+        self._is_pump_due = False
+        self._is_snapshotting = False
+        self._timer = self._loop.call_later(0.0, self._tick)
+        self._due_ms = 0
+        self._peers: dict[NodeId, Outgoing] = {}
+        self._incoming = bytearray()
+        self._incoming_of: SnapshotId | None = None
+        checker.born(context.node_id, self.core)
+        self._transport.serve_stream(SERVICE, self._serve)
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    # -- for clients
+
+    async def propose(self, data: bytes) -> Offset:
+        offset: Offset = await self._ask(lambda token: Propose(token, data))
+        return offset
+
+    async def read(self) -> None:
+        """Returns when the state machine has all that was committed when it was called."""
+        offset: Offset = await self._ask(ReadIndex)
+        if self.machine.offset < offset:
+            applied = self._loop.create_future()
+            self._reads.append((offset, applied))
+            await applied
+
+    async def change_membership(self, *, add: Member | None = None, remove: NodeId | None = None) -> Offset:
+        offset: Offset = await self._ask(lambda token: ChangeMembership(token, add, remove))
+        return offset
+
+    def transfer(self, target: NodeId | None) -> None:
+        self._step(Transfer(target))
+
+    async def _ask(self, make: Callable[[int], Event]) -> Offset:
+        self._token += 1
+        answer = self._waiting[self._token] = self._loop.create_future()
+        self._step(make(self._token))
+        offset: Offset = await answer
+        return offset
+
+    # -- stepping
+
+    def _step(self, event: Message | Event) -> None:
+        self.core.step(event, self._now_ms())
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _tick(self) -> None:
+        self._due_ms = FAR_FUTURE_MS
+        now_ms = self._now_ms()
+        if now_ms >= self.core.deadline_ms:
+            self._step(Tick())
+        else:
+            self._arm(now_ms)
+
+    def _pump(self) -> None:
+        self._is_pump_due = False
+        now_ms = self._now_ms()
+        effects = self.core.effects(now_ms)
+        self._checker.look(self.core.me.node)
+        if effects.persist is not None:
+            self._persists.append(effects.persist)
+            if not self._is_persisting:
+                self._begin_persist()
+        for chunk in effects.snapshot_writes:
+            self._loop.call_later(self._disk.delay_s(), self._write_chunk, chunk)
+        for to, message in effects.messages:
+            self._send(to, message)
+        if effects.load_snapshot is not None:
+            found = self._disk.find_snapshot(effects.load_snapshot)
+            assert found is not None, "an installed snapshot is there"
+            self.machine.load_snapshot(effects.load_snapshot, found[2])
+        if effects.drop_before is not None:
+            self._disk.drop_before(self.core.log)
+        self._answer(effects)
+        if effects.committed:
+            self._apply(effects)
+        for piece in effects.snapshot_reads:
+            self._loop.call_later(self._disk.delay_s(), self._read_piece, piece)
+        self._arm(now_ms)
+
+    def _arm(self, now_ms: int) -> None:
+        """A timer that fires too early costs a look at the deadline: it is only ever moved forward."""
+        due_ms = max(self.core.deadline_ms, now_ms + 1)
+        if due_ms < self._due_ms:
+            self._timer.cancel()
+            self._due_ms = due_ms
+            # Half a millisecond past it: truncation to whole ones must not make it early.
+            self._timer = self._loop.call_at((due_ms + 0.5) / 1000, self._tick)
+
+    def _fail(self, error: TidelogError) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    # -- disk
+
+    def _begin_persist(self) -> None:
+        persists, self._persists = self._persists, []
+        self._is_persisting = True
+        try:
+            self._disk.begin(persists)
+        except StorageError as error:
+            self._fail(error)
+            return
+        number = persists[-1].number
+        world_loop = self._context.station.cluster.world.loop
+
+        def complete() -> None:
+            if not self._loop.is_dead:
+                self._loop.call_soon(self._persisted, number)
+
+        if self._disk.is_crash_point(persists):
+            world_loop.call_later(self._disk.delay_s() / 2, self._lose_power)
+        # The device works on while the process is paused; it stops with the process's death (see `crash`).
+        world_loop.call_later(self._disk.delay_s(), lambda: self._disk.when_it_answers(complete))
+
+    def _lose_power(self) -> None:
+        if not self._loop.is_dead:
+            assert self._disk.on_crash_point is not None
+            self._disk.on_crash_point()
+
+    def _persisted(self, number: int) -> None:
+        if self.failure.done():
+            return
+        try:
+            self._disk.finish()
+        except StorageError as error:
+            self._fail(error)
+            return
+        self._is_persisting = False
+        if self._persists:
+            self._begin_persist()
+        self._step(Persisted(number))
+
+    # -- answers
+
+    def _answer(self, effects: Effects) -> None:
+        for token, offset, epoch in effects.accepted:
+            self._proposed[offset] = (epoch, self._waiting.pop(token))
+        for token, refusal in effects.refused:
+            _fail_future(self._waiting.pop(token), self._error_of(refusal))
+        for token, offset in effects.reads:
+            _set(self._waiting.pop(token), offset)
+        if effects.role is not None and effects.role.role is not Role.LEADER and self._proposed:
+            # An entry that this step also commits is answered by `_apply`; of the rest nobody knows.
+            committed_end = effects.committed_from + len(effects.committed) if effects.committed else 0
+            for offset in [offset for offset in self._proposed if offset >= committed_end]:
+                _fail_future(self._proposed.pop(offset)[1], UnknownOutcomeError("leadership was lost"))
+
+    def _error_of(self, refusal: Refusal) -> TidelogError:
+        if refusal is Refusal.NOT_LEADER:
+            return NotLeaderError(refusal.value, leader=self.core.leader)
+        if refusal in (Refusal.OVERLOADED, Refusal.TRANSFERRING):
+            return OverloadedError(refusal.value)
+        return MembershipChangeError(refusal.value)
+
+    def _apply(self, effects: Effects) -> None:
+        first = effects.committed_from
+        self.machine.apply(first, effects.committed)
+        if self._proposed:
+            for offset in [offset for offset in self._proposed if offset < self.machine.offset]:
+                epoch, answer = self._proposed.pop(offset)
+                if offset >= first and effects.committed[offset - first].epoch == epoch:
+                    _set(answer, offset)
+                else:
+                    _fail_future(answer, UnknownOutcomeError("another entry took its place"))
+        if self._reads:
+            due = [read for read in self._reads if read[0] <= self.machine.offset]
+            self._reads = [read for read in self._reads if read[0] > self.machine.offset]
+            for _, answer in due:
+                _set(answer, None)
+        behind = self.machine.offset - self.core.log.snapshot.offset
+        if behind >= self._snapshot_every and not self._is_snapshotting:
+            self.take_snapshot()
+
+    # -- snapshots
+
+    def take_snapshot(self) -> None:
+        offset = self.machine.offset
+        epoch = self.core.log.epoch_before(offset)
+        if self._is_snapshotting or epoch is None or offset <= self.core.log.snapshot.offset:
+            return
+        self._is_snapshotting = True
+        snapshot, membership = SnapshotId(offset, epoch), self.core.log.membership_at(offset)
+        self._loop.call_later(
+            self._disk.delay_s() * 4, self._snapshot_taken, snapshot, membership, self.machine.take_snapshot()
+        )
+
+    def _snapshot_taken(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
+        self._is_snapshotting = False
+        if snapshot.offset > self.core.log.snapshot.offset:
+            self._disk.keep_snapshot(snapshot, membership, data)
+            self._step(SnapshotTaken(snapshot))
+
+    def _read_piece(self, piece: SnapshotPiece) -> None:
+        found = self._disk.find_snapshot(piece.snapshot)
+        if found is None:
+            self._step(SnapshotRead(piece.peer, piece.snapshot, piece.position, b"", -1))
+            return
+        body: bytes = msgpack.packb([found[1].encode(), found[2]])
+        whole = zlib.crc32(body).to_bytes(4, "big") + body
+        data = whole[piece.position : piece.position + self.piece_bytes]
+        self._step(SnapshotRead(piece.peer, piece.snapshot, piece.position, data, len(whole)))
+
+    piece_bytes = 256
+
+    def _write_chunk(self, chunk: SnapshotChunk) -> None:
+        if self._incoming_of != chunk.snapshot or chunk.position == 0:
+            self._incoming_of, self._incoming = chunk.snapshot, bytearray()
+        if chunk.position != len(self._incoming):
+            self._step(SnapshotFailed(chunk.snapshot))
+            return
+        self._incoming += chunk.data
+        if len(self._incoming) < chunk.total_bytes:
+            self._step(SnapshotWritten(chunk.snapshot, len(self._incoming)))
+            return
+        crc, body = int.from_bytes(self._incoming[:4], "big"), bytes(self._incoming[4:])
+        self._incoming_of = None
+        if zlib.crc32(body) != crc:
+            self._step(SnapshotFailed(chunk.snapshot))
+            return
+        encoded, data = msgpack.unpackb(body)
+        membership = Membership.decode(encoded)
+        self._disk.keep_snapshot(chunk.snapshot, membership, data)
+        self._disk.reset_points[chunk.snapshot.offset] = (chunk.snapshot, membership)
+        self._step(SnapshotInstalled(chunk.snapshot, membership))
+
+    # -- peers
+
+    def _send(self, to: NodeId, message: Message) -> None:
+        self._checker.left(self.core.me.node, to, message)
+        data = wire.encode(message)
+        peer = self._peers.get(to)
+        if peer is None:
+            peer = self._peers[to] = Outgoing()
+        if peer.stream is not None:
+            try:
+                sent = peer.stream.send_nowait(data)
+            except TransportError:
+                sent = False
+            if not sent:
+                peer.stream.close()
+                peer.stream = None
+                self._loop.call_soon(self._step, Disconnected(to))
+            return
+        if len(peer.outbox) < OUTBOX_MAX:
+            peer.outbox.append(data)
+        if not peer.is_connecting:
+            peer.is_connecting = True
+            self._loop.create_task(self._connect(to, peer))
+
+    async def _connect(self, to: NodeId, peer: Outgoing) -> None:
+        try:
+            stream = await self._transport.open_stream(to, SERVICE)
+        except TransportError:
+            peer.outbox.clear()
+            await asyncio.sleep(self._random.uniform(RECONNECT_MIN_S, RECONNECT_MAX_S))
+            peer.is_connecting = False
+            self._step(Disconnected(to))
+            return
+        peer.is_connecting = False
+        peer.stream = stream
+        stream.drain_to(lambda _: None, lambda: self._outgoing_ended(to, stream))
+        outbox, peer.outbox = peer.outbox, deque()
+        try:
+            for data in outbox:
+                stream.send_nowait(data)
+        except TransportError:
+            return  # broken already; `_outgoing_ended` is on its way
+
+    def _outgoing_ended(self, to: NodeId, stream: SimStream) -> None:
+        peer = self._peers[to]
+        if peer.stream is stream:
+            peer.stream = None
+            self._step(Disconnected(to))
+
+    def _received(self, data: bytes) -> None:
+        self._step(wire.decode(data))
+
+    async def _serve(self, stream: Stream) -> None:
+        assert isinstance(stream, SimStream)
+        ended = self._loop.create_future()
+        stream.drain_to(self._received, lambda: _set(ended, None))
+        await ended
+        self._step(Disconnected(stream.peer))
+
+
+def _set(answer: SimFuture, value: object) -> None:
+    if not answer.done():
+        answer.set_result(value)
+
+
+def _fail_future(answer: SimFuture, error: TidelogError) -> None:
+    if not answer.done():
+        answer.set_exception(error)

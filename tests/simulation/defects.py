@@ -1,0 +1,401 @@
+"""Deliberate defects, each of a line or two, of core, storage or driver. The simulator has to notice every one.
+
+A checker that cannot fail is worthless: `tests/simulation/test_defects.py` switches each on, one at a time, and runs
+seeds until one fails. `catching_seeds.toml` remembers which seed did, so that it is tried first.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidelog.model.ids import NodeId, Offset
+from tidelog.raft.applier import Applier
+from tidelog.raft.core import RaftCore
+from tidelog.raft.leading import Leadership
+from tidelog.raft.membership import Membership, VoterKey
+from tidelog.raft.messages import AppendRequest, AppendResponse, Message
+from tidelog.raft.persister import Persister
+from tidelog.raft.storage import RaftStorage
+from tidelog.raft.stored import StoredState
+from tidelog.raft.view import LogView
+from tidelog.raft.waiting import Waiting
+
+Patch = tuple[type, str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    name: str
+    stack: str
+    what: str
+    patches: tuple[Patch, ...]
+
+    @contextmanager
+    def switched_on(self) -> Iterator[None]:
+        originals = [(owner, name, owner.__dict__[name]) for owner, name, _ in self.patches]
+        try:
+            for owner, name, replacement in self.patches:
+                setattr(owner, name, replacement)
+            yield
+        finally:
+            for owner, name, original in originals:
+                setattr(owner, name, original)
+
+
+# Votes.
+
+
+def _send_without_sync(self: RaftCore, to: NodeId, message: Message) -> None:
+    if to == self.me.node:
+        self._after_persist.append((to, message))
+    else:
+        self.send(to, message)
+
+
+_init = RaftCore.__init__
+
+
+def _forget_vote(self: RaftCore, *args: Any, **kwargs: Any) -> None:
+    _init(self, *args, **kwargs)
+    self.voted_for = None
+
+
+def _forget_loss(self: RaftCore, *args: Any, **kwargs: Any) -> None:
+    _init(self, *args, **kwargs)
+    self.recovering_until = None
+
+
+_on_vote_request = RaftCore._on_vote_request
+
+
+def _vote_while_recovering(self: RaftCore, request: Any, now_ms: int) -> None:
+    until, self.recovering_until = self.recovering_until, None
+    _on_vote_request(self, request, now_ms)
+    self.recovering_until = until
+
+
+def _vote_again(self: RaftCore, request: Any, now_ms: int) -> None:
+    if request.epoch == self.epoch:
+        self.voted_for = None
+    _on_vote_request(self, request, now_ms)
+
+
+_on_pre_vote_request = RaftCore._on_pre_vote_request
+
+
+def _pre_vote_is_contact(self: RaftCore, request: Any, now_ms: int) -> None:
+    _on_pre_vote_request(self, request, now_ms)
+    self._contact_ms = now_ms
+    self._election_ms = now_ms + self._election_timeout()
+
+
+def _any_log_is_up_to_date(_self: RaftCore, _end: Offset, _last_epoch: int) -> bool:
+    return True
+
+
+def _has_voter_by_node(self: Membership, key: VoterKey) -> bool:
+    return self.voter(key.node) is not None
+
+
+def _vote_for_any_directory(self: RaftCore, request: Any, now_ms: int) -> None:
+    _on_vote_request(self, request._replace(to_directory=self.me.directory), now_ms)
+
+
+def _pre_vote_for_any_directory(self: RaftCore, request: Any, now_ms: int) -> None:
+    _on_pre_vote_request(self, request._replace(to_directory=self.me.directory), now_ms)
+
+
+# Following.
+
+_on_append_request = RaftCore._on_append_request
+
+
+def _accept_stale_leader(self: RaftCore, request: AppendRequest, now_ms: int) -> None:
+    if request.epoch < self.epoch and self.leading is None:
+        request = request._replace(epoch=self.epoch)
+    _on_append_request(self, request, now_ms)
+
+
+def _commit_all_that_matches(self: RaftCore, request: AppendRequest, now_ms: int) -> None:
+    _on_append_request(self, request._replace(commit=Offset(1 << 40)), now_ms)
+
+
+def _commit_what_is_there(self: RaftCore, request: AppendRequest, now_ms: int) -> None:
+    _on_append_request(self, request, now_ms)
+    if request.epoch == self.epoch:
+        self.advance_commit(min(request.commit, self.log.end))
+
+
+_append_ack = RaftCore._append_ack
+
+
+def _ack_before_sync(self: RaftCore) -> AppendResponse:
+    return _append_ack(self)._replace(match=self._matched)
+
+
+def _count_while_recovering(self: RaftCore) -> AppendResponse:
+    return _append_ack(self)._replace(counts=True)
+
+
+_adopt = RaftCore.adopt
+
+
+def _truncate_to_commit(self: RaftCore, epoch: Any, leader: Any, now_ms: int) -> None:
+    is_new = epoch > self.epoch
+    _adopt(self, epoch, leader, now_ms)
+    if is_new and self.log.end > self.commit:
+        self._truncate(self.commit)
+
+
+# Leading.
+
+
+def _may_commit_any_epoch(_self: Leadership, _offset: Offset) -> bool:
+    return True
+
+
+_synced_by = Leadership._synced_by
+
+
+def _count_own_unsynced(self: Leadership, member: Any) -> Offset:
+    if member.node == self.core.me.node:
+        return self.core.log.end
+    return _synced_by(self, member)
+
+
+def _answer_reads_at_once(self: Leadership) -> None:
+    while self._reads:
+        _, offset, token = self._reads.popleft()
+        self.core.out.reads.append((token, offset))
+
+
+_change_refusal = Leadership._change_refusal
+
+
+def _change_before_commit(self: Leadership) -> Any:
+    start, self.epoch_start = self.epoch_start, Offset(-1)
+    refusal = _change_refusal(self)
+    self.epoch_start = start
+    return refusal
+
+
+def _several_changes(_self: Leadership) -> None:
+    return None
+
+
+# Membership and snapshots.
+
+
+def _oldest_membership(self: LogView, _offset: Offset) -> Membership:
+    return self.memberships[0][1]
+
+
+_commit_known: dict[int, Offset] = {}
+_advance_commit = RaftCore.advance_commit
+
+
+def _note_commit(self: RaftCore, commit: Offset) -> None:
+    _advance_commit(self, commit)
+    _commit_known[id(self.log)] = self.commit
+
+
+def _committed_membership(self: LogView) -> Membership:
+    commit = _commit_known.get(id(self), self.start)
+    found = self.memberships[0][1]
+    for at, membership in self.memberships[1:]:
+        if at < commit:
+            found = membership
+    return found
+
+
+_on_snapshot_installed = RaftCore._on_snapshot_installed
+
+
+def _keep_log_under_snapshot(self: RaftCore, event: Any, now_ms: int) -> None:
+    """A log that contradicts the snapshot, but is long enough, is kept."""
+    log = self.log
+    if log.start < event.snapshot.offset <= log.end:
+        event = event._replace(snapshot=event.snapshot._replace(epoch=log.epoch_before(event.snapshot.offset)))
+    _on_snapshot_installed(self, event, now_ms)
+
+
+# Storage and driver.
+
+_commit_state = RaftStorage._commit
+
+
+async def _commit_without_vote(self: RaftStorage, state: StoredState, *more: Any) -> None:
+    if replace(state, hard_state=self._state.hard_state) == self._state and not any(more):
+        self._state = state
+        return
+    await _commit_state(self, state, *more)
+
+
+_read_state = RaftStorage._read_state
+
+
+def _read_without_vote(self: RaftStorage) -> StoredState:
+    state = _read_state(self)
+    return replace(state, hard_state=state.hard_state._replace(voted_for=None))
+
+
+def _read_without_synced_end(self: RaftStorage) -> StoredState:
+    return replace(_read_state(self), synced_end=Offset(0))
+
+
+async def _persisted_too_early(self: Persister) -> None:
+    batch, self._waiting = self._waiting, []
+    self._persisted(batch[-1].number)
+    await self._storage.persist(batch)
+
+
+_accepted = Waiting.accepted
+
+
+def _answer_before_commit(self: Waiting, token: int, offset: Offset, epoch: Any) -> None:
+    future = self._asked[token]
+    _accepted(self, token, offset, epoch)
+    if not future.done():
+        future.set_result(offset)
+
+
+_write_snapshot = RaftStorage.write_snapshot
+
+
+async def _write_snapshot_without_members(
+    self: RaftStorage, snapshot: Any, membership: Membership, data: bytes
+) -> None:
+    await _write_snapshot(self, snapshot, Membership(membership.voters[:1], membership.learners), data)
+
+
+def _load_nothing(self: Applier, snapshot: Any) -> None:
+    self.applied = snapshot.offset
+
+
+def _on(owner: type, name: str, replacement: Any) -> tuple[Patch, ...]:
+    return ((owner, name, replacement),)
+
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        "vote_not_synced", "core", "a vote leaves before it is durable",
+        _on(RaftCore, "_send_after_persist", _send_without_sync),
+    ),
+    Defect(
+        "vote_forgotten", "core", "a restart forgets the vote",
+        _on(RaftCore, "__init__", _forget_vote),
+    ),
+    Defect(
+        "vote_again", "core", "a second candidate of an epoch gets a vote too",
+        _on(RaftCore, "_on_vote_request", _vote_again),
+    ),
+    Defect(
+        "vote_not_stored", "driver", "an epoch and vote without entries are not written to the store",
+        _on(RaftStorage, "_commit", _commit_without_vote),
+    ),
+    Defect(
+        "vote_not_read", "driver", "the stored vote is not read at the start",
+        _on(RaftStorage, "_read_state", _read_without_vote),
+    ),
+    Defect(
+        "up_to_date_skipped", "core", "a vote does not ask whether the candidate's log is as new as the own",
+        _on(RaftCore, "_is_up_to_date", _any_log_is_up_to_date),
+    ),
+    Defect(
+        "pre_vote_is_contact", "core", "a pre-vote request refreshes leader contact (R3)",
+        _on(RaftCore, "_on_pre_vote_request", _pre_vote_is_contact),
+    ),
+    Defect(
+        "directory_ignored", "core", "a voter with another disk is taken for the one that it was (R10)",
+        (
+            (Membership, "has_voter", _has_voter_by_node),
+            (RaftCore, "_on_vote_request", _vote_for_any_directory),
+            (RaftCore, "_on_pre_vote_request", _pre_vote_for_any_directory),
+        ),
+    ),
+    Defect(
+        "recovering_votes", "core", "a voter that lost synced data votes",
+        _on(RaftCore, "_on_vote_request", _vote_while_recovering),
+    ),
+    Defect(
+        "recovering_counts", "core", "a voter that lost synced data counts",
+        _on(RaftCore, "_append_ack", _count_while_recovering),
+    ),
+    Defect(
+        "loss_forgotten", "core", "a loss of synced data is not remembered",
+        _on(RaftCore, "__init__", _forget_loss),
+    ),
+    Defect(
+        "loss_not_noticed", "driver", "the log is not compared with the synced end",
+        _on(RaftStorage, "_read_state", _read_without_synced_end),
+    ),
+    Defect(
+        "stale_leader_accepted", "core", "the epoch of an append is not checked",
+        _on(RaftCore, "_on_append_request", _accept_stale_leader),
+    ),
+    Defect(
+        "ack_before_sync", "core", "a follower acknowledges what it has not synced",
+        _on(RaftCore, "_append_ack", _ack_before_sync),
+    ),
+    Defect(
+        "persisted_too_early", "driver", "the core is told of a persist before it is done",
+        _on(Persister, "_persist", _persisted_too_early),
+    ),
+    Defect(
+        "commit_older_epoch", "core", "entries of an older epoch commit by counting (figure 8)",
+        _on(Leadership, "_may_commit", _may_commit_any_epoch),
+    ),
+    Defect(
+        "leader_counts_unsynced", "core", "a leader counts itself before its sync",
+        _on(Leadership, "_synced_by", _count_own_unsynced),
+    ),
+    Defect(
+        "truncate_to_commit", "core", "a new epoch cuts the log to the commit offset",
+        _on(RaftCore, "adopt", _truncate_to_commit),
+    ),
+    Defect(
+        "commit_unmatched", "core", "a follower commits what is in its log, equal to the leader's or not",
+        _on(RaftCore, "_on_append_request", _commit_what_is_there),
+    ),
+    Defect(
+        "apply_uncommitted", "core", "a follower applies entries that are not committed",
+        _on(RaftCore, "_on_append_request", _commit_all_that_matches),
+    ),
+    Defect(
+        "read_without_round", "core", "a read is answered without a round of heartbeats",
+        _on(Leadership, "_answer_reads", _answer_reads_at_once),
+    ),
+    Defect(
+        "answer_before_commit", "driver", "a proposal is answered when it is in the leader's log",
+        _on(Waiting, "accepted", _answer_before_commit),
+    ),
+    Defect(
+        "change_before_commit", "core", "a membership changes before an entry of the epoch has committed (R7)",
+        _on(Leadership, "_change_refusal", _change_before_commit),
+    ),
+    Defect(
+        "several_changes", "core", "a membership changes while the last change is not committed",
+        _on(Leadership, "_change_refusal", _several_changes),
+    ),
+    Defect(
+        "membership_at_commit", "core", "a membership is in force only when it is committed",
+        ((RaftCore, "advance_commit", _note_commit), (LogView, "membership", property(_committed_membership))),
+    ),
+    Defect(
+        "snapshot_old_membership", "core", "a snapshot carries the membership of the log's start",
+        _on(LogView, "membership_at", _oldest_membership),
+    ),
+    Defect(
+        "snapshot_without_members", "driver", "a snapshot is stored without its configuration",
+        _on(RaftStorage, "write_snapshot", _write_snapshot_without_members),
+    ),
+    Defect(
+        "snapshot_over_conflict", "core", "a log that contradicts an installed snapshot is kept",
+        _on(RaftCore, "_on_snapshot_installed", _keep_log_under_snapshot),
+    ),
+    Defect(
+        "snapshot_not_loaded", "driver", "an installed snapshot is not loaded into the state machine",
+        _on(Applier, "load", _load_nothing),
+    ),
+)  # fmt: skip

@@ -1,0 +1,238 @@
+"""A Raft node as in production: driver, storage and log, on the simulated disk, store and network."""
+
+import errno
+from random import Random
+from typing import Any
+
+from simulation.checkers import RaftChecker
+from simulation.cluster import Context, Program, Station
+from simulation.machine import ChainMachine
+from simulation.nemesis import Undo
+from simulation.raft_sim import RaftSimulation
+from simulation.workload import serve_clients
+from tidelog.log.config import FOREVER_MS, LogConfig
+from tidelog.model.errors import UnformattedDirectoryError
+from tidelog.model.ids import NodeId, Offset
+from tidelog.raft.core import RaftCore
+from tidelog.raft.driver import DriverConfig, RaftDriver
+from tidelog.raft.entries import STORED_BYTES_MAX
+from tidelog.raft.membership import Member, Membership
+from tidelog.raft.messages import Message
+from tidelog.raft.storage import RaftStorage
+from tidelog.world.simulated import Latency, Loss, SimLoop
+from tidelog.world.simulated.loop import SimFuture
+
+CLUSTER_ID = "simulated"
+ENTRY_BYTES = 40
+"""About what an entry of the workload takes: snapshots are taken by bytes."""
+
+
+class DriverNode:
+    """What clients, checks and the nemesis see of a process; `failure` ends the program."""
+
+    def __init__(self, driver: RaftDriver, machine: ChainMachine, failure: SimFuture) -> None:
+        self.driver = driver
+        self.machine = machine
+        self.failure = failure
+        self.directory = driver.me.directory
+
+    @property
+    def core(self) -> RaftCore:
+        return self.driver.core
+
+    async def propose(self, data: bytes) -> Offset:
+        return await self.driver.propose(data)
+
+    async def read(self) -> None:
+        await self.driver.applied(await self.driver.read_index())
+
+    async def change_membership(self, *, add: Member | None = None, remove: NodeId | None = None) -> Offset:
+        return await self.driver.change_membership(add=add, remove=remove)
+
+    def transfer(self, target: NodeId | None) -> None:
+        self.driver.transfer(target)
+
+    def take_snapshot(self) -> None:
+        if self.machine.offset > self.core.log.snapshot.offset:
+            self.driver._take_snapshot()
+
+
+class DriverStack:
+    """Builds such nodes, and harms the devices under them."""
+
+    def __init__(self) -> None:
+        self._checker: RaftChecker | None = None
+        self._nodes: dict[SimLoop, NodeId] = {}
+        self._latency = Latency(0.0002, 0.001)
+
+    def program(self, simulation: RaftSimulation) -> Program:
+        self._checker = simulation.checker
+        self._latency = simulation.shape.disk_latency
+        simulation.world.scheduler.on_step = self._stepped
+        shape = simulation.shape
+        log_config = LogConfig(
+            segment_bytes=shape.segment_bytes,
+            segment_ms=FOREVER_MS,
+            message_bytes_max=STORED_BYTES_MAX,
+            retention_ms=-1,
+            retention_bytes=-1,
+            file_delete_delay_ms=0,
+        )
+        config = DriverConfig(raft=shape.raft, snapshot_bytes=shape.snapshot_every * ENTRY_BYTES)
+
+        async def run(context: Context) -> None:
+            storage = RaftStorage(
+                disk=context.node.disk(),
+                store=context.node.store(),
+                work=context.node.work,
+                clock=context.node.clock,
+                cluster_id=CLUSTER_ID,
+                node=context.node_id,
+                log_config=log_config,
+            )
+            durable = context.station.durable
+            try:
+                boot = await storage.open()
+            except UnformattedDirectoryError:
+                founding = durable.get("founding", Membership())
+                await storage.format(directory=durable["directory"], membership=founding)
+                boot = await storage.open()
+            for note in storage.notes:
+                context.trace(note)
+            failure = context.node.loop.create_future()
+            machine = ChainMachine(context.station.name, simulation.checker)
+            driver = RaftDriver(
+                storage.me,
+                storage,
+                boot,
+                context.transport,
+                machine,
+                config,
+                context.node.random,
+                work=context.node.work,
+                on_failure=failure.set_exception,
+            )
+            self._watch_messages(driver)
+            await driver.start()
+            context.app = DriverNode(driver, machine, failure)
+            self._nodes[context.node.loop] = context.node_id
+            simulation.checker.born(context.node_id, driver.core)
+            serve_clients(context)
+            await failure
+
+        return run
+
+    def _stepped(self, loop: SimLoop) -> None:
+        node = self._nodes.get(loop)
+        if node is not None:
+            assert self._checker is not None
+            self._checker.look(node)
+
+    def _watch_messages(self, driver: RaftDriver) -> None:
+        """Whatever the driver hands to its links has left, as far as promises go."""
+        peers: Any = driver._peers
+        send, checker, me = peers.send, self._checker, driver.me.node
+        assert checker is not None
+
+        def watched(node: NodeId, message: Message, now_ms: int) -> None:
+            checker.left(me, node, message)
+            send(node, message, now_ms)
+
+        peers.send = watched
+
+    # -- devices
+
+    def attach(self, station: Station) -> None:
+        def died(_loss: Loss | None) -> None:
+            assert self._checker is not None
+            self._checker.died(station.node_id)
+
+        def crash() -> None:
+            station.lose_power(station.machine.crash_loss)
+
+        station.on_death = died
+        station.machine.disk().on_crash_point = crash
+        station.machine.store().on_crash_point = crash
+        station.machine.disk().sync_latency = station.machine.store().commit_latency = self._latency
+
+    def stall_disk(self, station: Station, *, everything: bool) -> Undo:
+        device, store = station.machine.disk(), station.machine.store()
+        device.begin_stall(everything=everything)
+        store.begin_stall()
+
+        def undo() -> None:
+            device.stall.end()
+            store.stall.end()
+
+        return undo
+
+    def slow_disk(self, station: Station, latency: Latency) -> Undo:
+        device, store = station.machine.disk(), station.machine.store()
+        device.sync_latency = store.commit_latency = latency
+
+        def undo() -> None:
+            device.sync_latency = store.commit_latency = self._latency
+
+        return undo
+
+    def fill_disk(self, station: Station, draw: Random) -> Undo:
+        device = station.machine.disk()
+        device.fill(draw.choice((0, 100, 1000)))
+
+        def undo() -> None:
+            device.capacity_bytes = None
+
+        return undo
+
+    def fail_sync(self, station: Station, draw: Random) -> Undo:
+        device, store = station.machine.disk(), station.machine.store()
+        if draw.random() < 0.25:
+            store.fail()
+        else:
+            device.fail(draw.choice(("sync", "sync", "append", "read")), number=errno.EIO)
+
+        def undo() -> None:
+            device.faults.clear()
+            store.faults.clear()
+
+        return undo
+
+    def is_suspect(self, station: Station) -> bool:
+        return bool(station.machine.disk().faults._armed or station.machine.store().faults._armed)
+
+    def damage(self, station: Station, draw: Random) -> str:
+        device, store = station.machine.disk(), station.machine.store()
+        kind = draw.choices((".log", ".snapshot", "index", "store"), (6, 2, 1, 1))[0]
+        if kind == "store":
+            if not store.stored:
+                return "nothing to damage"
+            key = draw.choice(sorted(store.stored))
+            store.flip_bit(key, draw.randrange(len(store.stored[key])), draw.randrange(8))
+            return f"a bit of {key!r} in the state store is flipped"
+        files = [(path, size) for path, size in device.files() if path.endswith(kind) and size]
+        if not files:
+            return "nothing to damage"
+        path, size = draw.choice(files)
+        if draw.random() < 0.2:
+            end = draw.randrange(size)
+            device.cut(path, end)
+            return f"{path} of {size} bytes is cut to {end}"
+        position = draw.randrange(size)
+        device.flip_bit(path, position, draw.randrange(8))
+        return f"a bit of {path} is flipped at {position} of {size}"
+
+    def crash_at(self, station: Station, draw: Random, *, is_vote: bool) -> Undo:
+        device, store = station.machine.disk(), station.machine.store()
+        station.machine.crash_loss = draw.choice(list(Loss))
+        if is_vote:
+            store.crash_at_commit = 1  # most likely: nothing else is to be written while nobody leads
+        elif draw.random() < 0.5:
+            device.crash_at_operation = device.operations + draw.randrange(1, 60)
+        else:
+            store.crash_at_commit = draw.randrange(1, 10)
+
+        def undo() -> None:
+            device.crash_at_operation = store.crash_at_commit = None
+            station.start()
+
+        return undo

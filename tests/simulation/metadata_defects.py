@@ -1,0 +1,218 @@
+"""Deliberate defects of the metadata quorum, each of a line or two. The simulator has to notice every one."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from simulation.defects import Defect
+from tidelog.metadata import brokers, leadership, partitions, tail
+from tidelog.metadata.decision import Decision
+from tidelog.metadata.delta import ImageDelta, delta_between
+from tidelog.metadata.machine import MetadataMachine
+from tidelog.metadata.records import AbortDecision, BeginDecision, EndDecision
+from tidelog.metadata.replay import Replay
+from tidelog.metadata.shell import ControllerNode
+from tidelog.metadata.snapshot import snapshot_bytes
+from tidelog.metadata.tail import MetadataTail
+from tidelog.model.errors import FencedLeaderEpochError
+from tidelog.model.ids import Offset
+from tidelog.raft.effects import Role
+from tidelog.raft.messages import SnapshotId
+from tidelog.raft.state_machine import SnapshotJob
+from tidelog.world.replicated import ReplicatedMachine
+
+
+def _on(owner: Any, name: str, replacement: Any) -> tuple[tuple[Any, str, Any], ...]:
+    return ((owner, name, replacement),)
+
+
+# Decisions.
+
+
+def _check_leader_epoch_only(topic: Any, partition: Any, broker: int, item: Any) -> None:
+    if item.leader_epoch != partition.leader_epoch or partition.leader != broker:
+        raise FencedLeaderEpochError("another leader epoch")
+
+
+_check_isr = partitions._check_isr
+
+
+def _check_isr_of_any_epoch(image: Any, topic: Any, partition: Any, item: Any) -> None:
+    now = tuple((member, image.brokers[member].broker_epoch) for member, _ in item.isr)
+    _check_isr(image, topic, partition, replace(item, isr=now))
+
+
+def _always_unclean(_image: Any, _topic_id: Any) -> bool:
+    return True
+
+
+def _stays_in_sync(_image: Any, _broker: int) -> list[Any]:
+    return []
+
+
+_register = brokers.register
+
+
+def _register_in_the_same_epoch(image: Any, request: Any, context: Any, *, cluster_id: str) -> Any:
+    decision = _register(image, request, context, cluster_id=cluster_id)
+    known = image.brokers.get(request.broker)
+    if known is None or not decision.records:
+        return decision
+    first: Any = decision.records[0]
+    first = replace(first, broker_epoch=known.broker_epoch)
+    return Decision((first, *decision.records[1:]), brokers.Registered(broker_epoch=known.broker_epoch))
+
+
+# The runtime.
+
+_flush = ReplicatedMachine._flush
+
+
+def _answer_before_commit(self: Any) -> None:
+    for waiter in self._gathering:
+        waiter.answer()
+    _flush(self)
+
+
+_follow, _lead = ReplicatedMachine.follow, ReplicatedMachine.lead
+
+
+def _follow_with_speculation(self: Any, leader: Any) -> None:
+    if self.epoch is not None:
+        self.kept = self._speculative
+    _follow(self, leader)
+
+
+def _lead_with_speculation(self: Any, epoch: Any, me: Any, *, is_torn: bool = False) -> None:
+    _lead(self, epoch, me, is_torn=is_torn)
+    self._speculative = getattr(self, "kept", self._speculative)
+
+
+def _lead_on_torn(self: Any, epoch: Any, me: Any, *, is_torn: bool = False) -> None:
+    _lead(self, epoch, me, is_torn=False)
+
+
+_role_changed = MetadataMachine.role_changed
+
+
+def _lead_before_own_epoch(self: Any, change: Any) -> None:
+    _role_changed(self, change)
+    if change.role is Role.LEADER and self._elected is not None:
+        self._elected = None
+        self.replicated.lead(change.epoch, self.me, is_torn=self.is_torn)
+        self._tell(True)
+
+
+async def _ask_without_index(self: Any, question: object) -> Any:
+    await asyncio.sleep(0)
+    return self.machine.decider.answer(self.image, question)
+
+
+def _show_early(self: Any, records: Any) -> Any:
+    whole = [r for r in records if not isinstance(r, BeginDecision | EndDecision | AbortDecision)]
+    self.image = self.image.apply_all(whole)
+    return self.image
+
+
+def _snapshot_without_open_decision(self: Any) -> SnapshotJob:
+    return SnapshotJob(snapshot_bytes, (self._replay.image, None))
+
+
+# The tail.
+
+_take_snapshot = MetadataTail._take_snapshot
+
+
+async def _name_snapshot_wrongly(self: Any) -> None:
+    write = self._files.write
+
+    async def misnamed(snapshot: SnapshotId, *rest: Any) -> None:
+        await write(SnapshotId(Offset(snapshot.offset + 1), snapshot.epoch), *rest)
+
+    self._files.write = misnamed
+    try:
+        await _take_snapshot(self)
+    finally:
+        self._files.write = write
+
+
+def _without_partitions(older: Any, newer: Any, records: Any = None) -> ImageDelta:
+    return delta_between(older, newer, [])
+
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        "isr_without_epoch", "metadata", "an ISR is taken whatever partition epoch it was proposed for",
+        _on(partitions, "_check_epochs", _check_leader_epoch_only),
+    ),
+    Defect(
+        "isr_of_former_life", "metadata", "an ISR is taken whatever incarnation its members were seen in",
+        _on(partitions, "_check_isr", _check_isr_of_any_epoch),
+    ),
+    Defect(
+        "leader_outside_isr", "metadata", "any live replica may lead",
+        _on(leadership, "is_unclean_allowed", _always_unclean),
+    ),
+    Defect(
+        "fenced_in_sync", "metadata", "a broker that is fenced stays in its ISRs",
+        _on(brokers, "leave_all", _stays_in_sync),
+    ),
+    Defect(
+        "same_broker_epoch", "metadata", "a new incarnation gets the epoch of the last one",
+        _on(brokers, "register", _register_in_the_same_epoch),
+    ),
+    Defect(
+        "reply_before_commit", "metadata", "a change is answered when it is decided",
+        _on(ReplicatedMachine, "_flush", _answer_before_commit),
+    ),
+    Defect(
+        "speculation_kept", "metadata", "a leader goes on from what it had decided before it lost leadership",
+        ((ReplicatedMachine, "follow", _follow_with_speculation), (ReplicatedMachine, "lead", _lead_with_speculation)),
+    ),
+    Defect(
+        "stale_controller", "metadata", "a controller decides before it has applied what former ones committed",
+        _on(MetadataMachine, "role_changed", _lead_before_own_epoch),
+    ),
+    Defect(
+        "torn_decision", "metadata", "a large decision without its end is not aborted",
+        _on(ReplicatedMachine, "lead", _lead_on_torn),
+    ),
+    Defect(
+        "read_without_index", "metadata", "a question is answered by a controller that may not lead any more",
+        _on(ControllerNode, "ask", _ask_without_index),
+    ),
+    Defect(
+        "decision_shows_early", "metadata", "the parts of a large decision show before its end",
+        _on(Replay, "apply", _show_early),
+    ),
+    Defect(
+        "snapshot_without_open_decision", "metadata", "a snapshot forgets the decision that is open",
+        _on(MetadataMachine, "take_snapshot", _snapshot_without_open_decision),
+    ),
+    Defect(
+        "tail_snapshot_misnamed", "metadata", "a broker's snapshot says that it has more than it has",
+        _on(MetadataTail, "_take_snapshot", _name_snapshot_wrongly),
+    ),
+    Defect(
+        "delta_without_partitions", "metadata", "subscribers are not told of partitions",
+        _on(tail, "delta_between", _without_partitions),
+    ),
+)  # fmt: skip
+
+CATCHING_SEEDS: dict[str, int] = {
+    "isr_without_epoch": 2,
+    "isr_of_former_life": 1,
+    "leader_outside_isr": 1,
+    "fenced_in_sync": 1,
+    "same_broker_epoch": 1,
+    "reply_before_commit": 1,
+    "speculation_kept": 3,
+    "stale_controller": 2,
+    "torn_decision": 13,
+    "read_without_index": 3,
+    "decision_shows_early": 3,
+    "snapshot_without_open_decision": 5,
+    "tail_snapshot_misnamed": 2,
+    "delta_without_partitions": 1,
+}
+"""Which seed last caught each; it is tried first. A change of anything moves them: no failure, only slower."""

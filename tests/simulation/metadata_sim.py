@@ -1,0 +1,469 @@
+"""One run of a metadata quorum: controllers and brokers, seed in, verdict out.
+
+    n1...       controllers as in production: `metadata.shell` on driver, storage and log; the nemesis harms these
+    b11..b15    brokers: `metadata.broker_side` with a toy leader that shrinks and grows the ISRs of what it leads; they
+                are killed, paused, stopped in order and started again all the time
+    c101..c103  admin clients; the last one only asks
+
+Faults first, then everything is healed and must go on: clients are answered, all brokers are let in, and controllers
+and brokers end with one and the same image.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from simulation.checkers import RaftChecker
+from simulation.cluster import Cluster, Context, Program, Station
+from simulation.driver_node import CLUSTER_ID, DriverStack
+from simulation.metadata_checker import MetadataChecker
+from simulation.metadata_workload import Admin, AdminChecker
+from simulation.nemesis import Nemesis, draw_plan
+from simulation.raft_sim import LEADER_S, OPERATIONS_AFTER, SETTLE_S, RaftSimulation, Result, Shape, draw_shape
+from tidelog.log.config import FOREVER_MS, LogConfig
+from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
+from tidelog.metadata.brokers import Register
+from tidelog.metadata.controller import Controller
+from tidelog.metadata.delta import ImageDelta
+from tidelog.metadata.features import supported
+from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.partitions import AlteredPartition, AlterPartition
+from tidelog.metadata.shell import ControllerConfig, ControllerNode
+from tidelog.metadata.tail import MetadataTail
+from tidelog.model.errors import RemoteError, TransportError, UnformattedDirectoryError
+from tidelog.model.ids import NodeId, Offset
+from tidelog.raft.core import RaftCore
+from tidelog.raft.driver import DriverConfig
+from tidelog.raft.entries import STORED_BYTES_MAX
+from tidelog.raft.membership import Member, Membership
+from tidelog.raft.storage import RaftStorage
+from tidelog.world.simulated import Loss, SimLoop, SimulationError, SimWorld
+from tidelog.world.simulated.loop import SimFuture
+
+BROKERS = tuple(NodeId(number) for number in range(11, 16))
+ADMINS = (NodeId(101), NodeId(102), NodeId(103))
+READER = NodeId(103)
+
+
+class ControllerApp:
+    """What checks and the nemesis see of a controller's process."""
+
+    def __init__(self, node: ControllerNode, failure: SimFuture) -> None:
+        self.node = node
+        self.driver = node.driver
+        self.machine = node.machine
+        self.failure = failure
+
+    @property
+    def core(self) -> RaftCore:
+        return self.driver.core
+
+    async def change_membership(self, *, add: Member | None = None, remove: NodeId | None = None) -> Offset:
+        return await self.driver.change_membership(add=add, remove=remove)
+
+    def transfer(self, target: NodeId | None) -> None:
+        self.driver.transfer(target)
+
+    def take_snapshot(self) -> None:
+        if self.machine.offset > self.core.log.snapshot.offset:
+            self.driver._take_snapshot()
+
+
+class MetadataStack(DriverStack):
+    """Builds controllers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked: dict[SimLoop, tuple[ControllerApp, str]] = {}
+        self._metadata: MetadataChecker | None = None
+
+    def program(self, simulation: RaftSimulation) -> Program:
+        assert isinstance(simulation, MetadataSimulation)
+        self._checker = simulation.checker
+        self._metadata = simulation.metadata
+        self._latency = simulation.shape.disk_latency
+        simulation.world.scheduler.on_step = self._stepped
+        shape = simulation.shape
+        log_config = LogConfig(
+            segment_bytes=shape.segment_bytes,
+            segment_ms=FOREVER_MS,
+            message_bytes_max=STORED_BYTES_MAX,
+            retention_ms=-1,
+            retention_bytes=-1,
+            file_delete_delay_ms=0,
+        )
+        config = ControllerConfig(
+            driver=DriverConfig(raft=shape.raft, snapshot_bytes=simulation.snapshot_bytes),
+            decision_bytes_max=simulation.decision_bytes_max,
+        )
+
+        async def run(context: Context) -> None:
+            storage = RaftStorage(
+                disk=context.node.disk(),
+                store=context.node.store(),
+                work=context.node.work,
+                clock=context.node.clock,
+                cluster_id=CLUSTER_ID,
+                node=context.node_id,
+                log_config=log_config,
+            )
+            durable = context.station.durable
+            try:
+                boot = await storage.open()
+            except UnformattedDirectoryError:
+                await storage.format(directory=durable["directory"], membership=durable.get("founding", Membership()))
+                boot = await storage.open()
+            failure = context.node.loop.create_future()
+            node = ControllerNode(
+                storage,
+                boot,
+                context.transport,
+                Controller(CLUSTER_ID),
+                config,
+                context.node.random,
+                clock=context.node.clock,
+                work=context.node.work,
+                on_failure=failure.set_exception,
+            )
+            self._watch_messages(node.driver)
+            await node.start()
+            app = context.app = ControllerApp(node, failure)
+            self._nodes[context.node.loop] = context.node_id
+            self._looked[context.node.loop] = (app, context.station.name)
+            simulation.checker.born(context.node_id, node.driver.core)
+            await failure
+
+        return run
+
+    def _stepped(self, loop: SimLoop) -> None:
+        super()._stepped(loop)
+        found = self._looked.get(loop)
+        if found is not None:
+            assert self._metadata is not None
+            app, name = found
+            self._metadata.look(name, app.machine.offset, app.machine.image)
+
+
+class BrokerNode:
+    """A broker's process."""
+
+    def __init__(
+        self, simulation: "MetadataSimulation", context: Context, tail: MetadataTail, agent: BrokerAgent
+    ) -> None:
+        self.tail = tail
+        self.agent = agent
+        self.is_stopped = False
+        self._context = context
+        self._simulation = simulation
+        self._name = context.station.name
+        self._random = context.node.random
+        self._last: ClusterImage | None = None
+        self._epochs: dict[int, int] = {}
+
+    def handed(self, delta: ImageDelta, older: ClusterImage, newer: ClusterImage) -> None:
+        metadata = self._simulation.metadata
+        if self._last is not None and older is not self._last:
+            self._simulation.fail(self._name, "a delta does not continue the one before")
+        self._last = newer
+        metadata.handed(self._name, delta, older, newer)
+        metadata.seen(self._name, self.tail.offset, newer)
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.tail.run())
+                group.create_task(self.agent.run())
+                group.create_task(self._lead())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+
+    async def _lead(self) -> None:
+        """As the leader of its partitions would: followers fall behind and catch up."""
+        known: int | None = None
+        while True:
+            await asyncio.sleep(self._random.uniform(0.02, 0.6))
+            epoch = self.agent.broker_epoch
+            if epoch is None:
+                continue
+            if epoch != known:
+                known = epoch
+                self._simulation.metadata.registered(self._name, self.agent.broker, epoch)
+            items = self._changes(self.tail.image)
+            if not items:
+                continue
+            request = AlterPartition(broker=self.agent.broker, broker_epoch=epoch, partitions=tuple(items))
+            try:
+                async with asyncio.timeout(3):
+                    reply = await self.agent.ask(request)
+            except (TransportError, RemoteError, TimeoutError):
+                continue
+            for item, state in zip(items, reply.partitions, strict=True):
+                self._simulation.metadata.altered(self._name, item, state)
+
+    def _changes(self, image: ClusterImage) -> list[AlteredPartition]:
+        items = []
+        for topic_id, number, partition in image.partitions_on(self.agent.broker):
+            if partition.leader != self.agent.broker or len(partition.replicas) < 2 or self._random.random() < 0.5:
+                continue
+            others = [member for member in partition.replicas if member != self.agent.broker]
+            if self._random.random() < 0.6:
+                isr = [member for member in partition.replicas if image.brokers[member].is_live]
+            else:
+                isr = [self.agent.broker, *self._random.sample(others, self._random.randrange(len(others)))]
+            # A leader knows its followers from when they last connected; that may be a former life of theirs.
+            for member in isr:
+                if member not in self._epochs or self._random.random() < 0.3:
+                    self._epochs[member] = image.brokers[member].broker_epoch
+            if set(isr) != set(partition.isr) and self.agent.broker in isr:
+                items.append(
+                    AlteredPartition(
+                        topic_id=topic_id,
+                        partition=number,
+                        leader_epoch=partition.leader_epoch,
+                        partition_epoch=partition.partition_epoch,
+                        isr=tuple((member, self._epochs[member]) for member in isr),
+                    )
+                )
+        return items
+
+    async def stop(self) -> None:
+        """Controlled shutdown."""
+        epoch = await self.agent.shut_down()
+        await store_clean_stop(self._context.node.store(), epoch)
+        self.is_stopped = True
+
+
+class MetadataSimulation(RaftSimulation):
+    """See the module's docstring. What the nemesis needs is the base's."""
+
+    def __init__(self, world: SimWorld, seed: int, shape: Shape, *, only: Collection[int] | None = None) -> None:
+        self.world = world
+        self.seed = seed
+        self.shape = shape
+        self.stack = MetadataStack()
+        draw = world.random("metadata-shape")
+        self.snapshot_bytes = draw.choice((1_000, 10_000, 1 << 20))
+        self.tail_snapshot_bytes = draw.choice((500, 5_000, 1 << 20))
+        self.decision_bytes_max = draw.choice((300, 1_000, 1 << 20))
+        self.checker = RaftChecker(self.fail, world.scheduler.trace)
+        self.metadata = MetadataChecker(self.checker.history, self.fail)
+        self.cluster = Cluster(world)
+        self._ids = world.random("ids")
+        program = self.stack.program(self)
+        nodes = [NodeId(number) for number in range(1, shape.voters + shape.spares + 1)]
+        self.stations = [self.cluster.add(f"n{node}", node, program) for node in nodes]
+        for station in self.stations:
+            self.new_directory(station)
+            self.stack.attach(station)
+        founders = self.stations[: shape.voters]
+        self.founding = Membership(tuple(Member(s.node_id, s.durable["directory"]) for s in founders))
+        for station in founders:
+            station.durable["founding"] = self.founding
+        self.brokers = [self.cluster.add(f"b{node}", node, self._broker) for node in BROKERS]
+        self._controllers = nodes
+        self.admin_checker = AdminChecker(self.metadata, self.fail)
+        self.admins = [
+            Admin(
+                self.admin_checker,
+                nodes,
+                world.random(f"admin/{node}"),
+                pause_s=shape.client_pause_s,
+                only_reads=node == READER,
+            )
+            for node in ADMINS
+        ]
+        for node, admin in zip(ADMINS, self.admins, strict=True):
+            self.cluster.add(f"c{node}", node, admin.run)
+        self.cluster.network.latency = shape.latency
+        plan = draw_plan(world.random("faults"), until_s=shape.fault_s)
+        self.plan = [step for step in plan if only is None or step.number in only]
+        self.nemesis = Nemesis(self, self.plan)
+
+    async def _broker(self, context: Context) -> None:
+        node = context.node
+        tail = MetadataTail(
+            disk=node.disk(),
+            path="metadata",
+            transport=context.transport,
+            sources=lambda: self._controllers,
+            work=node.work,
+            random=node.random,
+            snapshot_bytes=self.tail_snapshot_bytes,
+        )
+        await tail.open()
+        self.metadata.seen(context.station.name, tail.offset, tail.image)
+        broker = int(context.node_id)
+        registration = Register(
+            cluster_id=CLUSTER_ID,
+            broker=broker,
+            incarnation=UUID(int=node.random.getrandbits(128), version=4),
+            endpoints=(("CLIENT", "PLAINTEXT", context.station.name, 9092),),
+            rack=f"rack-{broker % 3}",
+            directories=(UUID(int=broker),),
+            features=supported(),
+        )
+        agent = BrokerAgent(
+            with_clean_stop(registration, node.store()),
+            context.transport,
+            tail,
+            lambda: self._controllers,
+            BrokerConfig(),
+            node.random,
+        )
+        app = context.app = BrokerNode(self, context, tail, agent)
+        tail.subscribe(app.handed)
+        await app.run()
+
+    # -- the brokers' own faults
+
+    async def _harm_brokers(self, draw: Random) -> None:
+        while True:
+            await asyncio.sleep(draw.expovariate(1 / 1.0))
+            station = draw.choice(self.brokers)
+            if station.is_held_down or station.context is None or station.context.node.loop.is_held:
+                continue
+            kind = draw.choice(("kill", "kill", "power", "pause", "stop"))
+            self.world.scheduler.trace("nemesis", f"{kind} {station.name}")
+            self.world.loop.create_task(self._harm(station, kind, draw.uniform(0.05, 5.0), draw))
+
+    async def _harm(self, station: Station, kind: str, duration_s: float, draw: Random) -> None:
+        if kind == "pause":
+            station.pause()
+            await asyncio.sleep(duration_s)
+            station.resume()
+            return
+        if kind == "stop":
+            context, app = station.context, station.app
+            if context is None or app is None:
+                return
+            context.node.spawn(app.stop())
+            for _ in range(40):
+                await asyncio.sleep(0.1)
+                if app.is_stopped or station.app is not app:
+                    break
+        if kind == "power":
+            station.lose_power(draw.choice(list(Loss)))
+        elif station.is_up:
+            station.kill()
+        await asyncio.sleep(duration_s)
+        station.start()
+
+    async def _strand_leader(self, draw: Random) -> None:
+        """Now and then the leader is cut off from the other controllers, not from brokers and clients, and takes long
+        to find out: whoever asks it must not be told what is over."""
+        await asyncio.sleep(draw.uniform(2.0, max(3.0, self.shape.fault_s - 5.0)))
+        leader = self.checker.leader_now()
+        if leader is None or draw.random() < 0.5:
+            return
+        station, network = self.cluster.station(leader[0]), self.cluster.network
+        self.world.scheduler.trace("nemesis", f"strand {station.name}")
+        others = [other.node_id for other in self.stations if other is not station]
+        links = [link for other in others for link in ((other, leader[0]), (leader[0], other))]
+        mine = [link for link in links if not network.is_blocked(*link)]
+        for link in mine:
+            network.block(*link)
+        station.machine.set_clock_rate(0.1)
+        await asyncio.sleep(draw.uniform(2.0, 5.0))
+        for link in mine:
+            network.unblock(*link)
+        station.machine.set_clock_rate(1.0)
+
+    # -- the run
+
+    def run(self) -> None:
+        for station in self.cluster.stations.values():
+            station.start()
+        harm = self.world.loop.create_task(self._harm_brokers(self.world.random("brokers")))
+        strand = self.world.loop.create_task(self._strand_leader(self.world.random("strand")))
+        self.world.run_for(self.shape.fault_s)
+        self.world.scheduler.trace("nemesis", "all faults end")
+        harm.cancel()
+        strand.cancel()
+        self.nemesis.stop()
+        self.cluster.heal()
+        repair = self.world.loop.create_task(self._repair())
+        self._demand("nobody leads", self._is_led, LEADER_S)
+        self._demand_answers()
+        self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
+        self._demand("not all brokers are let in", self._are_brokers_live, SETTLE_S)
+        for admin in self.admins:
+            admin.is_stopping = True
+        self._demand_answers()
+        self._demand("images are not equal", self._has_converged, SETTLE_S)
+        repair.cancel()
+        self.metadata.advance()
+        self.admin_checker.check_end()
+
+    def _demand_answers(self) -> None:
+        for admin in self.admins:
+            admin.must_do = OPERATIONS_AFTER
+        answered = lambda: all(admin.must_do <= 0 for admin in self.admins)  # noqa: E731
+        self._demand("operations are not answered", answered, SETTLE_S)
+
+    def _are_brokers_live(self) -> bool:
+        self.cluster.heal()  # a harm that was under way may end after the healing
+        return all(
+            (found := self.metadata.image.brokers.get(int(s.node_id))) is not None
+            and found.is_live
+            and s.app is not None
+            and not s.app.agent.is_fenced
+            for s in self.brokers
+        )
+
+    def _has_converged(self) -> bool:
+        """At one moment all have the same image: NoOps and ISR changes go on, so offsets may differ."""
+        leader = self.checker.leader_now()
+        if leader is None or not self._are_brokers_live():
+            return False
+        image = self.metadata.image
+        members = (*leader[1].log.membership.voters, *leader[1].log.membership.learners)
+        apps: list[Any] = [self.cluster.station(member.node).app for member in members]
+        return all(app is not None and app.machine.image == image for app in apps) and all(
+            s.app is not None and s.app.tail.image == image for s in self.brokers
+        )
+
+
+def draw_metadata_shape(seed: int) -> Shape:
+    shape = draw_shape(seed, "metadata")
+    return replace(
+        shape,
+        voters=3,
+        spares=min(shape.spares, 1),
+        raft=replace(shape.raft, uncommitted_bytes_max=64 << 20),
+        segment_bytes=max(shape.segment_bytes, 2000),
+    )
+
+
+def run_metadata_seed(seed: int, *, only: Collection[int] | None = None) -> Result:
+    """One run, and how it ended. Nothing that goes wrong inside of it escapes."""
+    logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
+    shape = draw_metadata_shape(seed)
+    failure: str | None = None
+    world = SimWorld(seed)
+    simulation: MetadataSimulation | None = None
+    try:
+        with world:
+            simulation = MetadataSimulation(world, seed, shape, only=only)
+            simulation.run()
+    except (SimulationError, AssertionError) as error:
+        failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
+    assert simulation is not None
+    scheduler = world.scheduler
+    return Result(
+        seed=seed,
+        failure=failure,
+        virtual_s=scheduler.now_ns / 1e9,
+        events=scheduler.events_run,
+        digest=scheduler.digest,
+        plan=simulation.plan,
+        shape=shape,
+        acknowledged=simulation.admin_checker.acknowledged,
+        reads=simulation.admin_checker.reads,
+        elections=simulation.checker.elections,
+        faults=simulation.nemesis.counts,
+        trace=list(scheduler.trace_lines),
+    )

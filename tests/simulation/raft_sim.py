@@ -1,0 +1,494 @@
+"""One run of a Raft group: seed in, verdict out. First safety under faults, then everything is healed and must go on.
+
+    0 s          the nodes start; clients write and read
+    ... plan     faults begin and end (`nemesis`)
+    fault_s      all faults end, all nodes start, an operator repairs the membership
+    + LEADER_S   by now somebody leads and has committed an entry of its epoch
+    + SETTLE_S   by now clients are answered, and every voter is whole
+    failover     in most runs a minority, with the leader, goes for good: the others must go on, and soon
+    end          all are back; clients are answered, and all members have applied what was ever committed
+
+`Stack` is how a node is built, and how its disk is harmed: `core_node` or `driver_node`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from simulation.checkers import RaftChecker
+from simulation.cluster import Cluster, Program, Station
+from simulation.nemesis import Nemesis, PlanStep, Undo, draw_plan
+from simulation.workload import ClientChecker, Clients
+from tidelog.model.errors import CorruptStateError, LostStateError, TidelogError
+from tidelog.model.ids import NodeId
+from tidelog.raft.core import RaftConfig
+from tidelog.raft.effects import Role
+from tidelog.raft.membership import DIRECTORY_ID_BYTES, Member, Membership
+from tidelog.world.simulated import Latency, SimulationError, SimWorld
+
+LEADER_S = 15.0
+SETTLE_S = 60.0
+FAILOVER_TIMEOUTS = 6
+"""How many of the longest election timeouts a healthy majority may take to find a leader."""
+OPERATIONS_AFTER = 6
+REPAIR_EVERY_S = 0.25
+CLIENT_NODES = (NodeId(101), NodeId(102))
+"""Two machines with clients: a partition may leave some on either side."""
+NETWORKS = (Latency(0.0002, 0.001, 0.01, 0.01), Latency(0.001, 0.02), Latency(0.002, 0.05, 0.05, 0.1))
+DISKS = (Latency(0.0002, 0.001), Latency(0.001, 0.02, 0.02, 0.1), Latency(0.01, 0.08))
+REFUSALS = (LostStateError, CorruptStateError)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a seed decides about a run before it begins."""
+
+    stack: str
+    voters: int
+    spares: int
+    fault_s: float
+    clients: int
+    client_pause_s: float
+    reads: float
+    snapshot_every: int
+    piece_bytes: int
+    segment_bytes: int
+    failover: str | None
+    latency: Latency
+    disk_latency: Latency
+    raft: RaftConfig
+
+
+def draw_shape(seed: int, stack: str | None = None) -> Shape:
+    draw = Random(f"{seed}/shape")
+    drawn_stack = "driver" if draw.random() < 0.4 else "core"
+    snapshot_every = draw.choice((3, 10, 10, 30, 1000))
+    # A transfer in many pieces, of a state that a newer one replaces before it is through, would never end.
+    piece_bytes, pause_s = draw.choice((64, 256, 4096)), draw.choice((0.04, 0.12, 0.4))
+    if snapshot_every < 30:
+        piece_bytes, pause_s = 4096, max(pause_s, 0.1)
+    heartbeat_ms = draw.choice((100, 150, 250))
+    shortest_ms = heartbeat_ms * draw.choice((3, 5))
+    return Shape(
+        stack=stack or drawn_stack,
+        voters=draw.choice((3,) * 12 + (5, 5, 5, 5, 4, 4, 2, 1)),
+        spares=draw.choice((0, 0, 1, 1, 2)),
+        fault_s=draw.choice((8.0, 12.0, 20.0)),
+        clients=draw.choice((1, 1, 2)),
+        client_pause_s=pause_s,
+        reads=draw.choice((0.1, 0.3, 0.6)),
+        snapshot_every=snapshot_every,
+        piece_bytes=piece_bytes,
+        segment_bytes=draw.choice((400, 2000, 1 << 20)),
+        failover=draw.choice((None, "kill", "pause", "isolate")),
+        latency=draw.choice(
+            (Latency(0.0002, 0.001, 0.01, 0.01), Latency(0.001, 0.02), Latency(0.002, 0.05, 0.05, 0.1))
+        ),
+        disk_latency=draw.choice((Latency(0.0002, 0.001), Latency(0.001, 0.02, 0.02, 0.1), Latency(0.01, 0.08))),
+        raft=RaftConfig(
+            election_timeout_min_ms=shortest_ms,
+            election_timeout_max_ms=shortest_ms * 2,
+            heartbeat_interval_ms=heartbeat_ms,
+            disk_stall_timeout_ms=draw.choice((500, 2000)),
+            append_bytes_max=draw.choice((64, 1 << 10, 1 << 20)),
+            inflight_messages_max=draw.choice((1, 4, 64)),
+            inflight_bytes_max=draw.choice((256, 8 << 20)),
+            uncommitted_bytes_max=draw.choice((2000, 64 << 20)),
+            kept_behind_snapshot_bytes=draw.choice((0, 0, 200, 4 << 20)),
+        ),
+    )
+
+
+class Stack(Protocol):
+    """How a node of this kind is built, and what can happen to what it stores."""
+
+    def program(self, simulation: "RaftSimulation") -> Program: ...
+
+    def attach(self, station: Station) -> None: ...
+
+    def stall_disk(self, station: Station, *, everything: bool) -> Undo: ...
+
+    def slow_disk(self, station: Station, latency: Latency) -> Undo: ...
+
+    def fill_disk(self, station: Station, draw: Random) -> Undo: ...
+
+    def fail_sync(self, station: Station, draw: Random) -> Undo: ...
+
+    def is_suspect(self, station: Station) -> bool:
+        """An error of its disk is to come, after which it may trust nothing that it has not recorded as durable."""
+        ...
+
+    def damage(self, station: Station, draw: Random) -> str: ...
+
+    def crash_at(self, station: Station, draw: Random, *, is_vote: bool) -> Undo:
+        """Cut its power in the middle of a write soon: with `is_vote`, of the next epoch or vote."""
+        ...
+
+
+@dataclass(slots=True)
+class Result:
+    seed: int
+    failure: str | None
+    virtual_s: float
+    events: int
+    digest: str
+    plan: list[PlanStep]
+    shape: Shape
+    acknowledged: int = 0
+    reads: int = 0
+    elections: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    trace: list[str] = field(default_factory=list)
+
+
+class RaftSimulation:
+    def __init__(
+        self, world: SimWorld, seed: int, shape: Shape, stack: Stack, *, only: Collection[int] | None = None
+    ) -> None:
+        self.world = world
+        self.seed = seed
+        self.shape = shape
+        self.stack = stack
+        self.checker = RaftChecker(self.fail, world.scheduler.trace)
+        self.cluster = Cluster(world)
+        self._ids = world.random("ids")
+        program = stack.program(self)
+        nodes = [NodeId(number) for number in range(1, shape.voters + shape.spares + 1)]
+        self.stations = [self.cluster.add(f"n{node}", node, program) for node in nodes]
+        for station in self.stations:
+            self.new_directory(station)
+            stack.attach(station)
+        founders = self.stations[: shape.voters]
+        self.founding = Membership(tuple(Member(s.node_id, s.durable["directory"]) for s in founders))
+        for station in founders:
+            station.durable["founding"] = self.founding
+        self.clients_checker = ClientChecker(self.checker, self.fail)
+        self.clients = [
+            Clients(
+                self.clients_checker,
+                nodes,
+                world.random(f"workload/{node}"),
+                count=shape.clients,
+                pause_s=shape.client_pause_s,
+                reads=shape.reads,
+                may_only_read=node != CLIENT_NODES[0],
+            )
+            for node in CLIENT_NODES
+        ]
+        for node, clients in zip(CLIENT_NODES, self.clients, strict=True):
+            self.cluster.add(f"c{node}", node, clients.run)
+        self.cluster.network.latency = shape.latency
+        plan = draw_plan(world.random("faults"), until_s=shape.fault_s)
+        self.plan = [step for step in plan if only is None or step.number in only]
+        self.nemesis = Nemesis(self, self.plan)
+
+    def fail(self, who: str, what: str) -> None:
+        if not self.world.scheduler.failures:
+            self.world.scheduler.fail(who, what, None)
+
+    def new_directory(self, station: Station) -> None:
+        station.durable["directory"] = self._ids.randbytes(DIRECTORY_ID_BYTES)
+
+    # -- the run
+
+    def run(self) -> None:
+        for station in self.cluster.stations.values():
+            station.start()
+        self.world.run_for(self.shape.fault_s)
+        self.world.scheduler.trace("nemesis", "all faults end")
+        self.nemesis.stop()
+        self.cluster.heal()
+        repair = self.world.loop.create_task(self._repair())
+        self._demand("nobody leads", self._is_led, LEADER_S)
+        self._demand_operations()
+        self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
+        if self.shape.failover is not None:
+            self._fail_over(self.shape.failover)
+        for clients in self.clients:
+            clients.is_stopping = True
+        self._demand_operations()
+        self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
+        self._demand("members have not applied what is committed", self._has_converged, SETTLE_S)
+        repair.cancel()
+        self.clients_checker.check_end()
+
+    def _demand_operations(self) -> None:
+        for clients in self.clients:
+            clients.must_do = OPERATIONS_AFTER
+        answered = lambda: all(clients.must_do <= 0 for clients in self.clients)  # noqa: E731
+        self._demand("operations are not answered", answered, SETTLE_S)
+
+    def _fail_over(self, kind: str) -> None:
+        """A minority of the voters, the leader among them, is gone for good: the others must go on without it.
+
+        Not before all have caught up: with one entry an append and one append in flight, as some runs have it, a long
+        backlog takes longer than any election (seed 20565).
+        """
+        self._demand("members have not caught up", self._has_converged, SETTLE_S)
+        leader, membership = self.checker.leader_now(), self.membership()
+        if leader is None or membership is None or len(membership.voters) < 3:
+            return
+        most = (len(membership.voters) - 1) // 2
+        others = [member.node for member in membership.voters if member.node != leader[0]]
+        gone = [self.cluster.station(node) for node in [leader[0], *others][:most]]
+        links = [(s.node_id, o.node_id) for s in gone for o in self.cluster.stations.values() if o is not s]
+        self.world.scheduler.trace("nemesis", f"for good: {kind} {[station.name for station in gone]}")
+        for station in gone:
+            if kind == "kill":
+                station.kill()
+            elif kind == "pause":
+                station.pause()
+        if kind == "isolate":
+            for source, target in links:
+                self.cluster.network.block(source, target)
+                self.cluster.network.block(target, source)
+        nodes = [station.node_id for station in gone]
+        leader_s = FAILOVER_TIMEOUTS * self.shape.raft.election_timeout_max_ms / 1000 + 1.0
+        # Two who need each other may have to wait until keep-alive finds that their stream is dead (seed 5613).
+        leader_s += self.cluster.network.keepalive.high_s
+        self._demand("nobody leads in the place of who is gone", lambda: self._is_led_without(nodes), leader_s)
+        self._demand_operations()
+        self.world.scheduler.trace("nemesis", "they are back")
+        self.cluster.heal()
+
+    def _is_led_without(self, gone: list[NodeId]) -> bool:
+        leader = self.checker.leader_now()
+        return leader is not None and leader[0] not in gone and self._is_led()
+
+    def _demand(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            self.world.run_until(condition, timeout=timeout_s)
+        except SimulationError as error:
+            if self.world.scheduler.failures:
+                raise
+            states = "; ".join(map(self._describe, self.stations))
+            raise SimulationError(f"{what} {timeout_s} s after the healing ({error}): {states}") from None
+
+    def _describe(self, station: Station) -> str:
+        app = station.app
+        if app is None:
+            return f"{station.name} down"
+        core = app.core
+        return (
+            f"{station.name} {core.role.value} epoch {core.epoch} leader {core.leader} log {core.log.start}.."
+            f"{core.log.end} commit {core.commit} applied {app.machine.offset} "
+            f"voters {[m.node for m in core.log.membership.voters]}"
+            + (f" recovering to {core.recovering_until}" if core.recovering_until is not None else "")
+        )
+
+    def _is_led(self) -> bool:
+        leader = self.checker.leader_now()
+        return leader is not None and leader[1].leading is not None and leader[1].commit > leader[1].leading.epoch_start
+
+    def _is_repaired(self) -> bool:
+        return self.is_whole() and self.next_repair() is None
+
+    def _has_converged(self) -> bool:
+        leader = self.checker.leader_now()
+        if leader is None:
+            return False
+        end = leader[1].log.end
+        members = (*leader[1].log.membership.voters, *leader[1].log.membership.learners)
+        return leader[1].commit == end == len(self.checker.history) and all(
+            (app := self.cluster.station(member.node).app) is not None and app.machine.offset == end
+            for member in members
+        )
+
+    # -- membership, as an operator sees it
+
+    def membership(self) -> Membership | None:
+        """The one in force, if it is committed and its leader is at work."""
+        leader = self.checker.leader_now()
+        if leader is None:
+            return None
+        core = leader[1]
+        if core.leading is None or core.commit <= core.leading.epoch_start:
+            return None
+        log = core.log
+        return log.membership if len(log.memberships) == 1 or log.membership_offset < core.commit else None
+
+    def _is_there(self, member: Member) -> bool:
+        station = self.cluster.station(member.node)
+        return bool(station.durable.get("directory") == member.directory)
+
+    def is_whole(self) -> bool:
+        """Every voter runs with all that it ever promised."""
+        membership = self.membership()
+        if membership is None:
+            return False
+        return all(map(self._is_sound, membership.voters))
+
+    def _is_sound(self, member: Member) -> bool:
+        station = self.cluster.station(member.node)
+        app = station.app
+        return (
+            self._is_there(member)
+            and app is not None
+            and app.core.recovering_until is None
+            and not self.stack.is_suspect(station)
+        )
+
+    def is_changing(self) -> bool:
+        """A change of the membership was asked for and may still be made, by a leader that is paused now, too."""
+        return any(station.context is not None and station.context.asked for station in self.stations)
+
+    def is_whole_but(self, node: NodeId) -> bool:
+        """All other voters are whole, and a majority."""
+        membership = self.membership()
+        if membership is None or self.is_changing():
+            return False
+        others = [member for member in membership.voters if member.node != node]
+        return len(others) >= 2 and all(map(self._is_sound, others))
+
+    def can_lose_voter(self) -> bool:
+        membership = self.membership()
+        return membership is not None and len(membership.voters) >= 3 and not self.is_changing()
+
+    def next_repair(self) -> Member | NodeId | None:
+        """A member to add, or one to remove, until all voters exist and there are as many as in the beginning."""
+        membership = self.membership()
+        if membership is None:
+            return None
+        for member in (*membership.learners, *membership.voters):
+            if not self._is_there(member) and (membership.voter(member.node) is None or len(membership.voters) > 1):
+                return member.node
+        if membership.learners:
+            return None
+        if len(membership.voters) < self.shape.voters:
+            for station in self.stations:
+                if membership.voter(station.node_id) is None and station.is_up:
+                    return Member(station.node_id, station.durable["directory"])
+        return None
+
+    async def _repair(self) -> None:
+        while True:
+            await asyncio.sleep(REPAIR_EVERY_S)
+            for station in self.stations:
+                if isinstance(station.last_error, REFUSALS):
+                    # It says that it must not run on what it has: an operator gives it a new disk.
+                    self.world.scheduler.trace(station.name, "is given a new disk")
+                    self.wipe(station)
+            wanted = self.next_repair()
+            if isinstance(wanted, Member):
+                self._change(add=wanted)
+            elif wanted is not None:
+                self._change(remove=wanted)
+
+    def _change(
+        self, station: Station | None = None, *, add: Member | None = None, remove: NodeId | None = None
+    ) -> None:
+        leader = self.checker.leader_now()
+        if station is None and leader is not None:
+            station = self.cluster.station(leader[0])
+        if station is None or station.context is None or station.app is None or station.context.node.loop.is_held:
+            return
+        app, context = station.app, station.context
+        context.asked += 1
+        what = f"add n{add.node}" if add is not None else f"remove n{remove}"
+
+        async def change() -> None:
+            try:
+                await app.change_membership(add=add, remove=remove)
+            except TidelogError as error:
+                self.world.scheduler.trace("operator", f"{what}: {error}")
+            else:
+                self.world.scheduler.trace("operator", f"{what}: done")
+            finally:
+                context.asked -= 1
+
+        self.world.scheduler.trace("operator", f"{what}, asks {station.name}")
+        station.context.node.spawn(change())
+
+    def operator_adds(self, draw: Random) -> Undo | None:
+        membership = self.membership()
+        if membership is None:
+            return None
+        gone = [m.node for m in (*membership.learners, *membership.voters) if not self._is_there(m)]
+        if self.is_changing():
+            return None
+        if gone:
+            self._change(remove=gone[0])
+            return lambda: None
+        candidates = [s for s in self.stations if membership.voter(s.node_id) is None and s.is_up]
+        if not candidates:
+            return None
+        station = draw.choice(candidates)
+        self._change(add=Member(station.node_id, station.durable["directory"]))
+        return lambda: None
+
+    def ask_for_any_change(self, draw: Random) -> None:
+        """Ask whoever thinks that it leads, without a look at what is under way."""
+        leaders = [s for s in self.stations if s.app is not None and s.app.core.role is Role.LEADER]
+        if not leaders:
+            return
+        station = draw.choice(leaders)
+        membership = station.app.core.log.membership
+        others = [s for s in self.stations if membership.voter(s.node_id) is None]
+        if others and (len(membership.voters) < 3 or draw.random() < 0.5):
+            other = draw.choice(others)
+            self._change(station, add=Member(other.node_id, other.durable["directory"]))
+        elif len(membership.voters) > 2:
+            self._change(station, remove=draw.choice(membership.voters).node)
+
+    def operator_removes(self, draw: Random) -> Undo | None:
+        """One voter leaves: any, or the leader. Not while one is missing: a second one would take the majority away."""
+        membership, leader = self.membership(), self.checker.leader_now()
+        if membership is None or leader is None or not self.is_whole() or len(membership.voters) < 2:
+            return None
+        if self.is_changing():
+            return None
+        if len(membership.voters) == 2 and draw.random() < 0.5:
+            return None
+        node = leader[0] if draw.random() < 0.4 else draw.choice(membership.voters).node
+        self._change(remove=node)
+        return lambda: None
+
+    def wipe(self, station: Station) -> None:
+        """An empty disk, which joins the group: it does not found it again."""
+        station.kill()
+        station.wipe()
+        station.last_error = None
+        self.new_directory(station)
+        self.stack.attach(station)
+        station.start()
+
+
+def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | None = None) -> Result:
+    """One run, and how it ended. Nothing that goes wrong inside of it escapes."""
+    if stack == "metadata":
+        from simulation.metadata_sim import run_metadata_seed
+
+        return run_metadata_seed(seed, only=only)
+    from simulation.stacks import make_stack
+
+    # What nodes log under faults is meant for operators; the trace tells more.
+    logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
+    shape = draw_shape(seed, stack)
+    failure: str | None = None
+    world = SimWorld(seed)
+    simulation: RaftSimulation | None = None
+    try:
+        with world:
+            simulation = RaftSimulation(world, seed, shape, make_stack(shape.stack), only=only)
+            simulation.run()
+    except (SimulationError, AssertionError) as error:
+        failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
+    assert simulation is not None
+    scheduler = world.scheduler
+    return Result(
+        seed=seed,
+        failure=failure,
+        virtual_s=scheduler.now_ns / 1e9,
+        events=scheduler.events_run,
+        digest=scheduler.digest,
+        plan=simulation.plan,
+        shape=shape,
+        acknowledged=len(simulation.clients_checker.acknowledged),
+        reads=simulation.clients_checker.reads,
+        elections=simulation.checker.elections,
+        faults=simulation.nemesis.counts,
+        trace=list(scheduler.trace_lines),
+    )

@@ -1,0 +1,75 @@
+"""The metadata quorum on seeds: the fixed ones, then new ones until the time is up; and every defect is noticed."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulation.campaign import catch, replay_command
+from simulation.defects import Defect
+from simulation.metadata_defects import CATCHING_SEEDS, DEFECTS
+from simulation.metadata_sim import run_metadata_seed
+
+SECONDS = float(os.environ.get("SIM_SECONDS", "60")) / 2
+FIXED_SEEDS = (1, 2, 3, 8, 10, 16)
+TESTS = Path(__file__).parent.parent
+
+DIGEST_PROGRAM = """
+import sys
+junk = [bytearray(size) for size in range(int(sys.argv[1]))]  # another heap: other addresses
+from simulation.metadata_sim import run_metadata_seed
+result = run_metadata_seed(8)
+print(result.events, result.digest, result.failure)
+"""
+
+
+def _check(seed: int) -> None:
+    result = run_metadata_seed(seed)
+    if result.failure is not None:
+        pytest.fail(f"seed {seed}: {result.failure}\nreplay: {replay_command(seed, stack='metadata')}", pytrace=False)
+    assert result.acknowledged > 0, f"seed {seed}: nothing was acknowledged, so nothing was tested"
+
+
+@pytest.mark.sim
+@pytest.mark.timeout(SECONDS + 240)
+def test_no_seed_breaks_a_promise_of_the_metadata_quorum() -> None:
+    deadline = time.monotonic() + SECONDS
+    fresh = random.SystemRandom()
+    for seed in FIXED_SEEDS:
+        _check(seed)
+    while time.monotonic() < deadline:
+        _check(fresh.randrange(1 << 31))
+
+
+@pytest.mark.sim
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name for defect in DEFECTS])
+def test_the_simulator_notices(defect: Defect) -> None:
+    caught = catch(defect, remembered=CATCHING_SEEDS.get(defect.name), seeds=100)
+    assert caught is not None, f"not noticed in 100 seeds: {defect.what}"
+
+
+@pytest.mark.sim
+@pytest.mark.timeout(180)
+def test_a_seed_gives_the_same_run_in_every_process() -> None:
+    outputs = []
+    for hash_seed, junk in (("1", "10"), ("4242", "3000")):
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST_PROGRAM, junk],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(TESTS)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].strip().endswith("None")
+
+
+def test_there_are_enough_defects_and_each_has_its_own_name() -> None:
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 8
+    assert CATCHING_SEEDS.keys() <= {defect.name for defect in DEFECTS}
