@@ -1,0 +1,283 @@
+"""A broker's side of the metadata quorum: registers, heartbeats, asks the active controller, stops in order.
+
+    find the active controller -> register (until it is taken) -> one heartbeat stream -> it breaks: find, again
+                                          ^                              |
+                                          '-- the controller does not know this incarnation any more
+
+The active controller is found by asking: any controller answers with who leads. A request whose outcome is not known is
+repeated only if it may be (`is_repeatable`): registration is, since an incarnation registers once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import msgpack
+
+from tidelog.metadata.brokers import Heartbeat, HeartbeatReply, Register
+from tidelog.metadata.requests import decode_reply, encode_request
+from tidelog.metadata.shell import HEARTBEATS, INCARNATION, METHOD
+from tidelog.metadata.tail import MetadataTail
+from tidelog.model.errors import (
+    CorruptStateError,
+    ErrorCode,
+    RemoteError,
+    TidelogError,
+    TransportError,
+    UnreachableError,
+)
+from tidelog.model.ids import NodeId
+from tidelog.world.store import StateStore
+from tidelog.world.transport import Stream, Transport, decode_error
+
+LOGGER = logging.getLogger(__name__)
+
+CLEAN_STOP_KEY = b"broker/clean-stop-epoch"
+_NOTHING_DONE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED})
+_REGISTER_AGAIN = frozenset({ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED})
+_WAIT_AND_REGISTER = frozenset({ErrorCode.DUPLICATE_BROKER_REGISTRATION})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    heartbeat_ms: int = 500
+    silence_ms: int = 2_000
+    """A controller that does not answer a heartbeat for so long is left."""
+    call_timeout_ms: int = 2_000
+    retry_min_ms: int = 20
+    retry_max_ms: int = 500
+
+
+class ControllerClient:
+    """Calls to whoever is the active controller."""
+
+    def __init__(
+        self, transport: Transport, controllers: Callable[[], Sequence[NodeId]], config: BrokerConfig, random: Random
+    ) -> None:
+        self._transport = transport
+        self._controllers = controllers
+        self._config = config
+        self._random = random
+        self._leader: NodeId | None = None
+
+    def target(self) -> NodeId | None:
+        """Whom to try next."""
+        if self._leader is not None:
+            return self._leader
+        known = list(self._controllers())
+        return self._random.choice(known) if known else None
+
+    def hint(self, error: TidelogError) -> None:
+        """What an answer says about who leads; any other failure means: look elsewhere."""
+        leader = error.facts.get("leader") if isinstance(error, RemoteError) else None
+        # A leader that somebody names may be long gone: now and then another one is asked.
+        is_known = isinstance(leader, int) and leader in self._controllers() and leader != self._leader
+        self._leader = NodeId(leader) if is_known and isinstance(leader, int) else None
+
+    def found(self, node: NodeId) -> None:
+        self._leader = node
+
+    async def pause(self, attempt: int) -> None:
+        wait_ms = min(self._config.retry_min_ms << min(attempt, 10), self._config.retry_max_ms)
+        await asyncio.sleep(self._random.uniform(wait_ms / 2, wait_ms) / 1000)
+
+    async def call(self, request: object, *, is_repeatable: bool = False) -> Any:
+        """The reply of the active controller, however long it takes to find one.
+
+        Raises the refusal (`RemoteError`) or, where the outcome is not known and it is not repeatable,
+        `TransportError` or a `RemoteError` with REQUEST_TIMED_OUT.
+        """
+        data = encode_request(request)
+        attempt = 0
+        while True:
+            target = self.target()
+            if target is not None:
+                try:
+                    answer = await self._transport.call(target, METHOD, data, timeout_ms=self._config.call_timeout_ms)
+                except TransportError as error:
+                    self.hint(error)
+                    if not is_repeatable and not isinstance(error, UnreachableError):
+                        raise
+                except RemoteError as error:
+                    if error.code not in _NOTHING_DONE and not (
+                        is_repeatable and error.code is ErrorCode.REQUEST_TIMED_OUT
+                    ):
+                        raise
+                    self.hint(error)
+                    if self._leader is not None and attempt == 0:
+                        attempt += 1
+                        continue
+                else:
+                    self.found(target)
+                    return decode_reply(answer)
+            attempt += 1
+            await self.pause(attempt)
+
+
+class BrokerAgent:
+    """One incarnation of a broker. `run` is its task."""
+
+    def __init__(
+        self,
+        registration: Register,
+        transport: Transport,
+        tail: MetadataTail,
+        controllers: Callable[[], Sequence[NodeId]],
+        config: BrokerConfig,
+        random: Random,
+    ) -> None:
+        self.registration = registration
+        self.tail = tail
+        self.client = ControllerClient(transport, controllers, config, random)
+        self.broker_epoch: int | None = None
+        """Set when this incarnation is registered."""
+        self.failed_directories: tuple[Any, ...] = ()
+        self.stalled_directories: tuple[Any, ...] = ()
+        self.last_reply: HeartbeatReply | None = None
+        self._transport = transport
+        self._config = config
+        self._wants_shutdown = False
+        self._may_stop = asyncio.Event()
+        self._beat_now = asyncio.Event()
+        transport.serve(INCARNATION, self._incarnation)
+
+    async def _incarnation(self, _sender: NodeId, _data: bytes) -> bytes:
+        return self.registration.incarnation.bytes
+
+    @property
+    def broker(self) -> int:
+        return self.registration.broker
+
+    @property
+    def is_fenced(self) -> bool:
+        """By the log, not by what one controller says: until this incarnation's own record shows it as live."""
+        found = self.tail.image.brokers.get(self.broker)
+        return found is None or found.broker_epoch != self.broker_epoch or found.fenced
+
+    def beat_soon(self) -> None:
+        """Something that the controller should know has changed."""
+        self._beat_now.set()
+
+    async def run(self) -> None:
+        """Ends by cancellation, or when this incarnation cannot be registered (the refusal)."""
+        while True:
+            await self._register()
+            while await self._beat():
+                pass
+            self.broker_epoch = None
+
+    async def shut_down(self) -> int:
+        """Controlled shutdown: returns when the leaderships are elsewhere, with the epoch to keep for
+        `store_clean_stop` once the logs are closed. `run` goes on meanwhile."""
+        self._wants_shutdown = True
+        self.beat_soon()
+        await self._may_stop.wait()
+        assert self.broker_epoch is not None, "only a registered broker is let go"
+        return self.broker_epoch
+
+    async def ask(self, request: object) -> Any:
+        """A request of this broker to the active controller; see `ControllerClient.call`."""
+        return await self.client.call(request)
+
+    async def _register(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                reply = await self.client.call(self.registration, is_repeatable=True)
+            except RemoteError as error:
+                if error.code not in _WAIT_AND_REGISTER:
+                    raise
+                # A former life whose session has not ended yet.
+                LOGGER.info("broker=%d cannot register yet: %s", self.broker, error)
+                attempt += 1
+                await self.client.pause(attempt)
+            else:
+                self.broker_epoch = reply.broker_epoch
+                LOGGER.info("broker=%d is registered, epoch=%d", self.broker, reply.broker_epoch)
+                return
+
+    async def _beat(self) -> bool:
+        """One stream, until it is of no more use; False if this incarnation has to register again."""
+        target = self.client.target()
+        if target is None:
+            await self.client.pause(4)
+            return True
+        stream: Stream | None = None
+        try:
+            stream = await self._transport.open_stream(target, HEARTBEATS)
+            while True:
+                self._beat_now.clear()
+                await stream.send(encode_request(self._heartbeat()))
+                async with asyncio.timeout(self._config.silence_ms / 1000):
+                    self._take(_decode_beat(await stream.receive()))
+                self.client.found(target)
+                await self._until_next_beat()
+        except TimeoutError:
+            LOGGER.info("controller=%d does not answer heartbeats", target)
+            self.client.hint(TransportError("silent", node=target))
+        except RemoteError as error:
+            LOGGER.info("controller=%d: %s", target, error)
+            if error.code in _REGISTER_AGAIN:
+                return False
+            self.client.hint(error)
+        except TransportError as error:
+            self.client.hint(error)
+        finally:
+            if stream is not None:
+                stream.close()
+        await self.client.pause(1)
+        return True
+
+    def _heartbeat(self) -> Heartbeat:
+        assert self.broker_epoch is not None, "register first"
+        return Heartbeat(
+            broker=self.broker,
+            broker_epoch=self.broker_epoch,
+            metadata_offset=self.tail.offset,
+            wants_shutdown=self._wants_shutdown,
+            failed_directories=self.failed_directories,
+            stalled_directories=self.stalled_directories,
+        )
+
+    def _take(self, reply: HeartbeatReply) -> None:
+        self.last_reply = reply
+        if reply.may_shut_down:
+            self._may_stop.set()
+
+    async def _until_next_beat(self) -> None:
+        wait_ms = self._config.heartbeat_ms
+        if self.last_reply is not None and self.last_reply.is_fenced and not self.last_reply.may_shut_down:
+            wait_ms = max(1, wait_ms // 10)  # it waits to be let in
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._beat_now.wait()
+        except TimeoutError:
+            return
+
+
+def _decode_beat(data: bytes) -> HeartbeatReply:
+    """A frame of the stream; raises the error that it holds."""
+    try:
+        kind, _version, value = msgpack.unpackb(data)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"a heartbeat's reply cannot be read: {error}") from error
+    if kind == 1:
+        raise decode_error(value)
+    reply = decode_reply(value)
+    assert isinstance(reply, HeartbeatReply), "the reply to a heartbeat"
+    return reply
+
+
+async def store_clean_stop(store: StateStore, broker_epoch: int) -> None:
+    """After everything is closed: the next life says that this one ended cleanly."""
+    await store.commit({CLEAN_STOP_KEY: bytes(msgpack.packb(broker_epoch))})
+
+
+def with_clean_stop(registration: Register, store: StateStore) -> Register:
+    stored = store.get(CLEAN_STOP_KEY)
+    return registration if stored is None else replace(registration, clean_stop_epoch=int(msgpack.unpackb(stored)))

@@ -1,0 +1,168 @@
+"""What changed between two images, and what that means for one broker.
+
+Images share what did not change, so parts that are one object are not looked into. A delta that is asked for with the
+records in between looks only at the topics that they name, however many there are. `apply_delta(older, delta)` is the
+newer image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from uuid import UUID
+
+from tidelog.metadata import records as r
+from tidelog.metadata.image import Broker, ClusterImage, Credential, Partition, with_partitions
+from tidelog.metadata.records import CreateTopic, Record, RemoveTopic
+from tidelog.model.maps import Map, updated
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageDelta:
+    """None as a value: it is gone. Everything is in the order of its keys."""
+
+    removed_topics: tuple[UUID, ...] = ()
+    created_topics: tuple[tuple[UUID, str], ...] = ()
+    partitions: Mapping[UUID, Mapping[int, Partition]] = field(default_factory=dict)
+    """topic -> those new or changed, as they are now; all of a created topic's."""
+    brokers: Mapping[int, Broker | None] = field(default_factory=dict)
+    features: Mapping[str, int | None] = field(default_factory=dict)
+    configs: Mapping[tuple[str, str], Map[str, str] | None] = field(default_factory=dict)
+    """Resource -> all that is set on it now."""
+    quotas: Mapping[tuple[tuple[str, str | None], ...], Map[str, float] | None] = field(default_factory=dict)
+    users: Mapping[tuple[str, str], Credential | None] = field(default_factory=dict)
+    acls: Mapping[UUID, r.CreateAcl | None] = field(default_factory=dict)
+    next_producer_id: int | None = None
+    unknown: tuple[r.UnknownRecord, ...] | None = None
+    extras: Mapping[tuple[Any, ...], r.Extra | None] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return self == ImageDelta()
+
+
+def _changes(older: Map[K, V], newer: Map[K, V]) -> dict[K, V | None]:
+    if older is newer:
+        return {}
+    found: dict[K, V | None] = {}
+    for key, value in newer.items():
+        before = older.get(key)
+        if before is not value and before != value:
+            found[key] = value
+    if len(older) != len(newer) or found:
+        found.update((key, None) for key in older if key not in newer)
+    # Plain keys by themselves; tuples with None in them (default quotas) have no order of their own.
+    by_text = any(isinstance(key, tuple) for key in found)
+    return dict(sorted(found.items(), key=lambda item: str(item[0]) if by_text else item[0]))  # type: ignore[arg-type,return-value]
+
+
+def _touched_topics(records: Iterable[Record]) -> set[UUID]:
+    kinds = (r.CreateTopic, r.RemoveTopic, r.CreatePartition, r.ChangePartition)
+    return {record.topic_id for record in records if isinstance(record, kinds)}
+
+
+def delta_between(older: ClusterImage, newer: ClusterImage, records: Iterable[Record] | None = None) -> ImageDelta:
+    """The way from one image to a newer one; `records`, if given, are exactly those in between."""
+    removed: list[UUID] = []
+    created: list[tuple[UUID, str]] = []
+    partitions: dict[UUID, dict[int, Partition]] = {}
+    if older.topics is not newer.topics:
+        topics = _touched_topics(records) if records is not None else {*older.topics, *newer.topics}
+        for topic_id in sorted(topics):
+            before, after = older.topics.get(topic_id), newer.topics.get(topic_id)
+            if after is before:
+                continue
+            if after is None:
+                removed.append(topic_id)
+                continue
+            if before is None:
+                created.append((topic_id, after.name))
+            known = before.partitions if before is not None else Map()
+            changed = {number: now for number, now in _changes(known, after.partitions).items() if now is not None}
+            if changed:
+                partitions[topic_id] = dict(sorted(changed.items()))
+    return ImageDelta(
+        removed_topics=tuple(removed),
+        created_topics=tuple(created),
+        partitions=partitions,
+        brokers=_changes(older.brokers, newer.brokers),
+        features=_changes(older.features, newer.features),
+        configs=_changes(older.configs, newer.configs),
+        quotas=_changes(older.quotas, newer.quotas),
+        users=_changes(older.users, newer.users),
+        acls=_changes(older.acls, newer.acls),
+        next_producer_id=newer.next_producer_id if newer.next_producer_id != older.next_producer_id else None,
+        unknown=newer.unknown if newer.unknown != older.unknown else None,
+        extras=_changes(older.extras, newer.extras),
+    )
+
+
+def apply_delta(older: ClusterImage, delta: ImageDelta) -> ClusterImage:
+    image = older
+    for topic_id in delta.removed_topics:
+        image = image.apply(RemoveTopic(topic_id=topic_id))
+    for topic_id, name in delta.created_topics:
+        image = image.apply(CreateTopic(topic_id=topic_id, name=name))
+    if delta.partitions:
+        image = with_partitions(image, delta.partitions)
+    # From the older image, not from this one: removing a topic has taken its configs along, and a topic of the same
+    # name may have the same ones again.
+    return replace(
+        image,
+        brokers=updated(older.brokers, delta.brokers.items()),
+        features=updated(older.features, delta.features.items()),
+        configs=updated(older.configs, delta.configs.items()),
+        quotas=updated(older.quotas, delta.quotas.items()),
+        users=updated(older.users, delta.users.items()),
+        acls=updated(older.acls, delta.acls.items()),
+        next_producer_id=older.next_producer_id if delta.next_producer_id is None else delta.next_producer_id,
+        unknown=older.unknown if delta.unknown is None else delta.unknown,
+        extras=updated(older.extras, delta.extras.items()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPartition:
+    topic_id: UUID
+    number: int
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDelta:
+    """What one broker has to do."""
+
+    led: tuple[LocalPartition, ...] = ()
+    """Led by this broker; new, or changed in any way."""
+    followed: tuple[LocalPartition, ...] = ()
+    leaderless: tuple[LocalPartition, ...] = ()
+    dropped: tuple[tuple[UUID, int], ...] = ()
+    """Replicas to delete: the topic is gone, or a reassignment has ended."""
+
+
+def for_broker(delta: ImageDelta, older: ClusterImage, broker: int) -> BrokerDelta:
+    led: list[LocalPartition] = []
+    followed: list[LocalPartition] = []
+    leaderless: list[LocalPartition] = []
+    dropped: list[tuple[UUID, int]] = []
+    for topic_id in delta.removed_topics:
+        for number, partition in sorted(older.topics[topic_id].partitions.items()):
+            if broker in partition.replicas:
+                dropped.append((topic_id, number))
+    for topic_id, partitions in delta.partitions.items():
+        for number, partition in partitions.items():
+            if broker in partition.replicas:
+                here = LocalPartition(topic_id, number, partition)
+                where = led if partition.leader == broker else followed if partition.leader >= 0 else leaderless
+                where.append(here)
+            else:
+                before = older.partition(topic_id, number)
+                if before is not None and broker in before.replicas:
+                    dropped.append((topic_id, number))
+    return BrokerDelta(
+        led=tuple(led), followed=tuple(followed), leaderless=tuple(leaderless), dropped=tuple(sorted(dropped))
+    )

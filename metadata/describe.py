@@ -1,0 +1,268 @@
+"""What there is, for people and programs: topics and their partitions, brokers, reassignments. Reads an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidelog.metadata import configs
+from tidelog.metadata.access import AclBinding, AclFilter, find_acls
+from tidelog.metadata.config_table import Scope
+from tidelog.metadata.image import ClusterImage, Partition, Topic
+from tidelog.metadata.leadership import can_serve
+from tidelog.metadata.reassignments import Reassignment, list_reassignments
+from tidelog.metadata.records import NO_LEADER
+from tidelog.metadata.settings import Entity, check_resource
+from tidelog.metadata.topics import INTERNAL_TOPICS, find_topic
+from tidelog.model.errors import ErrorCode, TidelogError
+from tidelog.model.maps import sorted_items
+
+ONLINE, READ_ONLY, OFFLINE = "online", "read-only", "offline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    partition: int
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    eligible: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    start_offset: int
+    min_isr: int
+    state: str
+    """`online`; `read-only`: too few are in sync for acks=all; `offline`: nobody leads."""
+    advice: str
+    """What would bring it back, if it is offline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    name: str
+    topic_id: UUID
+    is_internal: bool
+    replication_factor: int
+    configs: tuple[tuple[str, str], ...]
+    """What was set on the topic itself."""
+    partitions: tuple[PartitionDescription, ...]
+
+
+def topic_names(image: ClusterImage) -> list[str]:
+    return sorted(image.topic_ids)
+
+
+def describe_topic(image: ClusterImage, name: str) -> TopicDescription:
+    """`UnknownTopicOrPartitionError` if there is none."""
+    topic = find_topic(image, name)
+    return TopicDescription(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.name in INTERNAL_TOPICS,
+        replication_factor=len(topic.partitions[0].settled),
+        configs=tuple(configs.overrides(image, Scope.TOPIC, topic.name).items()),
+        partitions=tuple(
+            _partition(image, topic, number, partition) for number, partition in sorted_items(topic.partitions)
+        ),
+    )
+
+
+def _partition(image: ClusterImage, topic: Topic, number: int, partition: Partition) -> PartitionDescription:
+    least = configs.min_isr(image, topic.topic_id, partition)
+    if partition.leader == NO_LEADER:
+        state = OFFLINE
+    else:
+        state = ONLINE if len(partition.isr) >= least else READ_ONLY
+    return PartitionDescription(
+        partition=number,
+        leader=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        eligible=partition.eligible,
+        offline_replicas=tuple(b for b in partition.replicas if not can_serve(image, partition, b)),
+        adding=partition.adding,
+        removing=partition.removing,
+        start_offset=partition.start_offset,
+        min_isr=least,
+        state=state,
+        advice=_advice(topic.name, number, partition) if state == OFFLINE else "",
+    )
+
+
+def _advice(name: str, number: int, partition: Partition) -> str:
+    unclean = f"tidelog elect-leaders --unclean --topic {name} --partition {number}"
+    if partition.eligible:
+        brokers = " or ".join(str(broker) for broker in partition.eligible)
+        return f"bring back broker {brokers}, which has every acknowledged record; or lose records: {unclean}"
+    return f"no replica is known to have every acknowledged record; to go on with what there is: {unclean}"
+
+
+# Questions, and their answers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeTopics:
+    names: tuple[str, ...] | None = None
+    """None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedTopic:
+    """One of `topic` and `error`."""
+
+    name: str
+    topic: TopicDescription | None = None
+    error: ErrorCode | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedTopics:
+    topics: tuple[DescribedTopic, ...]
+
+
+def describe_topics(image: ClusterImage, question: DescribeTopics) -> DescribedTopics:
+    answers = []
+    for name in topic_names(image) if question.names is None else question.names:
+        try:
+            answers.append(DescribedTopic(name=name, topic=describe_topic(image, name)))
+        except TidelogError as error:
+            answers.append(DescribedTopic(name=name, error=error.code, message=str(error)))
+    return DescribedTopics(topics=tuple(answers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeBrokers:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDescription:
+    broker: int
+    broker_epoch: int
+    endpoints: tuple[tuple[str, str, str, int], ...]
+    rack: str | None
+    is_fenced: bool
+    is_draining: bool
+    replicas: int
+    preferred_for: int
+    offline_directories: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedBrokers:
+    brokers: tuple[BrokerDescription, ...]
+
+
+def describe_brokers(image: ClusterImage, _question: DescribeBrokers) -> DescribedBrokers:
+    return DescribedBrokers(
+        brokers=tuple(
+            BrokerDescription(
+                broker=number,
+                broker_epoch=broker.broker_epoch,
+                endpoints=broker.endpoints,
+                rack=broker.rack,
+                is_fenced=broker.fenced,
+                is_draining=broker.draining,
+                replicas=image.replica_count(number),
+                preferred_for=image.preferred.get(number, 0),
+                offline_directories=broker.offline,
+            )
+            for number, broker in sorted_items(image.brokers)
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeConfigs:
+    resource_type: str
+    resource: str = configs.CLUSTER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedConfigs:
+    entries: tuple[configs.ConfigEntry, ...]
+
+
+def describe_configs(image: ClusterImage, question: DescribeConfigs) -> DescribedConfigs:
+    scope = check_resource(image, question.resource_type, question.resource)
+    return DescribedConfigs(entries=configs.describe(image, scope, question.resource))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListReassignments:
+    partitions: tuple[tuple[str, int], ...] | None = None
+    """(topic, partition) each; None is all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedReassignments:
+    reassignments: tuple[Reassignment, ...]
+
+
+def answer_reassignments(image: ClusterImage, question: ListReassignments) -> ListedReassignments:
+    return ListedReassignments(reassignments=list_reassignments(image, question.partitions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeAcls:
+    matching: AclFilter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedAcls:
+    bindings: tuple[AclBinding, ...]
+
+
+def describe_acls(image: ClusterImage, question: DescribeAcls) -> DescribedAcls:
+    return DescribedAcls(bindings=find_acls(image, question.matching))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeQuotas:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedQuotas:
+    quotas: tuple[tuple[Entity, tuple[tuple[str, float], ...]], ...]
+
+
+def describe_quotas(image: ClusterImage, _question: DescribeQuotas) -> DescribedQuotas:
+    found = sorted(image.quotas.items(), key=lambda item: str(item[0]))
+    return DescribedQuotas(quotas=tuple((entity, tuple(sorted_items(values))) for entity, values in found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeUsers:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedUsers:
+    users: tuple[tuple[str, str, int], ...]
+    """(user, mechanism, iterations); nothing that would help to guess a password."""
+
+
+def describe_users(image: ClusterImage, _question: DescribeUsers) -> DescribedUsers:
+    found = [(user, mechanism, known.iterations) for (user, mechanism), known in sorted_items(image.users)]
+    return DescribedUsers(users=tuple(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeFeatures:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedFeatures:
+    levels: tuple[tuple[str, int], ...]
+
+
+def describe_features(image: ClusterImage, _question: DescribeFeatures) -> DescribedFeatures:
+    return DescribedFeatures(levels=tuple(sorted_items(image.features)))

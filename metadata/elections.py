@@ -1,0 +1,112 @@
+"""Who leads a partition, and what a loss of replicas does to its in-sync set: pure functions of one partition.
+
+In force (design: rules of safety 1, 2 and 5):
+- A clean leader is the first live in-sync replica in assignment order; failing that, the first live eligible leader
+  replica. Eligible replicas left the ISR while it was smaller than `min.insync.replicas`: the high watermark does not
+  advance then, so they hold everything that was acknowledged.
+- Only with unclean election does any other live replica lead, and then the ISR is that replica alone.
+- When the ISR is at least `min.insync.replicas` again, nobody needs to be eligible: the set is emptied.
+- A change of leader, or of the leader's incarnation, raises the leader epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidelog.metadata.image import Partition
+from tidelog.metadata.records import NO_LEADER, ChangePartition
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    leader: int
+    is_unclean: bool = False
+
+
+def elect(
+    partition: Partition,
+    can_lead: Callable[[int], bool],
+    *,
+    unclean: bool,
+    prefer: int | None = None,
+    is_avoided: Callable[[int], bool] | None = None,
+) -> Elected | None:
+    """The leader that the rules give, or None.
+
+    `prefer` leads if it may lead cleanly (it leads already, or a preferred election asks for it). Those that
+    `is_avoided` names (draining brokers) lead only where nobody else cleanly can.
+    """
+    clean = [b for b in partition.replicas if b in partition.isr and can_lead(b)]
+    if not clean:
+        clean = [b for b in partition.replicas if b in partition.eligible and can_lead(b)]
+    if clean:
+        if prefer is not None and prefer in clean:
+            return Elected(prefer)
+        wanted = [b for b in clean if not is_avoided(b)] if is_avoided is not None else clean
+        return Elected((wanted or clean)[0])
+    if unclean:
+        alive = [b for b in partition.replicas if can_lead(b)]
+        if alive:
+            return Elected(alive[0], is_unclean=True)
+    return None
+
+
+def with_isr(partition: Partition, isr: Collection[int], *, min_isr: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """ISR and eligible leaders when exactly `isr` is in sync from now on, both in assignment order.
+
+    Who leaves an ISR that becomes smaller than `min_isr` holds all that was acknowledged, and is eligible. Leaving
+    and falling below may happen at once: until then the high watermark waited for everyone who leaves.
+    """
+    stays = tuple(b for b in partition.replicas if b in isr)
+    if len(stays) >= min_isr:
+        return stays, ()
+    held = {*partition.isr, *partition.eligible}.difference(stays)
+    return stays, tuple(b for b in partition.replicas if b in held)
+
+
+def without_replicas(
+    partition: Partition, gone: Collection[int], *, min_isr: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """ISR and eligible leaders when `gone` can no longer be counted on to keep up (fenced, or shutting down)."""
+    return with_isr(partition, [b for b in partition.isr if b not in gone], min_isr=min_isr)
+
+
+def led_by(partition: Partition, elected: Elected | None, *, min_isr: int) -> Partition:
+    """The partition under this leader: ISR and eligible leaders follow. Epochs are left to `change`."""
+    leader = NO_LEADER if elected is None else elected.leader
+    isr, eligible = partition.isr, partition.eligible
+    if elected is not None and elected.is_unclean:
+        isr, eligible = (leader,), ()
+    elif elected is not None and leader not in isr:
+        isr = (leader,)  # from the eligible ones: it is in sync with itself, the others must catch up
+    if len(isr) >= min_isr:
+        eligible = ()
+    eligible = tuple(b for b in eligible if b not in isr)
+    return partition.led(leader, isr=isr, eligible=eligible)
+
+
+_SET = ("replicas", "directories", "isr", "eligible", "leader", "adding", "removing", "start_offset", "target")
+
+
+def change(
+    topic_id: UUID, number: int, before: Partition, after: Partition, *, new_epoch: bool = False
+) -> ChangePartition | None:
+    """The record that brings a partition from one state to another; None if there is nothing to do.
+
+    The leader epoch rises when the leader changes, and with `new_epoch` even if it stays (a new incarnation of it, or
+    replicas that must not follow any more).
+    """
+    changes = {name: value for name in _SET if (value := getattr(after, name)) != getattr(before, name)}
+    epoch_rises = "leader" in changes or new_epoch
+    if not changes and not epoch_rises:
+        return None
+    if "replicas" in changes and after.directories == tuple(before.directory_of(b) for b in after.replicas):
+        changes.pop("directories", None)  # applying the record derives them
+    return ChangePartition(
+        topic_id=topic_id,
+        partition=number,
+        leader_epoch=before.leader_epoch + 1 if epoch_rises else None,
+        **changes,
+    )

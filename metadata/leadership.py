@@ -1,0 +1,101 @@
+"""Elections in the light of the whole image: which brokers live, which directories stand still, what a topic allows.
+
+Everything that moves leaders goes through `shifted`: brokers that come and go, ISR changes, admin elections,
+reassignments, changed settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from uuid import UUID
+
+from tidelog.metadata import elections
+from tidelog.metadata.configs import is_unclean_allowed, min_isr
+from tidelog.metadata.image import ClusterImage, Partition
+from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
+
+
+def can_serve(image: ClusterImage, partition: Partition, broker: int) -> bool:
+    """Whether this replica may be in sync and lead: its broker lives, its directory does too."""
+    found = image.brokers.get(broker)
+    if found is None or not found.is_live:
+        return False
+    return not found.offline or partition.directory_of(broker) not in found.offline
+
+
+def is_draining(image: ClusterImage) -> Callable[[int], bool]:
+    return lambda broker: broker in image.brokers and image.brokers[broker].draining
+
+
+def shifted(
+    image: ClusterImage,
+    topic_id: UUID,
+    number: int,
+    before: Partition,
+    after: Partition,
+    *,
+    new_epoch: bool = False,
+    prefer: int | None = None,
+    excluded: Collection[int] = (),
+    unclean: bool | None = None,
+) -> ChangePartition | None:
+    """The record that takes a partition from `before` to `after` with the leader that the rules give.
+
+    `after` may have another ISR, other eligible leaders or replicas; its leader is decided here. The present one stays
+    if it still may (or `prefer` takes over, if it may). `excluded` do not lead. `unclean` overrides the topic's
+    setting.
+    """
+    elected = elections.elect(
+        after,
+        lambda broker: broker not in excluded and can_serve(image, after, broker),
+        unclean=is_unclean_allowed(image, topic_id) if unclean is None else unclean,
+        prefer=before.leader if prefer is None else prefer,
+        is_avoided=is_draining(image),
+    )
+    settled = elections.led_by(after, elected, min_isr=min_isr(image, topic_id, after))
+    return elections.change(topic_id, number, before, settled, new_epoch=new_epoch)
+
+
+def with_isr(image: ClusterImage, topic_id: UUID, partition: Partition, isr: Collection[int]) -> Partition:
+    """The partition with exactly these in sync, and those eligible whom that makes so."""
+    stays, eligible = elections.with_isr(partition, isr, min_isr=min_isr(image, topic_id, partition))
+    return partition.led(partition.leader, isr=stays, eligible=eligible)
+
+
+def without(
+    image: ClusterImage, topic_id: UUID, partition: Partition, broker: int, *, has_lost_data: bool = False
+) -> Partition:
+    """The partition without this replica in sync; eligible it stays only if it still holds what it held."""
+    after = with_isr(image, topic_id, partition, [b for b in partition.isr if b != broker])
+    if has_lost_data and broker in after.eligible:
+        return after.led(after.leader, isr=after.isr, eligible=tuple(b for b in after.eligible if b != broker))
+    return after
+
+
+def leave_all(image: ClusterImage, broker: int) -> Iterator[Record]:
+    """The broker leads nothing and is in no ISR: its replicas leave, eligible where the rules say so."""
+    for topic_id, number, partition in image.partitions_on(broker):
+        if broker in partition.isr or partition.leader == broker:
+            after = without(image, topic_id, partition, broker)
+            record = shifted(image, topic_id, number, partition, after, excluded=(broker,))
+            if record is not None:
+                yield record
+
+
+def find_leaders(image: ClusterImage, partitions: Iterator[tuple[UUID, int, Partition]]) -> Iterator[Record]:
+    """A leader for those that have none, where the rules now give one."""
+    for topic_id, number, partition in partitions:
+        if partition.leader == NO_LEADER:
+            record = shifted(image, topic_id, number, partition, partition)
+            if record is not None:
+                yield record
+
+
+def moved_leaderships(image: ClusterImage, broker: int) -> Iterator[Record]:
+    """What this broker leads goes to other in-sync replicas, where there are any; it stays in sync itself."""
+    for topic_id, number, partition in image.partitions_on(broker):
+        others = [b for b in partition.isr if b != broker and can_serve(image, partition, b)]
+        if partition.leader == broker and others:
+            record = shifted(image, topic_id, number, partition, partition, excluded=(broker,))
+            if record is not None:
+                yield record

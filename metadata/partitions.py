@@ -1,0 +1,330 @@
+"""Changes of single partitions: in-sync sets, elections by admin call, the balance of leaders, replica directories.
+
+The leader of a partition proposes its in-sync set (`AlterPartition`); the controller takes it only from the leader of
+this very epoch, on top of this very state (partition epoch), and with members that live and are of the incarnation that
+the leader spoke to (broker epochs). A reassignment ends here, when the last replica of its target is in sync.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidelog.metadata import configs
+from tidelog.metadata.brokers import known_broker
+from tidelog.metadata.decision import Context, Decision, Draft, Outcome
+from tidelog.metadata.image import ClusterImage, Partition, Topic
+from tidelog.metadata.leadership import can_serve, shifted, with_isr
+from tidelog.metadata.reassignments import completed
+from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
+from tidelog.metadata.topics import Outcomes, find_partition, find_topic
+from tidelog.model.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersUnavailableError,
+    ErrorCode,
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidRequestError,
+    InvalidUpdateVersionError,
+    NotLeaderError,
+    PreferredLeaderUnavailableError,
+    TidelogError,
+    UnknownTopicOrPartitionError,
+)
+
+ELECTIONS_PER_ROUND_MAX = 1000
+
+# The in-sync set.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlteredPartition:
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[tuple[int, int], ...]
+    """(broker, its broker epoch) of each member, the leader included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterPartition:
+    broker: int
+    broker_epoch: int
+    partitions: tuple[AlteredPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """The state after the request; -1 and empty where the partition is not known.
+
+    `min_isr` is what held when this was decided. The leader goes by it together with this ISR, even if its own tail of
+    the metadata has not come as far: that an eligible replica has everything rests on it.
+    """
+
+    topic_id: UUID
+    partition: int
+    error: ErrorCode | None = None
+    message: str = ""
+    leader: int = -1
+    leader_epoch: int = -1
+    partition_epoch: int = -1
+    isr: tuple[int, ...] = ()
+    min_isr: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlteredPartitions:
+    partitions: tuple[PartitionState, ...]
+
+
+def alter_partition(image: ClusterImage, request: AlterPartition, _context: Context) -> Decision[AlteredPartitions]:
+    known_broker(image, request.broker, request.broker_epoch)
+    draft = Draft(image)
+    named = Counter((item.topic_id, item.partition) for item in request.partitions)
+    records: list[Record] = []
+    ends: list[tuple[ErrorCode | None, str]] = []
+    for item in request.partitions:
+        try:
+            if named[item.topic_id, item.partition] > 1:
+                raise InvalidRequestError(f"{item.topic_id}-{item.partition} is named more than once in one request")
+            record = _altered(image, request.broker, item)
+        except TidelogError as refusal:
+            ends.append((refusal.code, str(refusal)))
+            continue
+        if record is not None:
+            records.append(record)
+        if record is not None and record.leader is not None:
+            ends.append((ErrorCode.NEW_LEADER_ELECTED, "the reassignment is complete, another replica leads"))
+        else:
+            ends.append((None, ""))
+    draft.add(records)  # all at once: a broker that comes back joins thousands of partitions in one request
+    states = [_state(draft.image, item, *end) for item, end in zip(request.partitions, ends, strict=True)]
+    return draft.decide(AlteredPartitions(partitions=tuple(states)))
+
+
+def _state(image: ClusterImage, item: AlteredPartition, error: ErrorCode | None, message: str) -> PartitionState:
+    partition = image.partition(item.topic_id, item.partition)
+    if partition is None:
+        return PartitionState(topic_id=item.topic_id, partition=item.partition, error=error, message=message)
+    return PartitionState(
+        topic_id=item.topic_id,
+        partition=item.partition,
+        error=error,
+        message=message,
+        leader=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        isr=partition.isr,
+        min_isr=configs.min_isr(image, item.topic_id, partition),
+    )
+
+
+def _altered(image: ClusterImage, broker: int, item: AlteredPartition) -> ChangePartition | None:
+    topic, partition = find_partition(image, item.topic_id, item.partition)
+    _check_epochs(topic, partition, broker, item)
+    _check_isr(image, topic, partition, item)
+    isr = tuple(member for member, _ in item.isr)
+    after = with_isr(image, item.topic_id, partition, isr)
+    done = completed(after)
+    gone = done is not None and len(done.replicas) < len(partition.replicas)
+    return shifted(image, item.topic_id, item.partition, partition, done or after, new_epoch=gone)
+
+
+def _check_epochs(topic: Topic, partition: Partition, broker: int, item: AlteredPartition) -> None:
+    name = f"partition {item.partition} of {topic.name}"
+    if item.leader_epoch > partition.leader_epoch or item.partition_epoch > partition.partition_epoch:
+        # The sender has seen a decision that this image has not: another controller is ahead of us.
+        raise NotLeaderError(f"{name} is newer at the sender than at this controller")
+    if item.leader_epoch < partition.leader_epoch:
+        raise FencedLeaderEpochError(f"{name} is in leader epoch {partition.leader_epoch}, not {item.leader_epoch}")
+    if partition.leader != broker:
+        raise InvalidRequestError(f"{name} is led by {partition.leader}, not by {broker}")
+    if item.partition_epoch < partition.partition_epoch:
+        raise InvalidUpdateVersionError(
+            f"{name} is in partition epoch {partition.partition_epoch}, not {item.partition_epoch}"
+        )
+
+
+def _check_isr(image: ClusterImage, topic: Topic, partition: Partition, item: AlteredPartition) -> None:
+    name = f"partition {item.partition} of {topic.name}"
+    members = [member for member, _ in item.isr]
+    if len(set(members)) != len(members):
+        raise InvalidRequestError(f"{name}: the in-sync set {members} names a broker twice")
+    strangers = [member for member in members if member not in partition.replicas]
+    if strangers:
+        raise InvalidRequestError(f"{name}: broker {strangers[0]} holds no replica")
+    if partition.leader not in members:
+        raise InvalidRequestError(f"{name}: the in-sync set {members} lacks the leader {partition.leader}")
+    for member, epoch in item.isr:
+        found = image.brokers[member]
+        if found.broker_epoch != epoch:
+            raise IneligibleReplicaError(
+                f"{name}: broker {member} is in broker epoch {found.broker_epoch}, the leader spoke to {epoch}"
+            )
+        if not can_serve(image, partition, member):
+            raise IneligibleReplicaError(f"{name}: broker {member} is fenced, stopping, or its directory is offline")
+
+
+# Elections by admin call, and the balance of leaders.
+
+PREFERRED, UNCLEAN = "preferred", "unclean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeaders:
+    kind: str
+    """`preferred` or `unclean`."""
+    partitions: tuple[tuple[str, int], ...] | None = None
+    """(topic, partition) each; None is all of the cluster."""
+    validate_only: bool = False
+
+
+def elect_leaders(image: ClusterImage, request: ElectLeaders, _context: Context) -> Decision[Outcomes]:
+    """Partitions that need no election are told so when they are named, and passed over when all are meant."""
+    if request.kind not in (PREFERRED, UNCLEAN):
+        raise InvalidRequestError(f"election {request.kind!r}: {PREFERRED} or {UNCLEAN}")
+    draft = Draft(image)
+    wanted: Iterable[tuple[str, int]]
+    if request.partitions is None:
+        wanted = [(image.topics[topic_id].name, number) for topic_id, number, _ in image.indexed(image.unbalanced)]
+    else:
+        wanted = request.partitions
+    named = Counter(wanted)
+    outcomes: list[Outcome] = []
+    records: list[Record] = []
+    for name, number in wanted:
+        label = f"{name}-{number}"
+        try:
+            if named[name, number] > 1:
+                raise InvalidRequestError(f"{label} is named more than once in one request")
+            records.append(_elected(image, name, number, request.kind))
+        except ElectionNotNeededError as error:
+            if request.partitions is not None:
+                outcomes.append(Outcome(label, error.code, str(error)))
+        except TidelogError as error:
+            outcomes.append(Outcome(label, error.code, str(error)))
+        else:
+            outcomes.append(Outcome(label))
+    draft.add(records)
+    return draft.decide(Outcomes(items=tuple(outcomes)))
+
+
+def _elected(image: ClusterImage, name: str, number: int, kind: str) -> ChangePartition:
+    topic = find_topic(image, name)
+    partition = topic.partitions.get(number)
+    if partition is None:
+        raise UnknownTopicOrPartitionError(f"topic {name} has no partition {number}")
+    if kind == PREFERRED:
+        return _preferred_elected(image, topic, number, partition)
+    if partition.leader != NO_LEADER:
+        raise ElectionNotNeededError(f"partition {number} of {name} is led by {partition.leader}")
+    record = shifted(image, topic.topic_id, number, partition, partition, unclean=True)
+    if record is None or record.leader is None:
+        raise EligibleLeadersUnavailableError(
+            f"partition {number} of {name}: none of its brokers {list(partition.replicas)} is live"
+        )
+    return record
+
+
+def _preferred_elected(image: ClusterImage, topic: Topic, number: int, partition: Partition) -> ChangePartition:
+    preferred = partition.preferred
+    if partition.leader == preferred:
+        raise ElectionNotNeededError(f"partition {number} of {topic.name} is led by its preferred replica {preferred}")
+    if not _may_return(image, partition):
+        raise PreferredLeaderUnavailableError(
+            f"partition {number} of {topic.name}: preferred replica {preferred} is not live, not in sync, or draining"
+        )
+    record = shifted(image, topic.topic_id, number, partition, partition, prefer=preferred)
+    assert record is not None, "another replica takes over"
+    return record
+
+
+def _may_return(image: ClusterImage, partition: Partition) -> bool:
+    preferred = partition.preferred
+    is_in_sync = preferred in partition.isr and can_serve(image, partition, preferred)
+    return is_in_sync and not image.brokers[preferred].draining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceLeaders:
+    """The controller's own round: give leaderships back where too many of a broker's are missing."""
+
+    elections_max: int = ELECTIONS_PER_ROUND_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    elected: int
+    is_more_to_do: bool
+
+
+def imbalance(image: ClusterImage) -> dict[int, float]:
+    """For each broker that is preferred anywhere: the percentage of those partitions that it does not lead."""
+    missing = Counter(partition.preferred for _, _, partition in image.indexed(image.unbalanced))
+    return {broker: 100.0 * missing[broker] / count for broker, count in sorted(image.preferred.items())}
+
+
+def balance_leaders(image: ClusterImage, request: BalanceLeaders, _context: Context) -> Decision[Balanced]:
+    if not configs.cluster_bool(image, "auto.leader.rebalance.enable"):
+        return Decision((), Balanced(elected=0, is_more_to_do=False))
+    limit = configs.cluster_int(image, "leader.imbalance.per.broker.percentage")
+    skewed = {broker for broker, percent in imbalance(image).items() if percent > limit}
+    records: list[Record] = []
+    for topic_id, number, partition in image.indexed(image.unbalanced):
+        if partition.preferred in skewed and _may_return(image, partition):
+            if len(records) == request.elections_max:
+                return Decision(tuple(records), Balanced(elected=len(records), is_more_to_do=True))
+            record = shifted(image, topic_id, number, partition, partition, prefer=partition.preferred)
+            assert record is not None, "another replica takes over"
+            records.append(record)
+    return Decision(tuple(records), Balanced(elected=len(records), is_more_to_do=False))
+
+
+# Directories.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignDirectories:
+    """A broker says in which of its log directories replicas are."""
+
+    broker: int
+    broker_epoch: int
+    replicas: tuple[tuple[UUID, int, UUID], ...]
+    """(topic id, partition, directory id)."""
+
+
+def assign_directories(image: ClusterImage, request: AssignDirectories, _context: Context) -> Decision[Outcomes]:
+    broker = known_broker(image, request.broker, request.broker_epoch)
+    named = Counter((topic_id, number) for topic_id, number, _ in request.replicas)
+    outcomes: list[Outcome] = []
+    records: list[Record] = []
+    for topic_id, number, directory in request.replicas:
+        label = f"{topic_id}-{number}"
+        try:
+            if named[topic_id, number] > 1:
+                raise InvalidRequestError(f"{label} is named more than once in one request")
+            topic, partition = find_partition(image, topic_id, number)
+            if request.broker not in partition.replicas:
+                raise InvalidRequestError(f"broker {request.broker} holds no replica of {topic.name}-{number}")
+            if directory not in broker.directories or directory in broker.offline:
+                raise InvalidRequestError(f"broker {request.broker} has no working log directory {directory}")
+            records += _in_directory(topic_id, number, partition, request.broker, directory)
+        except TidelogError as error:
+            outcomes.append(Outcome(label, error.code, str(error)))
+        else:
+            outcomes.append(Outcome(label))
+    return Decision(tuple(records), Outcomes(items=tuple(outcomes)))
+
+
+def _in_directory(
+    topic_id: UUID, number: int, partition: Partition, broker: int, directory: UUID
+) -> Iterator[ChangePartition]:
+    if partition.directory_of(broker) != directory:
+        directories = tuple(
+            directory if replica == broker else there
+            for replica, there in zip(partition.replicas, partition.directories, strict=True)
+        )
+        yield ChangePartition(topic_id=topic_id, partition=number, directories=directories)

@@ -1,0 +1,125 @@
+"""Where the replicas of new partitions go: every one on another broker, spread over racks, even over brokers.
+
+Brokers stand in a list that alternates between racks (0,1,2 on one rack and 3,4,5 on another: 0,3,1,4,2,5). Each
+partition starts one place further along the list and takes, one replica at a time, the broker with the fewest replicas
+so far among those whose rack has the fewest replicas of this partition; the list decides between equals. Racks come
+first: with racks of unequal size the brokers of a small rack hold more, so that losing a rack never takes all replicas
+of a partition while another rack could hold one.
+
+Leaders are then spread: a partition's first replica is its preferred leader, and replicas are reordered until the
+numbers of preferred leaders differ by at most one wherever the replica sets allow it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tidelog.model.errors import InvalidReplicationFactorError
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A broker that may take replicas, and how many it has already."""
+
+    broker: int
+    rack: str | None
+    replicas: int = 0
+
+
+def rack_alternating(sites: Sequence[Site]) -> list[Site]:
+    """Brokers by id, one rack after the other; a broker without a rack stands in a rack of all such brokers."""
+    racks: dict[str | None, deque[Site]] = {}
+    for site in sorted(sites, key=lambda site: site.broker):
+        racks.setdefault(site.rack, deque()).append(site)
+    queues = deque(racks.values())
+    order: list[Site] = []
+    while queues:
+        queue = queues.popleft()
+        order.append(queue.popleft())
+        if queue:
+            queues.append(queue)
+    return order
+
+
+def place(sites: Sequence[Site], *, partitions: int, replication_factor: int, first: int = 0) -> list[tuple[int, ...]]:
+    """The replicas of each partition, preferred leader first.
+
+    `first` is the number of partitions that the topic has already, so that partitions added later go on where the
+    earlier ones stopped.
+    """
+    if replication_factor < 1:
+        raise InvalidReplicationFactorError(f"replication factor {replication_factor}: at least 1")
+    if replication_factor > len(sites):
+        raise InvalidReplicationFactorError(
+            f"replication factor {replication_factor} needs {replication_factor} brokers, {len(sites)} are available"
+        )
+    order = rack_alternating(sites)
+    start = min(range(len(order)), key=lambda index: (order[index].replicas, index)) + first
+    load = {site.broker: 0 for site in order}
+    chosen = []
+    for partition in range(partitions):
+        turn = (start + partition) % len(order)
+        chosen.append(_choose(order[turn:] + order[:turn], load, replication_factor))
+    return spread_leaders(chosen)
+
+
+def _choose(order: list[Site], load: dict[int, int], replication_factor: int) -> tuple[int, ...]:
+    in_rack: dict[str | None, int] = {site.rack: 0 for site in order}
+    left = list(order)
+    replicas = []
+    for _ in range(replication_factor):
+        fewest = min(in_rack[site.rack] for site in left)
+        site = min((s for s in left if in_rack[s.rack] == fewest), key=lambda s: load[s.broker])
+        left.remove(site)
+        in_rack[site.rack] += 1
+        load[site.broker] += 1
+        replicas.append(site.broker)
+    return tuple(replicas)
+
+
+def spread_leaders(assignments: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Reorder replica lists so that first places are even.
+
+    While one broker leads two more than another that could take over, directly or through a chain of brokers that each
+    pass one leadership on, shift one along the shortest such chain. Each shift brings the ends closer, so this stops.
+    """
+    result = list(assignments)
+    leads: dict[int, set[int]] = {broker: set() for replicas in result for broker in replicas}
+    for number, replicas in enumerate(result):
+        leads[replicas[0]].add(number)
+    while True:
+        busiest = sorted(leads, key=lambda broker: (-len(leads[broker]), broker))
+        chain = next((found for broker in busiest if (found := _chain(broker, leads, result))), None)
+        if chain is None:
+            return result
+        for number, to in chain:
+            leads[result[number][0]].discard(number)
+            result[number] = (to, *(broker for broker in result[number] if broker != to))
+            leads[to].add(number)
+
+
+def _chain(
+    source: int, leads: Mapping[int, set[int]], assignments: Sequence[tuple[int, ...]]
+) -> list[tuple[int, int]] | None:
+    """Leaderships to pass on, (partition, new leader) each, from `source` to one that leads at least two fewer."""
+    came_from: dict[int, tuple[int, int]] = {}
+    seen = {source}
+    queue = deque([source])
+    while queue:
+        broker = queue.popleft()
+        if len(leads[source]) - len(leads[broker]) >= 2:
+            chain = []
+            while broker != source:
+                before, number = came_from[broker]
+                chain.append((number, broker))
+                broker = before
+            return chain[::-1]
+        for number in sorted(leads[broker]):
+            for other in assignments[number][1:]:
+                if other not in seen:
+                    seen.add(other)
+                    came_from[other] = (broker, number)
+                    queue.append(other)
+    return None

@@ -1,0 +1,231 @@
+"""Moving replicas: add, move, drop, reorder, cancel, list.
+
+    replicas before     [1, 2, 3]
+    asked for           [4, 3, 2]      target = (4, 3, 2), adding = (4,), removing = (1,)
+    under way           [1, 2, 3, 4]   the old list with what is added behind it: the preferred leader stays for now
+    complete            [4, 3, 2]      when every replica of the target is in sync; the epoch rises, 1 follows no more
+    cancelled           [1, 2, 3]
+
+A target with the same brokers in another order only changes the preferred leader, and is complete at once. A new target
+during a reassignment replaces the old one; it starts from the replicas before the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from tidelog.metadata.decision import Context, Decision, Draft, Outcome
+from tidelog.metadata.image import ClusterImage, Partition, Topic
+from tidelog.metadata.leadership import shifted
+from tidelog.metadata.placement import Site, rack_alternating
+from tidelog.metadata.records import ChangePartition
+from tidelog.metadata.topics import (
+    INTERNAL_REPLICAS,
+    INTERNAL_TOPICS,
+    Outcomes,
+    check_limits,
+    check_replicas,
+    find_topic,
+    first_directory,
+)
+from tidelog.model.errors import (
+    InvalidReplicaAssignmentError,
+    InvalidRequestError,
+    NoReassignmentError,
+    TidelogError,
+    UnknownTopicOrPartitionError,
+)
+from tidelog.model.maps import sorted_items
+
+GROWN_PER_ROUND_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassigned:
+    topic: str
+    partition: int
+    replicas: tuple[int, ...] | None
+    """Where it shall be, preferred leader first; None cancels what is under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterReassignments:
+    partitions: tuple[Reassigned, ...]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassignment:
+    """One that is under way."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    target: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    waiting_for: tuple[int, ...]
+    """Replicas of the target that are not in sync yet."""
+
+
+def alter_reassignments(image: ClusterImage, request: AlterReassignments, _context: Context) -> Decision[Outcomes]:
+    draft = Draft(image)
+    named = Counter((item.topic, item.partition) for item in request.partitions)
+    outcomes = []
+    for item in request.partitions:
+        label = f"{item.topic}-{item.partition}"
+        try:
+            if named[item.topic, item.partition] > 1:
+                raise InvalidRequestError(f"{label} is named more than once in one request")
+            record = _reassigned(draft.image, item)
+        except TidelogError as error:
+            outcomes.append(Outcome(label, error.code, str(error)))
+        else:
+            if record is not None:
+                draft.add([record])
+            outcomes.append(Outcome(label))
+    return draft.decide(Outcomes(items=tuple(outcomes)))
+
+
+def _reassigned(image: ClusterImage, item: Reassigned) -> ChangePartition | None:
+    topic = find_topic(image, item.topic)
+    partition = topic.partitions.get(item.partition)
+    if partition is None:
+        raise UnknownTopicOrPartitionError(f"topic {item.topic} has no partition {item.partition}")
+    name = f"partition {item.partition} of {item.topic}"
+    if item.replicas is None:
+        if not partition.is_reassigning:
+            raise NoReassignmentError(f"{name} is not being reassigned")
+        return cancel(image, topic, item.partition, partition)
+    check_replicas(image, item.replicas, name)
+    return retarget(image, topic, item.partition, partition, item.replicas)
+
+
+def cancel(image: ClusterImage, topic: Topic, number: int, partition: Partition) -> ChangePartition | None:
+    return retarget(image, topic, number, partition, partition.settled)
+
+
+def retarget(
+    image: ClusterImage, topic: Topic, number: int, partition: Partition, target: tuple[int, ...]
+) -> ChangePartition | None:
+    """The record that starts, replaces or (with the replicas of before as target) ends a reassignment."""
+    before = partition.settled
+    adding = tuple(broker for broker in target if broker not in before)
+    removing = tuple(broker for broker in before if broker not in target)
+    replicas = (*before, *adding)
+    check_limits(image, [tuple(broker for broker in adding if broker not in partition.adding)])
+    under_way = _narrowed(image, topic, number, partition, replicas)
+    if adding or removing:
+        after = replace(under_way, adding=adding, removing=removing, target=target)
+        after = completed(after) or after
+    else:
+        order = {broker: place for place, broker in enumerate(target)}
+        reordered = _with_replicas(under_way, tuple(sorted(before, key=order.__getitem__)))
+        after = replace(reordered, adding=(), removing=(), target=())
+    has_dropped = not set(partition.replicas) <= set(after.replicas)
+    return shifted(image, topic.topic_id, number, partition, after, new_epoch=has_dropped)
+
+
+def _narrowed(
+    image: ClusterImage, topic: Topic, number: int, partition: Partition, replicas: tuple[int, ...]
+) -> Partition:
+    """The partition on these replicas; those of an abandoned target leave. Somebody must be left who has the data."""
+    after = _with_replicas(partition, replicas)
+    holders = (*partition.isr, *partition.eligible)
+    if holders and not (after.isr or after.eligible):
+        raise InvalidReplicaAssignmentError(
+            f"partition {number} of {topic.name}: only {list(holders)} have every record, and they would be dropped"
+        )
+    directories = tuple(
+        partition.directory_of(broker) if broker in partition.replicas else first_directory(image, broker)
+        for broker in replicas
+    )
+    return replace(after, directories=directories)
+
+
+def _with_replicas(partition: Partition, replicas: tuple[int, ...]) -> Partition:
+    return replace(
+        partition,
+        replicas=replicas,
+        directories=tuple(partition.directory_of(broker) for broker in replicas),
+        isr=tuple(broker for broker in replicas if broker in partition.isr),
+        eligible=tuple(broker for broker in replicas if broker in partition.eligible),
+    )
+
+
+def completed(partition: Partition) -> Partition | None:
+    """The partition after its reassignment, if every replica of the target is in sync; None if it is not so."""
+    if not partition.target or not set(partition.target) <= set(partition.isr):
+        return None
+    return replace(_with_replicas(partition, partition.target), adding=(), removing=(), target=())
+
+
+def list_reassignments(
+    image: ClusterImage, partitions: tuple[tuple[str, int], ...] | None = None
+) -> tuple[Reassignment, ...]:
+    """Those under way, all or of the partitions named; what is not under way is not listed."""
+    wanted = None if partitions is None else set(partitions)
+    found = []
+    for topic_id, number, partition in image.partitions_reassigning():
+        name = image.topics[topic_id].name
+        if wanted is None or (name, number) in wanted:
+            found.append(
+                Reassignment(
+                    topic=name,
+                    partition=number,
+                    replicas=partition.replicas,
+                    target=partition.target,
+                    adding=partition.adding,
+                    removing=partition.removing,
+                    waiting_for=tuple(b for b in partition.target if b not in partition.isr),
+                )
+            )
+    return tuple(sorted(found, key=lambda item: (item.topic, item.partition)))
+
+
+# The cluster's own topics grow with the cluster.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowInternalTopics:
+    """The controller's own round, after brokers have registered: internal topics get up to three replicas."""
+
+    partitions_max: int = GROWN_PER_ROUND_MAX
+
+
+def grow_internal_topics(image: ClusterImage, request: GrowInternalTopics, _context: Context) -> Decision[Outcomes]:
+    draft = Draft(image)
+    outcomes: list[Outcome] = []
+    for name in sorted(INTERNAL_TOPICS):
+        topic = image.topic_named(name)
+        for number, partition in sorted_items(topic.partitions) if topic is not None else ():
+            assert topic is not None
+            if len(outcomes) == request.partitions_max:
+                return draft.decide(Outcomes(items=tuple(outcomes)))
+            more = _grown(draft.image, partition)
+            if more is not None:
+                record = retarget(draft.image, topic, number, partition, more)
+                if record is not None:
+                    draft.add([record])
+                    outcomes.append(Outcome(f"{name}-{number}"))
+    return draft.decide(Outcomes(items=tuple(outcomes)))
+
+
+def _grown(image: ClusterImage, partition: Partition) -> tuple[int, ...] | None:
+    """The replicas with more behind them: on other racks first, then where the fewest replicas are."""
+    missing = INTERNAL_REPLICAS - len(partition.replicas)
+    if missing <= 0 or partition.is_reassigning:
+        return None
+    chosen = list(partition.replicas)
+    sites = [
+        Site(broker.broker, broker.rack, image.replica_count(broker.broker))
+        for broker in image.live_brokers()
+        if not broker.draining and broker.broker not in chosen
+    ]
+    for _ in range(min(missing, len(sites))):
+        racks = Counter(image.brokers[broker].rack for broker in chosen)
+        best = min(rack_alternating(sites), key=lambda site: (racks[site.rack], site.replicas))
+        sites.remove(best)
+        chosen.append(best.broker)
+    return tuple(chosen) if len(chosen) > len(partition.replicas) else None

@@ -1,0 +1,371 @@
+"""The records of `__cluster_metadata`: the only way in which the cluster's state changes.
+
+One Raft entry holds one decision: a list of records that apply together. On the wire and on disk a record is msgpack
+
+    [type: int, version: int, {field id: value}]
+
+Field ids are small ints, fixed for ever by the order of the fields of a class (a field is only ever added at the end,
+with a default). A reader keeps fields that it does not know (`extra`) and writes them back, and keeps records of types
+that it does not know as `UnknownRecord`, so that an older and a newer node can share a log and a snapshot (R14). New
+types are written only when `metadata.version` allows them.
+
+A decision that is too large for one entry stands between `BeginDecision` and `EndDecision`: nothing of it shows before
+the end, and a new leader that finds one open drops it with `AbortDecision`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+import msgpack
+
+from tidelog.model.errors import CorruptStateError
+
+NO_LEADER = -1
+DECISION_BYTES_MAX = 8 << 20
+RECORDS_MAX = 1 << 20
+
+Extra = tuple[tuple[int, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A metadata record; subclasses add fields, all of msgpack's types, UUIDs, or tuples of these."""
+
+    TYPE: ClassVar[int] = -1
+    VERSION: ClassVar[int] = 0
+
+    extra: Extra = ()
+    """Fields of a newer version, kept as they came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownRecord(Record):
+    """A record of a type that this version does not know, kept as it came."""
+
+    type: int
+    version: int
+    fields: bytes
+
+
+_TYPES: dict[int, type[Record]] = {}
+R = TypeVar("R", bound=type[Record])
+
+
+def _record(number: int) -> Any:
+    def register(cls: R) -> R:
+        assert number not in _TYPES, "record types are used once, for ever"
+        cls.TYPE = number
+        _TYPES[number] = cls
+        return cls
+
+    return register
+
+
+@_record(0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOp(Record):
+    """Changes nothing; keeps the log moving so that tails can tell silence from being up to date."""
+
+
+@_record(1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginDecision(Record):
+    name: str = ""
+
+
+@_record(2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndDecision(Record):
+    pass
+
+
+@_record(3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortDecision(Record):
+    reason: str = ""
+
+
+@_record(4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureLevel(Record):
+    """A feature is at this level from here on; level 0 removes it."""
+
+    name: str
+    level: int
+
+
+@_record(5)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterBroker(Record):
+    """A new incarnation of a broker. It begins fenced; its epoch rises with every incarnation."""
+
+    broker: int
+    broker_epoch: int
+    incarnation: UUID
+    endpoints: tuple[tuple[str, str, str, int], ...] = ()
+    """(listener, security protocol, host, port)."""
+    rack: str | None = None
+    directories: tuple[UUID, ...] = ()
+    features: tuple[tuple[str, int, int], ...] = ()
+    """(name, lowest level, highest level) that it supports."""
+
+
+@_record(6)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterBroker(Record):
+    broker: int
+    broker_epoch: int
+
+
+@_record(7)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeBroker(Record):
+    """None leaves a field as it is."""
+
+    broker: int
+    broker_epoch: int
+    fenced: bool | None = None
+    in_controlled_shutdown: bool | None = None
+    draining: bool | None = None
+    offline: tuple[UUID, ...] | None = None
+    """Log directories that failed or stand still: nothing in them leads or is in sync."""
+
+
+@_record(8)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic(Record):
+    topic_id: UUID
+    name: str
+
+
+@_record(9)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveTopic(Record):
+    """The topic and its partitions, configs included."""
+
+    topic_id: UUID
+
+
+@_record(10)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePartition(Record):
+    topic_id: UUID
+    partition: int
+    replicas: tuple[int, ...]
+    directories: tuple[UUID, ...]
+    """The log directory of each replica; the nil UUID where the broker has not said yet."""
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+    eligible: tuple[int, ...] = ()
+    """Eligible leader replicas: left the ISR while it was smaller than min.insync.replicas, so they hold everything."""
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    start_offset: int = 0
+    target: tuple[int, ...] = ()
+    """Where a reassignment under way leads, in order; until then `replicas` is the old list with `adding` behind it."""
+
+
+@_record(11)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePartition(Record):
+    """None leaves a field as it is. The partition epoch rises by one with every change; the leader epoch is given."""
+
+    topic_id: UUID
+    partition: int
+    replicas: tuple[int, ...] | None = None
+    directories: tuple[UUID, ...] | None = None
+    isr: tuple[int, ...] | None = None
+    eligible: tuple[int, ...] | None = None
+    leader: int | None = None
+    leader_epoch: int | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
+    start_offset: int | None = None
+    target: tuple[int, ...] | None = None
+
+
+@_record(12)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetConfig(Record):
+    """One key of one resource; a value of None goes back to the default."""
+
+    resource_type: str
+    """`cluster`, `broker` or `topic`."""
+    resource: str
+    key: str
+    value: str | None
+
+
+@_record(13)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetQuota(Record):
+    entity: tuple[tuple[str, str | None], ...]
+    """(`user` | `client-id` | `ip`, name or None for the default), sorted."""
+    key: str
+    value: float | None
+
+
+@_record(14)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUser(Record):
+    """A SCRAM credential; an empty salt removes it."""
+
+    user: str
+    mechanism: str
+    salt: bytes = b""
+    stored_key: bytes = b""
+    server_key: bytes = b""
+    iterations: int = 0
+
+
+@_record(15)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateAcl(Record):
+    acl_id: UUID
+    resource_type: str
+    resource: str
+    pattern_type: str
+    principal: str
+    host: str
+    operation: str
+    permission: str
+
+
+@_record(16)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveAcl(Record):
+    acl_id: UUID
+
+
+@_record(17)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateProducerIds(Record):
+    """Producer ids below `next_producer_id` are handed out; the block went to this broker."""
+
+    broker: int
+    broker_epoch: int
+    next_producer_id: int
+
+
+# Coding.
+
+
+def _names(cls: type[Record]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.name != "extra"]
+
+
+_FIELDS: dict[type[Record], list[str]] = {cls: _names(cls) for cls in _TYPES.values()}
+_DEFAULTS: dict[type[Record], dict[str, Any]] = {
+    cls: {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+    for cls in _TYPES.values()
+}
+_UUID_EXT = 1
+
+
+def _pack_default(value: object) -> msgpack.ExtType:
+    if isinstance(value, UUID):
+        return msgpack.ExtType(_UUID_EXT, value.bytes)
+    raise TypeError(f"a record cannot hold {type(value).__name__}")
+
+
+@lru_cache(maxsize=1 << 16)
+def _uuid(data: bytes) -> UUID:
+    # Equal ids share one object: 100,000 partitions name the same few directories and topics.
+    return UUID(bytes=data)
+
+
+def _unpack_ext(code: int, data: bytes) -> object:
+    if code == _UUID_EXT and len(data) == 16:
+        return _uuid(data)
+    raise ValueError(f"unknown extension {code}")
+
+
+def _as_list(record: Record) -> list[Any]:
+    if isinstance(record, UnknownRecord):
+        return [record.type, record.version, _unpack(record.fields)]
+    cls = type(record)
+    defaults = _DEFAULTS[cls]
+    fields: dict[int, Any] = {}
+    for number, name in enumerate(_FIELDS[cls]):
+        value = getattr(record, name)
+        if name not in defaults or value != defaults[name]:
+            fields[number] = value
+    fields.update(record.extra)
+    return [cls.TYPE, cls.VERSION, fields]
+
+
+def _unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, use_list=False, strict_map_key=False, ext_hook=_unpack_ext)
+
+
+def encode_records(records: Iterable[Record]) -> bytes:
+    """One decision as bytes."""
+    return bytes(msgpack.packb([_as_list(record) for record in records], default=_pack_default))
+
+
+def decode_records(data: bytes) -> tuple[Record, ...]:
+    """The decision in one entry; `CorruptStateError` if it is not one."""
+    try:
+        raw = _unpack(data)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"metadata records cannot be read: {error}") from error
+    if not isinstance(raw, tuple) or len(raw) > RECORDS_MAX:
+        raise CorruptStateError("a metadata entry is a list of records")
+    return tuple(_from_raw(item) for item in raw)
+
+
+def _from_raw(item: Any) -> Record:
+    if not (
+        isinstance(item, tuple)
+        and len(item) == 3
+        and isinstance(item[0], int)
+        and isinstance(item[1], int)
+        and isinstance(item[2], dict)
+    ):
+        raise CorruptStateError("a metadata record is [type, version, fields]")
+    number, version, fields = item
+    cls = _TYPES.get(number)
+    if cls is None:
+        return UnknownRecord(type=number, version=version, fields=msgpack.packb(fields, default=_pack_default))
+    names = _FIELDS[cls]
+    known: dict[str, Any] = {}
+    extra: list[tuple[int, Any]] = []
+    for key, value in fields.items():
+        if isinstance(key, int) and 0 <= key < len(names):
+            known[names[key]] = value
+        else:
+            extra.append((key, value))
+    if extra:
+        known["extra"] = tuple(sorted(extra, key=lambda pair: str(pair[0])))
+    try:
+        return cls(**known)
+    except TypeError as error:
+        raise CorruptStateError(f"a {cls.__name__} record lacks fields: {error}") from error
+
+
+def split_decision(records: Sequence[Record], *, name: str, bytes_max: int = DECISION_BYTES_MAX) -> list[bytes]:
+    """The entries of one decision: one if it fits, else parts between begin and end."""
+    whole = encode_records(records)
+    if len(whole) <= bytes_max:
+        return [whole]
+    entries = [encode_records([BeginDecision(name=name)])]
+    part: list[Record] = []
+    size = 0
+    for record in records:
+        length = len(encode_records([record]))
+        if part and size + length > bytes_max:
+            entries.append(encode_records(part))
+            part, size = [], 0
+        part.append(record)
+        size += length
+    entries.append(encode_records(part))
+    entries.append(encode_records([EndDecision()]))
+    return entries

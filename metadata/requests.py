@@ -1,0 +1,305 @@
+"""Requests and replies of the controller as bytes.
+
+    [message type: int, {field id: value}]      msgpack; a nested value is {field id: value} too
+
+Field ids are the order of the fields of a class, for ever: a field is only added at the end, with a default. A field
+with its default is not sent; one that this version does not know would change what is asked, so it is refused
+(UNSUPPORTED_VERSION), as is a message type that it does not know. Everything that is read is checked against the
+field's type and against bounds, before anything is decided: what does not fit is INVALID_REQUEST and says where.
+
+A refusal travels as a message of type 0: the catalogue's error name and the sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+import msgpack
+
+from tidelog.metadata import access, brokers, decision, describe, partitions, reassignments, settings, topics
+from tidelog.model.errors import ErrorCode, InvalidRequestError, RemoteError, TidelogError, UnsupportedVersionError
+
+REQUEST_BYTES_MAX = 8 << 20
+REPLY_BYTES_MAX = 48 << 20
+ITEMS_MAX = 200_000
+TEXT_LENGTH_MAX = 65_536
+BYTES_MAX = 65_536
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+
+_REFUSAL = 0
+REQUESTS: dict[int, type[Any]] = {
+    1: brokers.Register,
+    2: brokers.Heartbeat,
+    3: brokers.Fence,
+    4: brokers.Unregister,
+    5: brokers.Drain,
+    6: topics.CreateTopics,
+    7: topics.DeleteTopics,
+    8: topics.AddPartitions,
+    9: topics.Trim,
+    10: partitions.AlterPartition,
+    11: partitions.ElectLeaders,
+    12: partitions.BalanceLeaders,
+    13: partitions.AssignDirectories,
+    14: reassignments.AlterReassignments,
+    15: reassignments.GrowInternalTopics,
+    16: settings.AlterConfigs,
+    17: settings.AlterQuotas,
+    18: settings.AllocateProducerIdBlock,
+    19: settings.UpdateFeatures,
+    20: access.AlterUsers,
+    21: access.CreateAcls,
+    22: access.DeleteAcls,
+    40: describe.DescribeTopics,
+    41: describe.DescribeBrokers,
+    42: describe.DescribeConfigs,
+    43: describe.ListReassignments,
+    44: describe.DescribeAcls,
+    45: describe.DescribeQuotas,
+    46: describe.DescribeUsers,
+    47: describe.DescribeFeatures,
+}
+REPLIES: dict[int, type[Any]] = {
+    1: brokers.Registered,
+    2: brokers.HeartbeatReply,
+    3: decision.Done,
+    4: brokers.Drained,
+    5: topics.CreatedTopics,
+    6: topics.Outcomes,
+    7: partitions.AlteredPartitions,
+    8: partitions.Balanced,
+    9: settings.ProducerIdBlock,
+    10: access.DeletedAcls,
+    40: describe.DescribedTopics,
+    41: describe.DescribedBrokers,
+    42: describe.DescribedConfigs,
+    43: describe.ListedReassignments,
+    44: describe.DescribedAcls,
+    45: describe.DescribedQuotas,
+    46: describe.DescribedUsers,
+    47: describe.DescribedFeatures,
+}
+_UUID_EXT = 1
+
+
+class _MisfitError(Exception):
+    """A value that is not of its field's type; becomes INVALID_REQUEST with the whole path."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path.lstrip('.')}: {problem}" if path else problem)
+
+
+# Values to msgpack.
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields: dict[int, Any] = {}
+        for number, field in enumerate(dataclasses.fields(value)):
+            held = getattr(value, field.name)
+            if field.default is dataclasses.MISSING or held != field.default:
+                fields[number] = _plain(held)
+        return fields
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, ErrorCode):
+        return value.name
+    if isinstance(value, UUID):
+        return msgpack.ExtType(_UUID_EXT, value.bytes)
+    return value
+
+
+# msgpack to values, by the types of the fields.
+
+Reader = Callable[[Any, str], Any]
+_READERS: dict[Any, Reader] = {}
+
+
+def _reader(hint: Any) -> Reader:
+    """The function that checks and converts a value of this type; made once for each type."""
+    found = _READERS.get(hint)
+    if found is None:
+        found = _READERS[hint] = _made_reader(hint)
+    return found
+
+
+def _made_reader(hint: Any) -> Reader:
+    origin = get_origin(hint)
+    if hint in _PRIMITIVES:
+        return _PRIMITIVES[hint]
+    if origin is tuple:
+        items = get_args(hint)
+        if len(items) == 2 and items[1] is Ellipsis:
+            return _list_reader(_reader(items[0]))
+        return _row_reader([_reader(item) for item in items])
+    if origin in (Union, types.UnionType):
+        choices = [choice for choice in get_args(hint) if choice is not type(None)]
+        assert len(choices) == 1, f"{hint} is not one type or None"
+        inner = _reader(choices[0])
+        return lambda value, path: None if value is None else inner(value, path)
+    assert isinstance(hint, type) and dataclasses.is_dataclass(hint), f"{hint} cannot travel"  # noqa: PT018
+    return _class_reader(hint)
+
+
+def _integer(value: Any, path: str) -> int:
+    if type(value) is not int or not INT_MIN <= value <= INT_MAX:
+        raise _MisfitError(path, "an integer of 64 bits is needed")
+    return value
+
+
+def _number(value: Any, path: str) -> float:
+    if type(value) not in (int, float):
+        raise _MisfitError(path, "a number is needed")
+    return float(value)
+
+
+def _flag(value: Any, path: str) -> bool:
+    if type(value) is not bool:
+        raise _MisfitError(path, "true or false is needed")
+    return value
+
+
+def _text(value: Any, path: str) -> str:
+    if type(value) is not str or len(value) > TEXT_LENGTH_MAX:
+        raise _MisfitError(path, f"text of at most {TEXT_LENGTH_MAX} characters is needed")
+    return value
+
+
+def _bytes(value: Any, path: str) -> bytes:
+    if type(value) is not bytes or len(value) > BYTES_MAX:
+        raise _MisfitError(path, f"at most {BYTES_MAX} bytes are needed")
+    return value
+
+
+def _uuid(value: Any, path: str) -> UUID:
+    if not isinstance(value, UUID):
+        raise _MisfitError(path, "a UUID is needed")
+    return value
+
+
+def _error_code(value: Any, path: str) -> ErrorCode:
+    if type(value) is not str:
+        raise _MisfitError(path, "the name of an error is needed")
+    # A newer peer may know errors that this version does not.
+    return ErrorCode.__members__.get(value, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+_PRIMITIVES: dict[Any, Reader] = {
+    int: _integer,
+    float: _number,
+    bool: _flag,
+    str: _text,
+    bytes: _bytes,
+    UUID: _uuid,
+    ErrorCode: _error_code,
+}
+
+
+def _list_reader(item: Reader) -> Reader:
+    def read(value: Any, path: str) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) > ITEMS_MAX:
+            raise _MisfitError(path, f"a list of at most {ITEMS_MAX} is needed")
+        return tuple(item(entry, f"{path}[{number}]") for number, entry in enumerate(value))
+
+    return read
+
+
+def _row_reader(items: list[Reader]) -> Reader:
+    def read(value: Any, path: str) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(items):
+            raise _MisfitError(path, f"a list of {len(items)} is needed")
+        return tuple(item(entry, f"{path}[{at}]") for at, (item, entry) in enumerate(zip(items, value, strict=True)))
+
+    return read
+
+
+def _class_reader(cls: type[Any]) -> Reader:
+    hints = get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    readers = [(field.name, _reader(hints[field.name])) for field in fields]
+    needed = frozenset(field.name for field in fields if field.default is dataclasses.MISSING)
+
+    def read(value: Any, path: str) -> Any:
+        if type(value) is not dict:
+            raise _MisfitError(path, f"the fields of {cls.__name__} are needed")
+        known: dict[str, Any] = {}
+        for number, held in value.items():
+            if type(number) is not int or number < 0:
+                raise _MisfitError(path, "fields are numbered from 0")
+            if number >= len(readers):
+                raise UnsupportedVersionError(f"{cls.__name__} has no field {number} in this version")
+            name, reader = readers[number]
+            known[name] = reader(held, f"{path}.{name}")
+        missing = needed - known.keys()
+        if missing:
+            raise _MisfitError(path, f"{cls.__name__} lacks {', '.join(sorted(missing))}")
+        return cls(**known)
+
+    return read
+
+
+for _cls in (*REQUESTS.values(), *REPLIES.values()):
+    _reader(_cls)
+
+_REQUEST_NUMBERS = {cls: number for number, cls in REQUESTS.items()}
+_REPLY_NUMBERS = {cls: number for number, cls in REPLIES.items()}
+
+
+def _unpack_ext(code: int, data: bytes) -> UUID:
+    if code != _UUID_EXT or len(data) != 16:
+        raise ValueError(f"unknown extension {code}")
+    return UUID(bytes=data)
+
+
+def _unpack(data: bytes, bytes_max: int) -> tuple[int, Any]:
+    if len(data) > bytes_max:
+        raise InvalidRequestError(f"a message of {len(data)} bytes: at most {bytes_max}")
+    try:
+        raw = msgpack.unpackb(data, strict_map_key=False, ext_hook=_unpack_ext)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise InvalidRequestError(f"not a message: {error or type(error).__name__}") from error
+    if type(raw) is not list or len(raw) != 2 or type(raw[0]) is not int:
+        raise InvalidRequestError("a message is a type and its fields")
+    return raw[0], raw[1]
+
+
+def encode_request(request: object) -> bytes:
+    return bytes(msgpack.packb([_REQUEST_NUMBERS[type(request)], _plain(request)]))
+
+
+def decode_request(data: bytes) -> Any:
+    """A request or question; `InvalidRequestError` or `UnsupportedVersionError` if it is none of this version's."""
+    number, fields = _unpack(data, REQUEST_BYTES_MAX)
+    cls = REQUESTS.get(number)
+    if cls is None:
+        raise UnsupportedVersionError(f"this version has no request of type {number}")
+    try:
+        return _reader(cls)(fields, "")
+    except _MisfitError as error:
+        raise InvalidRequestError(f"{cls.__name__}: {error}") from None
+
+
+def encode_reply(reply: object) -> bytes:
+    """A reply, or the error that was raised instead of one."""
+    if isinstance(reply, TidelogError):
+        return bytes(msgpack.packb([_REFUSAL, [reply.code.name, str(reply)]]))
+    return bytes(msgpack.packb([_REPLY_NUMBERS[type(reply)], _plain(reply)]))
+
+
+def decode_reply(data: bytes) -> Any:
+    """The reply; raises `RemoteError` if the request was refused."""
+    number, fields = _unpack(data, REPLY_BYTES_MAX)
+    try:
+        if number == _REFUSAL:
+            name, message = _row_reader([_text, _text])(fields, "")
+            raise RemoteError(message, code=_error_code(name, ""))
+        cls = REPLIES.get(number)
+        if cls is None:
+            raise UnsupportedVersionError(f"this version has no reply of type {number}")
+        return _reader(cls)(fields, "")
+    except _MisfitError as error:
+        raise InvalidRequestError(f"reply {number}: {error}") from None

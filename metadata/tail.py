@@ -1,0 +1,273 @@
+"""A broker's own copy of the cluster's metadata: committed records from any controller, on disk, handed on as deltas.
+
+    controllers --raft-tail--> RaftObserver --> MetadataTail --> image, and subscribers(delta, older, newer) in order
+                                                    |
+                                                    v     in `path` of the disk
+                                <offset>-<epoch>.snapshot  the image up to an offset (the format of `raft.snapshots`)
+                                <offset>.tail              entries from there on: frames of length, CRC-32C, msgpack
+                                                           [offset, epoch, kind, data]; written, not synced
+
+A restart reads the newest sound snapshot and the frames that continue it, and asks only for what is new. What a loss of
+power takes from the tail files is fetched again; a damaged file ends what is read, and is no error: every controller
+has it all. A snapshot is taken in the background when the frames behind the last one are many.
+
+A subscriber is called on the event loop and returns quickly; an exception of one stops the tail (our own error).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from random import Random
+from struct import Struct
+
+import msgpack
+from crc32c import crc32c
+
+from tidelog.metadata.delta import ImageDelta, delta_between
+from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.records import Record, decode_records
+from tidelog.metadata.replay import Replay
+from tidelog.metadata.snapshot import decode_snapshot, snapshot_bytes
+from tidelog.model.errors import CorruptStateError
+from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.raft.membership import Membership
+from tidelog.raft.messages import Entry, EntryKind, SnapshotId
+from tidelog.raft.observer import ObserverConfig, RaftObserver
+from tidelog.raft.snapshots import SnapshotFiles
+from tidelog.raft.tail import TailState
+from tidelog.world.disk import Disk, File
+from tidelog.world.transport import Transport
+from tidelog.world.work import Work
+
+LOGGER = logging.getLogger(__name__)
+
+SNAPSHOT_BYTES = 4 << 20
+_FRAME = Struct(">II")
+
+Subscriber = Callable[[ImageDelta, ClusterImage, ClusterImage], None]
+
+
+def encode_entry(offset: Offset, entry: Entry) -> bytes:
+    payload: bytes = msgpack.packb([offset, entry.epoch, int(entry.kind), entry.data])
+    return _FRAME.pack(len(payload), crc32c(payload)) + payload
+
+
+def decode_entries(data: bytes) -> tuple[list[tuple[Offset, Entry]], int]:
+    """The sound frames from the beginning, and how many bytes they take."""
+    found: list[tuple[Offset, Entry]] = []
+    position = 0
+    while position + _FRAME.size <= len(data):
+        length, crc = _FRAME.unpack_from(data, position)
+        payload = data[position + _FRAME.size : position + _FRAME.size + length]
+        # Zeros, which a loss of power may leave, look like an empty frame with a sound CRC.
+        if length == 0 or len(payload) < length or crc32c(payload) != crc:
+            break
+        offset, epoch, kind, value = msgpack.unpackb(payload)
+        found.append((Offset(offset), Entry(Epoch(epoch), EntryKind(kind), value)))
+        position += _FRAME.size + length
+    return found, position
+
+
+class MetadataTail:
+    """`open`, then `run` is its task. Implements `raft.state_machine.Follower`."""
+
+    def __init__(
+        self,
+        *,
+        disk: Disk,
+        path: str,
+        transport: Transport,
+        sources: Callable[[], Sequence[NodeId]],
+        work: Work,
+        random: Random,
+        config: ObserverConfig | None = None,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+    ) -> None:
+        """`sources` are the controllers that may be asked."""
+        self._disk = disk
+        self._path = path
+        self._work = work
+        self._snapshot_bytes = snapshot_bytes
+        self._files = SnapshotFiles(disk, work, path)
+        self._replay = Replay(ClusterImage())
+        self._subscribers: list[Subscriber] = []
+        self._tail: File | None = None
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self.offset = Offset(0)
+        """Everything below is in `image`."""
+        self.epoch = Epoch(0)
+        self.fetched = 0
+        """Entries that came from a controller since `open`."""
+        self.loaded = 0
+        """Snapshots that did."""
+        self._current_s: float | None = None
+        """When it last had everything that its source knew as committed."""
+        self._noted: TailState | None = None
+        self._observer = RaftObserver(transport, sources, self, work, config or ObserverConfig(), random)
+
+    @property
+    def image(self) -> ClusterImage:
+        return self._replay.image
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Who leads the controllers, as its source sees it."""
+        return None if self._observer.state is None else self._observer.state.leader
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Called with every change from now on; with one delta for all that is there already, if there is anything."""
+        empty = ClusterImage()
+        if self.offset > 0:
+            subscriber(delta_between(empty, self.image), empty, self.image)
+        self._subscribers.append(subscriber)
+
+    def stale_ms(self) -> int | None:
+        """How long ago it last had all that its source knew as committed; None if it never has."""
+        self._note_current()
+        if self._current_s is None:
+            return None
+        return int((asyncio.get_running_loop().time() - self._current_s) * 1000)
+
+    def _note_current(self, *, has_news: bool = False) -> None:
+        """What a source says counts for the moment in which it says it, not for as long as it is silent after that."""
+        state = self._observer.state
+        is_said_now = has_news or state is not self._noted
+        self._noted = state
+        if is_said_now and state is not None and state.leader is not None and self.offset >= state.commit:
+            self._current_s = asyncio.get_running_loop().time()
+
+    async def until(self, condition: Callable[[ClusterImage], bool]) -> None:
+        """Returns when the image is so."""
+        while not condition(self.image):
+            self._changed.clear()
+            await self._changed.wait()
+
+    # Life.
+
+    async def open(self) -> None:
+        """Read what the last life has left."""
+        self._disk.make_directory(self._path)
+        await self._disk.sync_many([], [""])
+        self._files.open()
+        for snapshot in reversed(list(self._files.ids)):
+            try:
+                found = await self._files.read(snapshot)
+                state = decode_snapshot(found.data)
+            except CorruptStateError as error:
+                LOGGER.warning("%s: set aside as %s", error, await self._files.set_aside(snapshot))
+                continue
+            self._replay = Replay(state.image, state.pending)
+            self.offset, self.epoch = snapshot
+            break
+        self._read_tails()
+        self._observer.offset, self._observer.epoch = self.offset, self.epoch
+
+    def _tails(self) -> list[tuple[Offset, str]]:
+        names = [name for name in self._disk.list(self._path) if name.endswith(".tail")]
+        return sorted((Offset(int(name.removesuffix(".tail"))), f"{self._path}/{name}") for name in names)
+
+    def _read_tails(self) -> None:
+        for _, path in self._tails():
+            file = self._disk.open(path)
+            try:
+                entries, _ = decode_entries(file.read(0, file.size))
+            finally:
+                file.close()
+            for offset, entry in entries:
+                if offset == self.offset:
+                    self._apply(offset, entry)
+        # What follows begins a file of its own: the last one may end in the middle of a frame.
+        for first, path in self._tails():
+            if first >= self.offset:
+                self._disk.remove(path)
+
+    async def run(self) -> None:
+        """Follow the controllers; ends by cancellation, or by an error of the disk or of our own."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._observer.run())
+            group.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            self._note_current()
+            if self._bytes >= self._snapshot_bytes:
+                await self._take_snapshot()
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+        self._files.close()
+
+    # From the observer.
+
+    def apply(self, first: Offset, entries: Sequence[Entry]) -> None:
+        assert first == self.offset, f"entries from {first} on an image at {self.offset}"
+        older = self.image
+        records: list[Record] = []
+        frames = [encode_entry(Offset(first + number), entry) for number, entry in enumerate(entries)]
+        self._write(first, frames)
+        was_open = self._replay.is_open
+        for number, entry in enumerate(entries):
+            records += self._apply(Offset(first + number), entry)
+        self.fetched += len(entries)
+        # A large decision names its topics in earlier calls: then everything is compared.
+        self._hand_on(older, None if was_open else records)
+
+    def _apply(self, offset: Offset, entry: Entry) -> tuple[Record, ...]:
+        records: tuple[Record, ...] = ()
+        if entry.kind is EntryKind.DATA:
+            records = decode_records(entry.data)
+            self._replay.apply(records)
+        self.offset, self.epoch = Offset(offset + 1), entry.epoch
+        return records
+
+    def load_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
+        found = decode_snapshot(data)
+        older = self.image
+        self._replay = Replay(found.image, found.pending)
+        self.offset, self.epoch = snapshot
+        self.loaded += 1
+        self._end_tail()
+        self._bytes = self._snapshot_bytes  # what lies before it is gone: a snapshot of our own is due
+        self._hand_on(older, None)
+
+    def _hand_on(self, older: ClusterImage, records: list[Record] | None) -> None:
+        newer = self.image
+        self._note_current(has_news=True)
+        if newer is not older:
+            delta = delta_between(older, newer, records)
+            for subscriber in self._subscribers:
+                subscriber(delta, older, newer)
+        self._changed.set()
+
+    # The disk.
+
+    def _write(self, first: Offset, frames: list[bytes]) -> None:
+        if self._tail is None:
+            path = f"{self._path}/{first:020d}.tail"
+            self._disk.remove(path)
+            self._tail = self._disk.open(path, create=True)
+        self._tail.append(*frames)
+        self._bytes += sum(map(len, frames))
+
+    def _end_tail(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
+    async def _take_snapshot(self) -> None:
+        snapshot = SnapshotId(self.offset, self.epoch)
+        pending = self._replay.pending
+        self._bytes = 0
+        self._end_tail()
+        data = await self._work.run(snapshot_bytes, self.image, None if pending is None else tuple(pending))
+        await self._files.write(snapshot, Membership(), data)
+        await self._files.remove([known for known in self._files.ids if known < snapshot])
+        for first, path in self._tails():
+            if first < snapshot.offset:
+                self._disk.remove(path)
