@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null)
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: help setup demo test lint format bench sources fuzz build clean
+.PHONY: help setup demo test lint format bench sim sources fuzz build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,10 +46,14 @@ format: setup ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 
 bench: setup ## benchmarks, as ratios of one run; writes build/bench.json
-	$(BIN)/python -m bench
+	PYTHONSAFEPATH= $(BIN)/python -m bench # bench/ is no installed package: found from here
 
 fuzz: setup ## mutated bytes, a long campaign
 	FUZZ_MUTATIONS=$${FUZZ_MUTATIONS:-200000} $(BIN)/python -m pytest -n 2 tests/unit/log -k mutated --timeout 3600
+
+sim: setup ## the whole cluster in one process: SEED=n shows one run, SEEDS=n FIRST=k (or MINUTES=m) runs many
+	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(if $(MINUTES),--minutes $(MINUTES),--seeds $(SEEDS))) \
+		--first $(FIRST) $(if $(FAULTS),--faults $(FAULTS)) $(if $(STACK),--stack $(STACK)) $(if $(DEFECTS),--defects)
 
 sources: setup ## which items of the source inventories are proved, decided against, open
 	@$(BIN)/python tests/sources.py

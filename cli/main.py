@@ -1,5 +1,140 @@
-"""Entry point of the `tidelog` command."""
+"""Entry point of the `tidelog` command: finds the command, runs it, and turns every ending into an exit code.
+
+    0    done
+    1    it said no: a problem was found, the disk or the cluster refused
+    2    the call was wrong: unknown command, bad option, no such path
+    130  Ctrl-C            141  whoever read our output has gone (both quiet, as shells expect)
+
+Data goes to stdout, talk to stderr. No traceback reaches a user unless TIDELOG_TRACEBACK=1 asks for it. Commands are
+imported when they run, so that `tidelog --version` costs an interpreter and this file.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tidelog import __version__
+
+EXIT_OK = 0
+EXIT_REFUSED = 1
+EXIT_WRONG_CALL = 2
+EXIT_INTERRUPTED = 130
+EXIT_CLOSED_PIPE = 141
+
+_CHOICE = re.compile(r"argument (?P<what>[^:]+): invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 
 
-def main() -> int:
-    return 0
+class WrongCallError(Exception):
+    """The call cannot be meant as it is: a path that does not exist, options that exclude each other."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, and the nearest command for a misspelt one."""
+
+    def error(self, message: str) -> NoReturn:
+        match = _CHOICE.fullmatch(message)
+        if match is not None:
+            known = re.findall(r"[\w.-]+", match["known"])
+            what = "command" if "command" in match["what"] else f"value of {match['what']}"
+            near = difflib.get_close_matches(match["given"], known, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}"
+            message = f"no such {what}: '{match['given']}'; {hint}"
+        sys.stderr.write(f"{self.prog}: {message} (see '{self.prog} --help')\n")
+        raise SystemExit(EXIT_WRONG_CALL)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole grammar. `run` of a parsed call is the `module:function` that does it."""
+    top = _Parser(prog="tidelog", description="A streaming log cluster.")
+    top.add_argument("--version", action="version", version=f"tidelog {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="command", parser_class=_Parser, required=True)
+
+    demo = commands.add_parser(
+        "demo",
+        help="write a log, kill the writer, recover, read everything that was acknowledged",
+        description="Writes a log in a child process, kills it with SIGKILL in the middle, recovers the log and checks "
+        "that every acknowledged record is there.",
+    )
+    demo.add_argument("--data", metavar="DIR", help="keep the log in this directory (default: a temporary one)")
+    demo.add_argument("--records", type=int, default=20_000, metavar="N", help="acknowledged records before the kill")
+    demo.set_defaults(run="tidelog.cli.demo:run")
+
+    log = commands.add_parser("log", help="files of a log, offline", description="Files of a log, offline.")
+    log_commands = log.add_subparsers(dest="log command", metavar="command", parser_class=_Parser, required=True)
+    dump = log_commands.add_parser(
+        "dump",
+        help="show what is in a segment, an index or a whole directory",
+        description="Shows batches, records, indexes, epochs and producer state of a file (.log, .index, .timeindex, "
+        ".txnindex), of a log's directory or of a node's log directory. Only reads.",
+    )
+    dump.add_argument("path", metavar="PATH", help="a file, a log's directory or a node's log directory")
+    dump.add_argument("--records", action="store_true", help="show the records inside the batches too")
+    dump.add_argument(
+        "--verify", action="store_true", help="check everything against everything; exit with 1 if something is wrong"
+    )
+    dump.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
+    dump.set_defaults(run="tidelog.cli.log_dump:run")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code of the process."""
+    try:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # What is still buffered must not raise a second time when the interpreter closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CLOSED_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as stop:  # argparse's way to end --help, --version and a wrong call
+        return stop.code if isinstance(stop.code, int) else EXIT_OK
+    module, _, function = options.run.partition(":")
+    try:
+        code = getattr(importlib.import_module(module), function)(options)
+        assert isinstance(code, int), f"{options.run} returned no exit code"
+        return code
+    except BrokenPipeError:
+        raise
+    except WrongCallError as error:
+        return _complain(str(error), EXIT_WRONG_CALL)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", EXIT_REFUSED)
+    except Exception as error:
+        return _complain(_describe(error), EXIT_REFUSED)
+
+
+def _describe(error: Exception) -> str:
+    """One line for the user: a catalogued error with its advice, else what it was and how to learn more."""
+    from tidelog.model.errors import TidelogError
+
+    if isinstance(error, TidelogError):
+        return f"{error} ({error.code.name}: {error.advice})"
+    what = " ".join(str(error).split()) or "no message"
+    return f"unexpected error, this is a defect: {type(error).__name__}: {what} (TIDELOG_TRACEBACK=1 shows where)"
+
+
+def _complain(message: str, code: int) -> int:
+    if os.environ.get("TIDELOG_TRACEBACK"):
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.write(f"tidelog: {message}\n")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

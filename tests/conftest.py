@@ -1,0 +1,18 @@
+"""What all tests share: how much hypothesis tries.
+
+`HYPOTHESIS_PROFILE` picks a profile: `ci` (the default of `make test`, small enough for the whole suite's ten
+minutes), `default` (a developer's run of one file) or `long` (a campaign).
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# No deadline: a shared machine stalls now and then, and pytest-timeout watches over each test anyway. Slow generation
+# is no error of ours either: the models of a log draw long lists on purpose.
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+settings.register_profile("default", deadline=None, suppress_health_check=_QUIET, print_blob=True)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=30, stateful_step_count=30)
+settings.register_profile("long", settings.get_profile("default"), max_examples=2000, stateful_step_count=100)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -1,0 +1,89 @@
+"""The package as a user gets it: what is in the wheel, and that it works in an empty environment."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", "*.so"
+)
+ENVIRONMENT = {**os.environ, "TIDELOG_PURE": "1", "PYTHONSAFEPATH": "1"}
+
+
+def copy_of_the_sources(target: Path) -> Path:
+    """A build writes into its tree, and ours is in use."""
+    shutil.copytree(ROOT, target, symlinks=True, ignore=LEFT_OUT)
+    return target
+
+
+def build(tree: Path, target: Path) -> Path:
+    """An sdist, and from it the wheel, as an index would serve it."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(tree)]
+    target.mkdir()
+    run = subprocess.run(command, cwd=target, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert len(list(target.glob("*.tar.gz"))) == 1
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+def check_names(wheel: Path, tree: Path) -> None:
+    """One top-level name; every module of every room; typed, and with its license."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tidelog"}
+    rooms = [path for path in (tree / "src" / "tidelog").iterdir() if path.is_symlink()]
+    assert {"model", "world", "log", "cli"} <= {room.name for room in rooms}
+    wanted = {
+        f"tidelog/{room.name}/{path.relative_to(room.resolve()).as_posix()}"
+        for room in rooms
+        for path in room.resolve().rglob("*.py")
+    }
+    assert wanted - names == set()
+    assert "tidelog/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def install(wheel: Path, home: Path) -> None:
+    """The wheel and what it needs, nothing else, into a new environment; by uv where it is there."""
+    uv = shutil.which("uv")
+    subprocess.run([sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), home], check=True)
+    python = str(home / "bin" / "python")
+    with_uv = ["uv", "pip", "install", "-q", "--python", python]
+    with_pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    command = [*(with_uv if uv else with_pip), "-c", str(ROOT / "constraints.txt"), str(wheel)]
+    run = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def check_round_trip(home: Path, work: Path) -> None:
+    """Write, crash, recover, read and verify a log, by the installed command alone."""
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(part) for part in arguments], cwd=work, capture_output=True, text=True, check=False)
+
+    command = home / "bin" / "tidelog"
+    assert call(command, "--version").stdout.startswith("tidelog 0.")
+    demo = call(command, "demo", "--records", 500, "--data", work / "data")
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    verified = call(command, "log", "dump", work / "data", "--verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    for room in ("log", "raft", "cli"):
+        assert call(home / "bin" / "python", "-c", f"import {room}").returncode == 1, f"there is a package {room}"
+
+
+@pytest.mark.timeout(400)
+def test_the_package_builds_and_works_in_an_empty_environment(tmp_path: Path) -> None:
+    # One test, not four: the suite runs on two workers, and the wheel shall be built once.
+    tree = copy_of_the_sources(tmp_path / "tidelog")
+    wheel = build(tree, tmp_path / "dist")
+    check_names(wheel, tree)
+    install(wheel, tmp_path / "venv")
+    check_round_trip(tmp_path / "venv", tmp_path)
