@@ -1,10 +1,11 @@
-"""The metadata quorum on seeds: the fixed ones, then new ones until the time is up; and every defect is noticed."""
+"""The metadata quorum on fixed seeds; and every defect is noticed.
+
+New seeds are for `make sim STACK=metadata` until a campaign of 2,000 has ended clean; then they join the suite.
+"""
 
 import os
-import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from simulation.defects import Defect
 from simulation.metadata_defects import CATCHING_SEEDS, DEFECTS
 from simulation.metadata_sim import run_metadata_seed
 
-SECONDS = float(os.environ.get("SIM_SECONDS", "60")) / 2
 FIXED_SEEDS = (1, 2, 3, 8, 10, 16)
 TESTS = Path(__file__).parent.parent
 
@@ -35,14 +35,10 @@ def _check(seed: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.timeout(SECONDS + 240)
-def test_no_seed_breaks_a_promise_of_the_metadata_quorum() -> None:
-    deadline = time.monotonic() + SECONDS
-    fresh = random.SystemRandom()
-    for seed in FIXED_SEEDS:
-        _check(seed)
-    while time.monotonic() < deadline:
-        _check(fresh.randrange(1 << 31))
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", FIXED_SEEDS)
+def test_no_fixed_seed_breaks_a_promise_of_the_metadata_quorum(seed: int) -> None:
+    _check(seed)
 
 
 @pytest.mark.sim

@@ -169,7 +169,6 @@ def test_a_killed_broker_is_fenced_at_once_and_its_leaderships_move() -> None:
         assert all(12 not in p.isr and p.leader not in (12, -1) for p in topic.partitions.values())
 
 
-@pytest.mark.source("a:B-06")
 @pytest.mark.source("b:E-21")
 def test_a_silent_broker_is_fenced_after_its_session() -> None:
     with Quorum(8) as quorum:
