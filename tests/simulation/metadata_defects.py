@@ -211,7 +211,7 @@ CATCHING_SEEDS: dict[str, int] = {
     "torn_decision": 13,
     "read_without_index": 3,
     "decision_shows_early": 3,
-    "snapshot_without_open_decision": 5,
+    "snapshot_without_open_decision": 14,
     "tail_snapshot_misnamed": 2,
     "delta_without_partitions": 1,
 }
