@@ -21,24 +21,29 @@ class Persister:
         self._storage = storage
         self._persisted = persisted
         self._waiting: list[Persist] = []
-        self._drop_before: Offset | None = None
+        self._newest = self._done = 0
+        self._drop_before: tuple[int, Offset] | None = None
+        """With the number of the last persist that was asked for before it."""
         self._wake = asyncio.Event()
 
     def put(self, persist: Persist) -> None:
+        self._newest = persist.number
         self._waiting.append(persist)
         self._wake.set()
 
     def drop_before(self, offset: Offset) -> None:
-        """Remove entries below `offset` when there is time."""
-        self._drop_before = offset
+        """Remove entries below `offset` when there is time, after all that was put before: a snapshot may cover entries
+        that are not written yet, in the place of others that are not cut yet."""
+        self._drop_before = (self._newest, offset)
         self._wake.set()
 
     async def run(self) -> None:
         while True:
             if self._waiting:
                 await self._persist()
-            if self._drop_before is not None:  # also under steady load, or the stored log would grow without bound
-                offset, self._drop_before = self._drop_before, None
+            # Also under steady load, or the stored log would grow without bound.
+            if self._drop_before is not None and self._drop_before[0] <= self._done:
+                offset, self._drop_before = self._drop_before[1], None
                 await self._storage.drop_before(offset)
             elif not self._waiting:
                 self._wake.clear()
@@ -53,4 +58,5 @@ class Persister:
         del self._waiting[:count]
         await self._storage.persist(batch)
         self.rounds += 1
-        self._persisted(batch[-1].number)
+        self._done = batch[-1].number
+        self._persisted(self._done)

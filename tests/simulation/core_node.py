@@ -50,7 +50,6 @@ from tidelog.raft.messages import (
     Tick,
     Transfer,
 )
-from tidelog.raft.view import LogView
 from tidelog.world.simulated import Latency, Loss
 from tidelog.world.simulated.loop import SimFuture, SimLoop
 from tidelog.world.simulated.network import SimTransport
@@ -178,10 +177,10 @@ class ModelDisk:
         if loss is not None and self._draw.random() < 0.5:
             del self.entries[max(self.synced_end, self.start) - self.start :]
 
-    def drop_before(self, log: LogView) -> None:
-        if self.start < log.start <= self.end:
-            del self.entries[: log.start - self.start]
-            self.start, self.start_epoch, self.start_membership = log.start, log.start_epoch, log.memberships[0][1]
+    def drop_before(self, start: Offset, epoch: Epoch, membership: Membership) -> None:
+        if self.start < start <= self.end:
+            del self.entries[: start - self.start]
+            self.start, self.start_epoch, self.start_membership = start, epoch, membership
 
     def keep_snapshot(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
         kept = [item for item in self.snapshots if item[0] != snapshot]
@@ -263,6 +262,10 @@ class CoreNode:
         self._proposed: dict[Offset, tuple[Epoch, SimFuture]] = {}
         self._reads: list[tuple[Offset, SimFuture]] = []
         self._persists: list[Persist] = []
+        self._number = self._done_number = 0
+        """Of the last persist that the core asked for, and of the last that is done."""
+        self._drop: tuple[int, Offset, Epoch, Membership] | None = None
+        """What is to be forgotten once the persist with this number is done: it may be the one that makes it so."""
         self._is_persisting = False
         self._is_pump_due = False
         self._is_snapshotting = False
@@ -327,6 +330,7 @@ class CoreNode:
         effects = self.core.effects(now_ms)
         self._checker.look(self.core.me.node)
         if effects.persist is not None:
+            self._number = effects.persist.number
             self._persists.append(effects.persist)
             if not self._is_persisting:
                 self._begin_persist()
@@ -339,7 +343,9 @@ class CoreNode:
             assert found is not None, "an installed snapshot is there"
             self.machine.load_snapshot(effects.load_snapshot, found[2])
         if effects.drop_before is not None:
-            self._disk.drop_before(self.core.log)
+            log = self.core.log
+            self._drop = (self._number, log.start, log.start_epoch, log.memberships[0][1])
+            self._drop_what_is_due()
         self._answer(effects)
         if effects.committed:
             self._apply(effects)
@@ -396,9 +402,16 @@ class CoreNode:
             self._fail(error)
             return
         self._is_persisting = False
+        self._done_number = number
+        self._drop_what_is_due()
         if self._persists:
             self._begin_persist()
         self._step(Persisted(number))
+
+    def _drop_what_is_due(self) -> None:
+        if self._drop is not None and self._drop[0] <= self._done_number:
+            self._disk.drop_before(*self._drop[1:])
+            self._drop = None
 
     # -- answers
 

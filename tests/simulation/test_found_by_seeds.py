@@ -9,7 +9,8 @@ from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.core import BootState
 from tidelog.raft.effects import HardState, Persist
 from tidelog.raft.membership import Member, Membership
-from tidelog.raft.messages import Entry, EntryKind
+from tidelog.raft.messages import Entry, EntryKind, SnapshotId
+from tidelog.raft.persister import ENTRIES_AT_ONCE_MAX, Persister
 from tidelog.raft.storage import RaftStorage
 from tidelog.raft.stored import merge
 from tidelog.raft.waiting import Waiting
@@ -122,3 +123,30 @@ def test_a_log_is_cut_right_in_front_of_a_batch_that_cannot_be_read() -> None:
         again = world.run(machine.boot(), look)
     assert len(boot.entries) == len(again.entries) == 2
     assert boot.recovering_until == again.recovering_until == 3
+
+
+def test_entries_are_forgotten_only_after_what_was_to_be_written_before_them() -> None:
+    """Seed 425506080 (core): a snapshot covered an entry that was still to take the place of another one."""
+    written: list[int] = []
+
+    async def forget(node: SimNode) -> None:
+        storage = storage_of(node)
+        await storage.format(directory=DIRECTORY, membership=MEMBERSHIP)
+        await storage.open()
+        persister = Persister(storage, written.append)
+        persister.put(persist(1, 0, 1))
+        persister.put(persist(2, 1, ENTRIES_AT_ONCE_MAX))
+        persister.put(persist(3, 1 + ENTRIES_AT_ONCE_MAX, 2))
+        end = Offset(ENTRIES_AT_ONCE_MAX + 3)
+        persister.drop_before(end)
+        for offset in (Offset(end - 1), end):
+            await storage.write_snapshot(SnapshotId(offset, Epoch(3)), MEMBERSHIP, b"state")
+        running = asyncio.get_running_loop().create_task(persister.run())
+        while storage.log.start_offset != end - 1 and not running.done():
+            await asyncio.sleep(0.01)
+        assert not running.done(), running.exception()
+        running.cancel()
+
+    with SimWorld(seed=7) as world:
+        world.run(world.machine("a").boot(), forget)
+    assert written == [2, 3]
