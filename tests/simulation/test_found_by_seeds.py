@@ -142,7 +142,7 @@ def test_entries_are_forgotten_only_after_what_was_to_be_written_before_them() -
         for offset in (Offset(end - 1), end):
             await storage.write_snapshot(SnapshotId(offset, Epoch(3)), MEMBERSHIP, b"state")
         running = asyncio.get_running_loop().create_task(persister.run())
-        while storage.log.start_offset != end - 1 and not running.done():
+        while storage.log.start_offset != end - 1 and not running.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert not running.done(), running.exception()
         running.cancel()
