@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from bench.harness import Result, at_least, best_seconds
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft import wire
-from tidelog.raft.core import BootState, RaftConfig, RaftCore
+from tidelog.raft.config import BootState, RaftConfig
+from tidelog.raft.core import RaftCore
 from tidelog.raft.effects import HardState, Role
 from tidelog.raft.membership import Member, Membership, VoterKey
 from tidelog.raft.messages import (

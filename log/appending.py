@@ -104,9 +104,13 @@ def append_replicated(log: "Log", batches: Buffer) -> Appended:
     log.check_writable()
     headers = _check_replicated(log, batches)
     now_ms = log.clock.now_ms()
+    end = log.segments.end_offset
     last_offset = headers[-1].last_offset
     max_timestamp = max(header.max_timestamp for header in headers)
     active = _write(log, [batches], len(batches), last_offset, max_timestamp, now_ms)
+    if headers[0].leader_epoch < log.epochs.latest:
+        log.epochs.truncate_from_end(end)  # epochs that were led in vain
+        log.epochs_changed = True
     position = 0
     with memoryview(batches) as view:
         for header in headers:
@@ -128,7 +132,9 @@ def _check_replicated(log: "Log", batches: Buffer) -> list[BatchHeader]:
     headers: list[BatchHeader] = []
     position = 0
     expected: int = log.segments.end_offset
-    epoch: int = log.epochs.latest
+    # Epochs at the end without records do not count: this replica led them in vain, and who leads now may go on with
+    # records of an older one.
+    epoch: int = log.epochs.epoch_for(expected - 1)
     while position < len(batches):
         header = check_batch(batches, position, size_max=BATCH_BYTES_MAX)
         if header.base_offset < expected or (header.base_offset > expected and not log.gaps):

@@ -87,6 +87,8 @@ class GroupCommit:
         self._is_closed = False
         self._touched: dict[Dirty, None] = {}
         self.failed: StorageError | None = None
+        self.on_synced: Callable[[list[Dirty]], None] | None = None
+        """Called after every group that has ended well, with its logs: their durable ends may have advanced."""
         self.groups = 0
         self.files_synced = 0
         self.logs_synced = 0
@@ -178,6 +180,8 @@ class GroupCommit:
         self._current = None
         self.group_began = None
         group.finish(None)
+        if self.on_synced is not None:
+            self.on_synced(list(group.logs))
 
     def _fail(self, error: StorageError) -> None:
         if self.failed is not None:

@@ -39,6 +39,7 @@ from tidelog.log.reading import (
     TimestampedOffset,
     aborted_steps,
     largest_timestamp_steps,
+    range_steps,
     read_steps,
     timestamp_steps,
 )
@@ -245,6 +246,13 @@ class Log:
             self.epochs_changed = True
             self.group_commit.touch(self)
 
+    def forget_empty_epochs(self) -> None:
+        """As follower: epochs at the log's end that nothing was written in. Nobody has a record of them, and the next
+        leader may go on with records of older ones."""
+        if self.epochs.truncate_from_end(self.segments.end_offset):
+            self.epochs_changed = True
+            self.group_commit.touch(self)
+
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
         """Readers of committed data read below this."""
         unstable = self.producers.first_unstable_offset(high_watermark)
@@ -349,6 +357,11 @@ class Log:
     async def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
         """Aborted transactions that overlap [start, end), in the order of their markers."""
         return await self._look(lambda: aborted_steps(self.segments, start, end))
+
+    async def range_bytes(self, start: int, end: int) -> int:
+        """How many bytes the batches of [start, end) take in the files; clipped to what there is."""
+        start, end = max(start, self.start_offset), min(end, self.segments.end_offset)
+        return await self._look(lambda: range_steps(self.segments, self.config, start, end)) if start < end else 0
 
     async def _look(self, plan: Callable[[], Steps[T]]) -> T:
         """Carry out a plan; anew if the files changed meanwhile, or after an index was rebuilt."""

@@ -36,6 +36,7 @@ from tidelog.log.directories import (
     list_logs,
     read_directory_id,
 )
+from tidelog.log.group_commit import Dirty
 from tidelog.log.housekeeping import CleaningReport
 from tidelog.log.log import Log
 from tidelog.log.retention import Expired
@@ -168,6 +169,15 @@ class Logs:
             directory.add(log_id, name, self._home.get(log_id))
             self._home[log_id] = directory
         return [(directory, name) for _, name in listing.deleted]
+
+    def observe(
+        self, *, on_synced: Callable[[list[Dirty]], None], on_directory_failure: OnDirectoryFailure
+    ) -> None:
+        """From now on the owner is told of every group of syncs that has ended well, with its logs, and of every
+        directory that fails."""
+        self._on_directory_failure = on_directory_failure
+        for directory in self.directories:
+            directory.group_commit.on_synced = on_synced
 
     # Which there are.
 

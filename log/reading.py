@@ -213,6 +213,14 @@ def locate_steps(segments: Segments, config: LogConfig, offset: int) -> Steps[tu
         segments.files.unpin(file)
 
 
+def range_steps(segments: Segments, config: LogConfig, start: int, end: int) -> Steps[int]:
+    """How many bytes the batches from `start` to below `end` take; a batch that spans an end counts on its start."""
+    first_base, first_position, _ = yield from locate_steps(segments, config, start)
+    last_base, last_position, _ = yield from locate_steps(segments, config, end)
+    between = [view.size for view in segments.from_offset(start) if first_base <= view.base_offset < last_base]
+    return max(0, sum(between) - first_position + last_position)
+
+
 def _walk_to(file: File, view: SegmentView, position: int, offset: int, bound: int | None) -> Steps[int]:
     """From a batch at `position` on to the first that ends at or past `offset`, over at most `bound` batches."""
     unpack = _WALK.unpack_from

@@ -35,6 +35,7 @@ def merge_epochs(known: EpochHistory, found: list[tuple[int, int]], *, log_end: 
     does not begin past the end; others are remnants of what was cut or never written.
     """
     entries = list(found)
+    facts = {epoch for epoch, _ in found}
     for epoch, start in known:
         at = sum(1 for other, _ in entries if other < epoch)
         if at < len(entries) and entries[at][0] == epoch:
@@ -43,6 +44,8 @@ def merge_epochs(known: EpochHistory, found: list[tuple[int, int]], *, log_end: 
             entries[at] = (epoch, max(before, min(start, entries[at][1])))
             continue
         low = entries[at - 1][1] if at else 0
+        if at and entries[at - 1][0] in facts:
+            low += 1  # that epoch has a record there
         high = entries[at][1] if at < len(entries) else log_end
         if low <= start <= high:
             entries.insert(at, (epoch, start))

@@ -65,6 +65,11 @@ class ControllerClient:
         self._random = random
         self._leader: NodeId | None = None
 
+    @property
+    def leader(self) -> NodeId | None:
+        """The active controller, as far as the last answers say."""
+        return self._leader
+
     def target(self) -> NodeId | None:
         """Whom to try next."""
         if self._leader is not None:
@@ -251,8 +256,9 @@ class BrokerAgent:
 
     async def _until_next_beat(self) -> None:
         wait_ms = self._config.heartbeat_ms
-        if self.last_reply is not None and self.last_reply.is_fenced and not self.last_reply.may_shut_down:
-            wait_ms = max(1, wait_ms // 10)  # it waits to be let in
+        reply = self.last_reply
+        if reply is not None and (reply.is_fenced or self._wants_shutdown) and not reply.may_shut_down:
+            wait_ms = max(1, wait_ms // 10)  # it waits to be let in, or out
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._beat_now.wait()
@@ -279,5 +285,10 @@ async def store_clean_stop(store: StateStore, broker_epoch: int) -> None:
 
 
 def with_clean_stop(registration: Register, store: StateStore) -> Register:
-    stored = store.get(CLEAN_STOP_KEY)
+    """A value that cannot be read says nothing: the last life then counts as one that did not end cleanly."""
+    try:
+        stored = store.get(CLEAN_STOP_KEY)
+    except CorruptStateError as error:
+        LOGGER.warning("broker=%d does not know how it stopped: %s", registration.broker, error)
+        return registration
     return registration if stored is None else replace(registration, clean_stop_epoch=int(msgpack.unpackb(stored)))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from uuid import UUID
 
 from tidelog.metadata.configs import is_page_cache
@@ -42,6 +43,8 @@ DIRECTORIES_MAX = 64
 NAME_LENGTH_MAX = 255
 FEATURES_MAX = 100
 FEATURE_LEVEL_MAX = 32_767
+DEPARTURES_MAX = 2_500
+"""Partitions that a broker leaves in one decision: some 50 ms of the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +227,9 @@ def _after_registration(
             or (not is_clean and is_page_cache(image, topic_id))
         )
         leads = partition.leader == request.broker
+        loses = has_lost_data and request.broker in partition.eligible
+        if not leads and not loses and request.broker not in partition.isr:
+            continue  # the usual case: it was fenced, and has left before
         after = without(image, topic_id, partition, request.broker, has_lost_data=has_lost_data)
         record = shifted(image, topic_id, number, partition, after, new_epoch=leads)
         if record is not None:
@@ -231,12 +237,27 @@ def _after_registration(
 
 
 def fence(image: ClusterImage, request: Fence, _context: Context) -> Decision[Done]:
+    """To be repeated until the broker is fenced, if it is in very many in-sync sets (`_leave`)."""
     broker = known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
     if not broker.fenced:
-        draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True)])
-        draft.add(leave_all(draft.image, broker.broker))
+        _leave(draft, ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True))
     return draft.decide(Done())
+
+
+def _leave(draft: Draft, mark: ChangeBroker) -> bool:
+    """The broker leads nothing, is in no ISR, and is marked; False if there is more to do than one decision takes.
+
+    Then it has left some, and is marked when the last of them are left: who is in sync is live, at any time. Each step
+    is sound by itself, as if the leaders had dropped it. It may be taken back into an ISR in between, which the next
+    step undoes.
+    """
+    leaving = list(islice(leave_all(draft.image, mark.broker), DEPARTURES_MAX + 1))
+    is_last = len(leaving) <= DEPARTURES_MAX
+    if is_last:
+        draft.add([mark])
+    draft.add(leaving[:DEPARTURES_MAX])
+    return is_last
 
 
 def _unfence(draft: Draft, broker: Broker) -> None:
@@ -258,13 +279,12 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
     caught_up = request.metadata_offset > max(context.caught_up_from - 1, broker.broker_epoch)
     _note_directories(draft, broker, request)
     if request.wants_fence and not broker.fenced:
-        draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True)])
-        draft.add(leave_all(draft.image, broker.broker))
+        _leave(draft, ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True))
     elif request.wants_shutdown and not broker.fenced:
-        # Marked first: it is then no candidate, and every leadership that can move does so while it still serves.
-        draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, in_controlled_shutdown=True)])
-        draft.add(leave_all(draft.image, broker.broker))
-        draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True)])
+        # Every leadership that can move does so while it still serves; with very many, heartbeat by heartbeat.
+        stopping = ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, in_controlled_shutdown=True)
+        if _leave(draft, stopping):
+            draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True)])
     elif broker.fenced and caught_up and not request.wants_fence and not request.wants_shutdown:
         _unfence(draft, broker)
     after = draft.image.brokers[broker.broker]

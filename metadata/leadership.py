@@ -27,6 +27,27 @@ def is_draining(image: ClusterImage) -> Callable[[int], bool]:
     return lambda broker: broker in image.brokers and image.brokers[broker].draining
 
 
+class Candidates:
+    """Who may lead, by one image: looked up once for the many partitions of a large decision. `excluded` may not."""
+
+    __slots__ = ("_live", "_offline", "is_avoided")
+
+    def __init__(self, image: ClusterImage, *, excluded: Collection[int] = ()) -> None:
+        live = {number: broker for number, broker in image.brokers.items() if broker.is_live and number not in excluded}
+        draining = frozenset(number for number, broker in live.items() if broker.draining)
+        self._live = frozenset(live)
+        self._offline = {number: broker.offline for number, broker in live.items() if broker.offline}
+        self.is_avoided: Callable[[int], bool] | None = draining.__contains__ if draining else None
+
+    def of(self, partition: Partition) -> Callable[[int], bool]:
+        """The same answers as `can_serve`."""
+        if not self._offline:
+            return self._live.__contains__
+        return lambda broker: (
+            broker in self._live and partition.directory_of(broker) not in self._offline.get(broker, ())
+        )
+
+
 def shifted(
     image: ClusterImage,
     topic_id: UUID,
@@ -38,19 +59,25 @@ def shifted(
     prefer: int | None = None,
     excluded: Collection[int] = (),
     unclean: bool | None = None,
+    candidates: Candidates | None = None,
 ) -> ChangePartition | None:
     """The record that takes a partition from `before` to `after` with the leader that the rules give.
 
     `after` may have another ISR, other eligible leaders or replicas; its leader is decided here. The present one stays
     if it still may (or `prefer` takes over, if it may). `excluded` do not lead. `unclean` overrides the topic's
-    setting.
+    setting. `candidates`, of the same image and without the excluded, spare looking them up each time.
     """
+    can_lead, is_avoided = (
+        (lambda broker: broker not in excluded and can_serve(image, after, broker), is_draining(image))
+        if candidates is None
+        else (candidates.of(after), candidates.is_avoided)
+    )
     elected = elections.elect(
         after,
-        lambda broker: broker not in excluded and can_serve(image, after, broker),
+        can_lead,
         unclean=is_unclean_allowed(image, topic_id) if unclean is None else unclean,
         prefer=before.leader if prefer is None else prefer,
-        is_avoided=is_draining(image),
+        is_avoided=is_avoided,
     )
     settled = elections.led_by(after, elected, min_isr=min_isr(image, topic_id, after))
     return elections.change(topic_id, number, before, settled, new_epoch=new_epoch)
@@ -74,28 +101,30 @@ def without(
 
 def leave_all(image: ClusterImage, broker: int) -> Iterator[Record]:
     """The broker leads nothing and is in no ISR: its replicas leave, eligible where the rules say so."""
+    candidates = Candidates(image, excluded=(broker,))
     for topic_id, number, partition in image.partitions_on(broker):
         if broker in partition.isr or partition.leader == broker:
             after = without(image, topic_id, partition, broker)
-            record = shifted(image, topic_id, number, partition, after, excluded=(broker,))
+            record = shifted(image, topic_id, number, partition, after, candidates=candidates)
             if record is not None:
                 yield record
 
 
 def find_leaders(image: ClusterImage, partitions: Iterator[tuple[UUID, int, Partition]]) -> Iterator[Record]:
     """A leader for those that have none, where the rules now give one."""
+    candidates = Candidates(image)
     for topic_id, number, partition in partitions:
         if partition.leader == NO_LEADER:
-            record = shifted(image, topic_id, number, partition, partition)
+            record = shifted(image, topic_id, number, partition, partition, candidates=candidates)
             if record is not None:
                 yield record
 
 
 def moved_leaderships(image: ClusterImage, broker: int) -> Iterator[Record]:
     """What this broker leads goes to other in-sync replicas, where there are any; it stays in sync itself."""
+    candidates = Candidates(image, excluded=(broker,))
     for topic_id, number, partition in image.partitions_on(broker):
-        others = [b for b in partition.isr if b != broker and can_serve(image, partition, b)]
-        if partition.leader == broker and others:
-            record = shifted(image, topic_id, number, partition, partition, excluded=(broker,))
+        if partition.leader == broker and any(map(candidates.of(partition), partition.isr)):
+            record = shifted(image, topic_id, number, partition, partition, candidates=candidates)
             if record is not None:
                 yield record

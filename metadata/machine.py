@@ -22,6 +22,7 @@ from tidelog.metadata.controller import ANSWERS, Controller
 from tidelog.metadata.decision import Context, Done
 from tidelog.metadata.features import bootstrap_records, supported
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.loading import SnapshotLoader
 from tidelog.metadata.records import (
     DECISION_BYTES_MAX,
     AbortDecision,
@@ -32,7 +33,7 @@ from tidelog.metadata.records import (
     split_decision,
 )
 from tidelog.metadata.replay import Replay
-from tidelog.metadata.snapshot import decode_snapshot, snapshot_bytes
+from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.driver import RaftDriver
 from tidelog.raft.effects import Role, RoleChange
@@ -86,6 +87,8 @@ class Decider:
         self._random = random
         self._features = ((int(me), supported()),)
         self._decision_bytes_max = decision_bytes_max
+        self._decided: tuple[ClusterImage, Sequence[Record], ClusterImage] | None = None
+        """(on what, which records, what they make) of the newest decision that knows it."""
 
     def decide(self, state: ClusterImage, request: Any, *, offset: Offset) -> tuple[Sequence[Record], Any]:
         if isinstance(request, KeepMoving):
@@ -94,9 +97,13 @@ class Decider:
             return (() if state.features else bootstrap_records()), Done()
         context = Context(self._clock.now_ms(), self._random, int(offset), controller_features=self._features)
         decision = self._controller.decide(state, request, context)
+        self._decided = None if decision.image is None else (state, decision.records, decision.image)
         return decision.records, decision.reply
 
     def apply(self, state: ClusterImage, records: Sequence[Record]) -> ClusterImage:
+        decided, self._decided = self._decided, None
+        if decided is not None and decided[0] is state and decided[1] is records:
+            return decided[2]
         return state.apply_all(records)
 
     def encode(self, records: Sequence[Record]) -> list[bytes]:
@@ -140,6 +147,7 @@ class MetadataMachine:
         self._elected: Epoch | None = None
         """Leads in this epoch, and has not yet applied its NO_OP."""
         self._on_role = on_role
+        self._loader = SnapshotLoader()
 
     @property
     def image(self) -> ClusterImage:
@@ -174,8 +182,11 @@ class MetadataMachine:
             replicated.lead(entry.epoch, self.me, is_torn=replay.is_open)
             self._tell(True)
 
+    async def prepare_snapshot(self, data: bytes) -> None:
+        await self._loader.prepare(data)
+
     def load_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
-        found = decode_snapshot(data)
+        found = self._loader.take(data)
         self._replay = Replay(found.image, found.pending)
         self.offset = snapshot.offset
         self.replicated.load(found.image, snapshot.offset)

@@ -47,6 +47,8 @@ class AlteredPartition:
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
     """(broker, its broker epoch) of each member, the leader included."""
+    is_barrier: bool = False
+    """Raise the partition epoch even if the set is the same: no earlier proposal can be taken after this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,10 @@ def _altered(image: ClusterImage, broker: int, item: AlteredPartition) -> Change
     after = with_isr(image, item.topic_id, partition, isr)
     done = completed(after)
     gone = done is not None and len(done.replicas) < len(partition.replicas)
-    return shifted(image, item.topic_id, item.partition, partition, done or after, new_epoch=gone)
+    record = shifted(image, item.topic_id, item.partition, partition, done or after, new_epoch=gone)
+    if record is None and item.is_barrier:
+        return ChangePartition(topic_id=item.topic_id, partition=item.partition)
+    return record
 
 
 def _check_epochs(topic: Topic, partition: Partition, broker: int, item: AlteredPartition) -> None:

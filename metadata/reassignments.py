@@ -13,7 +13,7 @@ during a reassignment replaces the old one; it starts from the replicas before t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tidelog.metadata.decision import Context, Decision, Draft, Outcome
 from tidelog.metadata.image import ClusterImage, Partition, Topic
@@ -117,12 +117,12 @@ def retarget(
     check_limits(image, [tuple(broker for broker in adding if broker not in partition.adding)])
     under_way = _narrowed(image, topic, number, partition, replicas)
     if adding or removing:
-        after = replace(under_way, adding=adding, removing=removing, target=target)
+        after = under_way._replace(adding=adding, removing=removing, target=target)
         after = completed(after) or after
     else:
         order = {broker: place for place, broker in enumerate(target)}
         reordered = _with_replicas(under_way, tuple(sorted(before, key=order.__getitem__)))
-        after = replace(reordered, adding=(), removing=(), target=())
+        after = reordered._replace(adding=(), removing=(), target=())
     has_dropped = not set(partition.replicas) <= set(after.replicas)
     return shifted(image, topic.topic_id, number, partition, after, new_epoch=has_dropped)
 
@@ -141,12 +141,11 @@ def _narrowed(
         partition.directory_of(broker) if broker in partition.replicas else first_directory(image, broker)
         for broker in replicas
     )
-    return replace(after, directories=directories)
+    return after._replace(directories=directories)
 
 
 def _with_replicas(partition: Partition, replicas: tuple[int, ...]) -> Partition:
-    return replace(
-        partition,
+    return partition._replace(
         replicas=replicas,
         directories=tuple(partition.directory_of(broker) for broker in replicas),
         isr=tuple(broker for broker in replicas if broker in partition.isr),
@@ -158,7 +157,7 @@ def completed(partition: Partition) -> Partition | None:
     """The partition after its reassignment, if every replica of the target is in sync; None if it is not so."""
     if not partition.target or not set(partition.target) <= set(partition.isr):
         return None
-    return replace(_with_replicas(partition, partition.target), adding=(), removing=(), target=())
+    return _with_replicas(partition, partition.target)._replace(adding=(), removing=(), target=())
 
 
 def list_reassignments(

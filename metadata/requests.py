@@ -20,7 +20,7 @@ from uuid import UUID
 
 import msgpack
 
-from tidelog.metadata import access, brokers, decision, describe, partitions, reassignments, settings, topics
+from tidelog.metadata import access, brokers, decision, describe, losses, partitions, reassignments, settings, topics
 from tidelog.model.errors import ErrorCode, InvalidRequestError, RemoteError, TidelogError, UnsupportedVersionError
 
 REQUEST_BYTES_MAX = 8 << 20
@@ -54,6 +54,7 @@ REQUESTS: dict[int, type[Any]] = {
     20: access.AlterUsers,
     21: access.CreateAcls,
     22: access.DeleteAcls,
+    23: losses.ReportLost,
     40: describe.DescribeTopics,
     41: describe.DescribeBrokers,
     42: describe.DescribeConfigs,
@@ -96,21 +97,30 @@ class _MisfitError(Exception):
 # Values to msgpack.
 
 
+_AS_IT_IS = frozenset({int, str, bytes, bool, float, type(None)})
+_FIELDS: dict[type, tuple[tuple[int, str, Any], ...]] = {}
+"""(number, name, default) of the fields of each dataclass that was met."""
+
+
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields: dict[int, Any] = {}
-        for number, field in enumerate(dataclasses.fields(value)):
-            held = getattr(value, field.name)
-            if field.default is dataclasses.MISSING or held != field.default:
-                fields[number] = _plain(held)
-        return fields
-    if isinstance(value, tuple):
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return value
+    if kind is tuple:
         return [_plain(item) for item in value]
-    if isinstance(value, ErrorCode):
-        return value.name
-    if isinstance(value, UUID):
+    if kind is UUID:
         return msgpack.ExtType(_UUID_EXT, value.bytes)
-    return value
+    if kind is ErrorCode:
+        return value.name
+    rows = _FIELDS.get(kind)
+    if rows is None:
+        rows = _FIELDS[kind] = tuple((at, f.name, f.default) for at, f in enumerate(dataclasses.fields(value)))
+    plain: dict[int, Any] = {}
+    for number, name, default in rows:
+        held = getattr(value, name)
+        if default is dataclasses.MISSING or held != default:
+            plain[number] = _plain(held)
+    return plain
 
 
 # msgpack to values, by the types of the fields.

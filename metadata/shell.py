@@ -52,7 +52,7 @@ from tidelog.model.errors import (
     UnreachableError,
 )
 from tidelog.model.ids import NodeId
-from tidelog.raft.core import BootState
+from tidelog.raft.config import BootState
 from tidelog.raft.driver import DriverConfig, RaftDriver
 from tidelog.raft.storage import RaftStorage
 from tidelog.world.clock import Clock
@@ -227,9 +227,14 @@ class ControllerNode:
             return None
 
     async def _keep_balance(self) -> None:
+        waited_s = 0
         while True:
-            every_s = configs.cluster_int(self.image, "leader.imbalance.check.interval.seconds")
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(1)
+            waited_s += 1
+            # Looked up each time: a shorter interval does not wait for the end of a longer one.
+            if waited_s < configs.cluster_int(self.image, "leader.imbalance.check.interval.seconds"):
+                continue
+            waited_s = 0
             done = await self._try(BalanceLeaders())
             while done is not None and done.is_more_to_do:
                 done = await self._try(BalanceLeaders())

@@ -33,10 +33,11 @@ from tidelog.model.maps import sorted_items
 
 MAGIC = b"tidelog image"
 VERSION = 1
-RECORDS_PER_CHUNK = 4096
+RECORDS_PER_CHUNK = 1024
+"""Also the slice in which a snapshot is read back where others wait for their turn: some 15 ms."""
 CHUNK_BYTES_MAX = 64 << 20
 _FRAME = struct.Struct(">II")
-_HEADER, _RECORDS, _END = b"\0", b"\1", b"\2"
+_HEADER, RECORDS, _END = b"\0", b"\1", b"\2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,11 @@ def encode_snapshot(image: ClusterImage, pending: Iterable[Record] | None = None
     for record in everything():
         part.append(record)
         if len(part) == RECORDS_PER_CHUNK:
-            chunk, crc = _chunk(_RECORDS, encode_records(part), crc)
+            chunk, crc = _chunk(RECORDS, encode_records(part), crc)
             yield chunk
             chunks, records, part = chunks + 1, records + len(part), []
     if part:
-        chunk, crc = _chunk(_RECORDS, encode_records(part), crc)
+        chunk, crc = _chunk(RECORDS, encode_records(part), crc)
         yield chunk
         chunks, records = chunks + 1, records + len(part)
     chunk, _ = _chunk(_END, msgpack.packb([chunks, records]), crc)
@@ -186,7 +187,7 @@ def snapshot_bytes(image: ClusterImage, pending: tuple[Record, ...] | None = Non
     return b"".join(encode_snapshot(image, pending))
 
 
-def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(kind, payload) of each chunk, checked; `CorruptStateError` at the first that is not sound."""
     view = memoryview(data)
     position, crc = 0, 0
@@ -206,39 +207,56 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         position = end
 
 
-def decode_snapshot(data: bytes) -> Snapshot:
-    """The image in a snapshot; `CorruptStateError` if any of it is damaged or missing."""
-    image = ClusterImage()
-    pending: list[Record] | None = None
-    chunks = records = 0
-    has_begun = has_ended = False
-    for kind, payload in _chunks(data):
-        if has_ended:
+class SnapshotReader:
+    """Takes the chunks of a snapshot one by one: `take` each in order, then `finish`."""
+
+    __slots__ = ("_chunks", "_has_begun", "_has_ended", "_image", "_pending", "_records")
+
+    def __init__(self) -> None:
+        self._image = ClusterImage()
+        self._pending: list[Record] | None = None
+        self._chunks = self._records = 0
+        self._has_begun = self._has_ended = False
+
+    def take(self, kind: bytes, payload: bytes) -> None:
+        if self._has_ended:
             raise CorruptStateError("metadata snapshot goes on after its end")
-        if not has_begun:
+        if not self._has_begun:
             if kind != _HEADER or payload[:-1] != MAGIC or payload[-1] != VERSION:
                 raise CorruptStateError("not a metadata snapshot of a known version")
-            has_begun = True
-        elif kind == _RECORDS:
-            part = decode_records(payload)
-            chunks, records = chunks + 1, records + len(part)
-            begin = next((at for at, record in enumerate(part) if isinstance(record, BeginDecision)), None)
-            if pending is not None:
-                pending += part
-            elif begin is None:
-                image = _applied(image, part)
-            else:
-                image = _applied(image, part[:begin])
-                pending = list(part[begin + 1 :])
+            self._has_begun = True
+        elif kind == RECORDS:
+            self._take_records(decode_records(payload))
         elif kind == _END:
-            if msgpack.unpackb(payload) != [chunks, records]:
+            if msgpack.unpackb(payload) != [self._chunks, self._records]:
                 raise CorruptStateError("metadata snapshot has lost chunks")
-            has_ended = True
+            self._has_ended = True
         else:
             raise CorruptStateError(f"metadata snapshot has a chunk of unknown kind {kind!r}")
-    if not has_ended:
-        raise CorruptStateError("metadata snapshot has no end")
-    return Snapshot(image, None if pending is None else tuple(pending))
+
+    def _take_records(self, part: tuple[Record, ...]) -> None:
+        self._chunks, self._records = self._chunks + 1, self._records + len(part)
+        begin = next((at for at, record in enumerate(part) if isinstance(record, BeginDecision)), None)
+        if self._pending is not None:
+            self._pending += part
+        elif begin is None:
+            self._image = _applied(self._image, part)
+        else:
+            self._image = _applied(self._image, part[:begin])
+            self._pending = list(part[begin + 1 :])
+
+    def finish(self) -> Snapshot:
+        if not self._has_ended:
+            raise CorruptStateError("metadata snapshot has no end")
+        return Snapshot(self._image, None if self._pending is None else tuple(self._pending))
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """The image in a snapshot; `CorruptStateError` if any of it is damaged or missing."""
+    reader = SnapshotReader()
+    for kind, payload in chunks(data):
+        reader.take(kind, payload)
+    return reader.finish()
 
 
 def _applied(image: ClusterImage, records: tuple[Record, ...]) -> ClusterImage:

@@ -27,9 +27,10 @@ from crc32c import crc32c
 
 from tidelog.metadata.delta import ImageDelta, delta_between
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.loading import SnapshotLoader
 from tidelog.metadata.records import Record, decode_records
 from tidelog.metadata.replay import Replay
-from tidelog.metadata.snapshot import decode_snapshot, snapshot_bytes
+from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.model.errors import CorruptStateError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.membership import Membership
@@ -92,6 +93,7 @@ class MetadataTail:
         self._snapshot_bytes = snapshot_bytes
         self._files = SnapshotFiles(disk, work, path)
         self._replay = Replay(ClusterImage())
+        self._loader = SnapshotLoader()
         self._subscribers: list[Subscriber] = []
         self._tail: File | None = None
         self._bytes = 0
@@ -155,7 +157,8 @@ class MetadataTail:
         for snapshot in reversed(list(self._files.ids)):
             try:
                 found = await self._files.read(snapshot)
-                state = decode_snapshot(found.data)
+                await self._loader.prepare(found.data)
+                state = self._loader.take(found.data)
             except CorruptStateError as error:
                 LOGGER.warning("%s: set aside as %s", error, await self._files.set_aside(snapshot))
                 continue
@@ -185,10 +188,13 @@ class MetadataTail:
                 self._disk.remove(path)
 
     async def run(self) -> None:
-        """Follow the controllers; ends by cancellation, or by an error of the disk or of our own."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._observer.run())
-            group.create_task(self._watch())
+        """Follow the controllers; ends by cancellation, or by an error of the disk or of our own, which it raises."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._observer.run())
+                group.create_task(self._watch())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
 
     async def _watch(self) -> None:
         while True:
@@ -226,8 +232,11 @@ class MetadataTail:
         self.offset, self.epoch = Offset(offset + 1), entry.epoch
         return records
 
+    async def prepare_snapshot(self, data: bytes) -> None:
+        await self._loader.prepare(data)
+
     def load_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
-        found = decode_snapshot(data)
+        found = self._loader.take(data)
         older = self.image
         self._replay = Replay(found.image, found.pending)
         self.offset, self.epoch = snapshot

@@ -90,6 +90,8 @@ class ErrorCode(Enum):
     POLICY_VIOLATION = ErrorRow(
         44, False, "the request is past a limit of this cluster; ask for less, or raise the limit"
     )
+    INVALID_REQUIRED_ACKS = ErrorRow(21, False, "acks is 0, 1 or -1 (all)")
+    LISTENER_NOT_FOUND = ErrorRow(72, True, "the leader has no listener of this name; give every broker the same names")
     INVALID_VOTER_KEY = ErrorRow(125, False, "the voter's node id and directory id do not belong together")
 
 
@@ -425,6 +427,12 @@ class IneligibleReplicaError(TidelogError):
     code = ErrorCode.INELIGIBLE_REPLICA
 
 
+class NotEnoughReplicasError(TidelogError):
+    """A write with acks=all while fewer than min.insync.replicas are in sync. Nothing was written."""
+
+    code = ErrorCode.NOT_ENOUGH_REPLICAS
+
+
 class ResourceNotFoundError(TidelogError):
     code = ErrorCode.RESOURCE_NOT_FOUND
 
@@ -443,3 +451,57 @@ class UnsupportedSaslMechanismError(TidelogError):
 
 class FeatureUpdateError(TidelogError):
     code = ErrorCode.FEATURE_UPDATE_FAILED
+
+
+class DuplicateVoterError(TidelogError):
+    code = ErrorCode.DUPLICATE_VOTER
+
+
+class VoterNotFoundError(TidelogError):
+    code = ErrorCode.VOTER_NOT_FOUND
+
+
+class InvalidVoterKeyError(TidelogError):
+    """A voter of this node id is there, with another directory."""
+
+    code = ErrorCode.INVALID_VOTER_KEY
+
+
+class NotLeaderOrFollowerError(TidelogError):
+    """This broker does not serve the partition, or not in this role; `leader` is who leads, as far as is known here."""
+
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def __init__(self, message: str, *, leader: int = -1) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class UnknownLeaderEpochError(TidelogError):
+    code = ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+class OffsetNotAvailableError(TidelogError):
+    """A new leader has not confirmed its epoch yet."""
+
+    code = ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+class RequestTimedOutError(TidelogError):
+    """What was asked may be done yet."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class ReplicaNotAvailableError(TidelogError):
+    code = ErrorCode.REPLICA_NOT_AVAILABLE
+
+
+class InvalidRequiredAcksError(TidelogError):
+    code = ErrorCode.INVALID_REQUIRED_ACKS
+
+
+class LeaderNotAvailableError(TidelogError):
+    """Nobody leads the partition, or who does is still opening its log."""
+
+    code = ErrorCode.LEADER_NOT_AVAILABLE

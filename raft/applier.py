@@ -2,6 +2,8 @@
 
 Little work is done on the spot, much of it in slices, so that heartbeats leave in between. While a snapshot is read
 from the disk everything that follows waits in line.
+
+At every moment that the owner sees, the state machine's state is that of `applied`, whatever waits in line.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from collections.abc import Callable
 
 from tidelog.model.ids import Offset
 from tidelog.raft.effects import RoleChange
-from tidelog.raft.messages import Entry, SnapshotId
+from tidelog.raft.messages import Entry, SnapshotId, entry_bytes
 from tidelog.raft.snapshots import SnapshotFiles
-from tidelog.raft.state_machine import StateMachine
+from tidelog.raft.state_machine import StateMachine, load_snapshot
 from tidelog.raft.waiting import Waiting
 
 SLICE_ENTRIES = 512
@@ -34,6 +36,8 @@ class Applier:
         self.applied = applied
         """Everything below has been applied."""
         self.entries = 0
+        self.unsaved_bytes = 0
+        """Of entries applied since the state was loaded, or since the owner set this to 0: it takes a snapshot then."""
         self._machine = machine
         self._snapshots = snapshots
         self._waiting = waiting
@@ -70,6 +74,7 @@ class Applier:
         self._machine.apply(first, entries)
         self.applied = Offset(first + len(entries))
         self.entries += len(entries)
+        self.unsaved_bytes += sum(map(entry_bytes, entries))
         self._waiting.applied(first, entries)
         self._on_applied()
 
@@ -106,9 +111,10 @@ class Applier:
         self._is_loading = True
         try:
             found = await self._snapshots.read(snapshot)
+            await load_snapshot(self._machine, snapshot, found.data)
         finally:
             self._is_loading = False
-        self._machine.load_snapshot(snapshot, found.data)
         self.applied = snapshot.offset
+        self.unsaved_bytes = 0
         self._waiting.applied(snapshot.offset, ())
         self._on_applied()

@@ -27,6 +27,8 @@ Invariants, on which the proofs rest:
     life has brought it past that offset, or past the first entry of an epoch that began after the loss: either way it
     then holds all that it may ever have acknowledged and that was committed.
 
+Who may lead, and whom this node votes for, is decided in `elections`; what it does while it leads, in `leading`.
+
 `step` changes state, `effects` harvests what is to be done; between two harvests all proposals share one persist and
 one append per peer.
 """
@@ -35,13 +37,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.raft.config import BootState, RaftConfig
 from tidelog.raft.effects import Effects, HardState, Persist, Refusal, Role, RoleChange
+from tidelog.raft.elections import Elections
 from tidelog.raft.leading import FAR_FUTURE_MS, Leadership
-from tidelog.raft.membership import Membership, VoterKey
+from tidelog.raft.membership import VoterKey
 from tidelog.raft.messages import (
     SNAPSHOT_HELD,
     AppendRequest,
@@ -75,43 +78,10 @@ from tidelog.raft.view import LogView
 if TYPE_CHECKING:
     from random import Random
 
-LONG_AGO_MS = -(1 << 60)
 _NO_EPOCH_YET, _NO_OFFSET = Epoch(0), Offset(0)
 
 # Names of our own: in Python 3.11 each `Role.X` costs a tenth of a microsecond, and it is asked for all the time.
-_FOLLOWER, _PRE_CANDIDATE, _CANDIDATE, _LEADER = Role.FOLLOWER, Role.PRE_CANDIDATE, Role.CANDIDATE, Role.LEADER
-
-
-@dataclass(frozen=True, slots=True)
-class RaftConfig:
-    election_timeout_min_ms: int = 500
-    election_timeout_max_ms: int = 1000
-    heartbeat_interval_ms: int = 100
-    broken_stream_wait_max_ms: int = 100
-    retry_wait_min_ms: int = 20
-    retry_wait_max_ms: int = 150
-    disk_stall_timeout_ms: int = 2000
-    append_bytes_max: int = 1 << 20
-    inflight_bytes_max: int = 8 << 20
-    inflight_messages_max: int = 64
-    uncommitted_bytes_max: int = 64 << 20
-    kept_behind_snapshot_bytes: int = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class BootState:
-    """What storage found: the core starts from it."""
-
-    hard_state: HardState
-    snapshot: SnapshotId
-    membership: Membership
-    """In force at `start`."""
-    start: Offset
-    start_epoch: Epoch
-    entries: tuple[Entry, ...]
-    recovering_until: Offset | None = None
-    loss_epoch: Epoch = _NO_EPOCH_YET
-    """The epoch when the loss was found: this node cast no vote after it."""
+_FOLLOWER, _CANDIDATE, _LEADER = Role.FOLLOWER, Role.CANDIDATE, Role.LEADER
 
 
 class RaftCore:
@@ -133,15 +103,7 @@ class RaftCore:
         self.role = _FOLLOWER
         self.leader: NodeId | None = None
         self.leading: Leadership | None = None
-        self._contact_ms = LONG_AGO_MS
-        self._patience_ms = 0
-        """The election timeout that was drawn last: drawn anew for each leader and each campaign, not each message."""
-        self._election_ms = now_ms + self._election_timeout()
-        self._votes: dict[NodeId, bool] = {}
-        self._campaigns = 0
-        """How often it has asked for votes since there was a leader."""
-        self._gone: set[NodeId] = set()
-        """Peers whose stream broke and that were not heard since: no vote is to be expected of them."""
+        self.elections = Elections(self, now_ms)
         self._matched = Offset(0)
         """What is known to be equal to the leader's log; a follower acknowledges min(matched, durable)."""
         self._incoming: SnapshotId | None = None
@@ -170,7 +132,8 @@ class RaftCore:
         self._role_changed = False
         self._out = Effects()
         self._handlers: dict[type, Callable[[Any, int], None]] = {
-            kind: getattr(self, name) for kind, name in _HANDLERS.items()
+            **{kind: getattr(self, name) for kind, name in _HANDLERS.items()},
+            **{kind: getattr(self.elections, name) for kind, name in _ELECTION_HANDLERS.items()},
         }
 
     # The shell's side.
@@ -208,7 +171,7 @@ class RaftCore:
         """When the next `Tick` is due."""
         if self.leading is not None:
             return self.leading.deadline_ms()
-        return self._election_ms if self._may_campaign() else FAR_FUTURE_MS
+        return self.elections.due_ms if self.elections.may_campaign() else FAR_FUTURE_MS
 
     @property
     def is_voter(self) -> bool:
@@ -249,7 +212,7 @@ class RaftCore:
         self._truncate_to = self._reset_to = None
         self._recovered = False
 
-    def _send_after_persist(self, to: NodeId, message: Message) -> None:
+    def send_after_persist(self, to: NodeId, message: Message) -> None:
         """Send when everything decided so far is durable."""
         self._after_persist.append((to, message))
 
@@ -299,12 +262,7 @@ class RaftCore:
 
     # Roles.
 
-    def _election_timeout(self) -> int:
-        config = self.config
-        self._patience_ms = self.random.randint(config.election_timeout_min_ms, config.election_timeout_max_ms)
-        return self._patience_ms
-
-    def _become(self, role: Role, leader: NodeId | None) -> None:
+    def become(self, role: Role, leader: NodeId | None) -> None:
         if (role, leader) != (self.role, self.leader):
             self._role_changed = True
         self.role, self.leader = role, leader
@@ -323,192 +281,32 @@ class RaftCore:
             self.leading.abandon()
             self.leading = None
         if self.role is not _FOLLOWER:
-            self._election_ms = now_ms + self._election_timeout()
-        self._become(_FOLLOWER, leader)
+            self.elections.restart(now_ms)
+        self.become(_FOLLOWER, leader)
 
-    def _may_campaign(self) -> bool:
-        """A voter may; so may one that is being removed, until that has committed: the others may need its log for it.
+    def stand(self) -> None:
+        """Become a candidate of the next epoch, which has this node's vote."""
+        self.epoch = Epoch(self.epoch + 1)
+        self.voted_for = self.me
+        self._persist_due = self._role_changed = True
+        self.become(_CANDIDATE, None)
 
-        It then asks the voters that remain, and has no vote itself.
-        """
-        return self.recovering_until is None and self.log.may_have_voter(self.me, self.commit)
-
-    def _on_tick(self, _event: Tick, now_ms: int) -> None:
-        if self.leading is not None:
-            self.leading.check_quorum(now_ms)
-        elif now_ms >= self._election_ms and self._may_campaign():
-            if self._disk_hangs(now_ms):
-                self._election_ms = now_ms + self._election_timeout()
-            else:
-                self._ask_for_pre_votes(now_ms)
-
-    def _disk_hangs(self, now_ms: int) -> bool:
-        """A node whose disk hangs could not keep a vote, its own or another's: it asks for none and promises none."""
-        since = self.persist_since_ms
-        return since is not None and now_ms - since > self.config.election_timeout_max_ms
+    def vote_for(self, candidate: VoterKey) -> None:
+        assert self.voted_for in (None, candidate), "one vote an epoch"
+        if self.voted_for is None:
+            self.voted_for = candidate
+            self._persist_due = True
 
     def resign(self, now_ms: int) -> None:
         """Stop leading, and let the others go first."""
         self.adopt(self.epoch, None, now_ms)
-        self._contact_ms = LONG_AGO_MS
-        self._election_ms = now_ms + self.config.election_timeout_max_ms + self._election_timeout()
+        self.elections.step_back(now_ms)
 
-    def _on_disconnected(self, event: Disconnected, now_ms: int) -> None:
-        self._gone.add(event.peer)
-        if self.leading is not None:
-            self.leading.disconnected(event.peer)
-        elif self.role is _FOLLOWER and event.peer == self.leader:
-            wait = self.random.randint(0, self.config.broken_stream_wait_max_ms)
-            self._become(_FOLLOWER, None)
-            self._contact_ms = LONG_AGO_MS
-            self._election_ms = min(self._election_ms, now_ms + wait)
-
-    # Elections.
-
-    def _ask_for_pre_votes(self, now_ms: int) -> None:
-        self._become(_PRE_CANDIDATE, None)
-        self._campaigns += 1
-        self._votes = {self.me.node: True}
-        self._election_ms = now_ms + self._election_timeout()
-        for member in self.log.membership.voters:
-            if member.node != self.me.node:
-                self.send(
-                    member.node,
-                    PreVoteRequest(
-                        self.epoch,
-                        self.me.node,
-                        self.me.directory,
-                        member.directory,
-                        self.log.end,
-                        self.log.last_epoch,
-                    ),
-                )
-        self._count_votes(now_ms)
-
-    def _campaign(self, now_ms: int) -> None:
-        self.epoch = Epoch(self.epoch + 1)
-        self.voted_for = self.me
-        self._persist_due = True
-        self._role_changed = True
-        self._become(_CANDIDATE, None)
-        self._votes = {}
-        self._election_ms = now_ms + self._election_timeout()
-        for member in self.log.membership.voters:
-            if member.node == self.me.node:
-                self._send_after_persist(
-                    member.node, VoteResponse(self.epoch, self.me.node, self.me.directory, granted=True)
-                )
-            else:
-                self._send_after_persist(
-                    member.node,
-                    VoteRequest(
-                        self.epoch,
-                        self.me.node,
-                        self.me.directory,
-                        member.directory,
-                        self.log.end,
-                        self.log.last_epoch,
-                    ),
-                )
-
-    def _count_votes(self, now_ms: int) -> None:
-        membership, votes = self.log.membership, self._votes
-        granted = sum(1 for member in membership.voters if votes.get(member.node) is True)
-        refused = sum(1 for member in membership.voters if votes.get(member.node) is False)
-        gone = sum(1 for member in membership.voters if member.node not in votes and member.node in self._gone)
-        if granted >= membership.quorum:
-            if self.role is _PRE_CANDIDATE:
-                self._campaign(now_ms)
-            else:
-                self._lead(now_ms)
-        elif refused:
-            # The wait doubles, so that a node that cannot win for long does not spin (R5).
-            config = self.config
-            doublings = min(max(self._campaigns - 1, 0), 6)
-            most = min(config.retry_wait_max_ms << doublings, config.election_timeout_max_ms)
-            wait = self.random.randint(config.retry_wait_min_ms, most)
-            if refused + gone > len(membership.voters) - membership.quorum:
-                self._become(_FOLLOWER, None)  # it cannot win this one
-                self._votes = {}
-            else:
-                wait += config.retry_wait_max_ms  # it may win yet, if an answer is only slow
-            self._election_ms = min(self._election_ms, now_ms + wait)
-
-    def _lead(self, now_ms: int) -> None:
-        self._campaigns = 0
-        self._become(_LEADER, self.me.node)
+    def lead(self, now_ms: int) -> None:
+        """It has won the election."""
+        self.become(_LEADER, self.me.node)
         self._role_changed = True
         self.leading = Leadership(self, now_ms)
-
-    def _is_up_to_date(self, end: Offset, last_epoch: Epoch) -> bool:
-        return (last_epoch, end) >= (self.log.last_epoch, self.log.end)
-
-    def _has_leader(self, now_ms: int, asking: NodeId) -> bool:
-        if self.role is _LEADER:
-            return True
-        if self.leader is None or self.leader == asking:
-            return False
-        return now_ms - self._contact_ms < self.config.election_timeout_min_ms
-
-    def _on_pre_vote_request(self, request: PreVoteRequest, now_ms: int) -> None:
-        self._gone.discard(request.sender)
-        granted = (
-            request.to_directory == self.me.directory
-            and request.epoch >= self.epoch
-            and self.recovering_until is None
-            and not self._has_leader(now_ms, request.sender)
-            and not self._disk_hangs(now_ms)
-            and self._is_up_to_date(request.end, request.last_epoch)
-        )
-        self.send(request.sender, PreVoteResponse(self.epoch, self.me.node, self.me.directory, granted))
-
-    def _on_pre_vote_response(self, response: PreVoteResponse, now_ms: int) -> None:
-        self._gone.discard(response.sender)
-        if response.epoch > self.epoch and not response.granted:
-            self.adopt(response.epoch, None, now_ms)
-        elif self.role is _PRE_CANDIDATE and self._is_voters(response.sender, response.directory):
-            self._votes[response.sender] = response.granted
-            self._count_votes(now_ms)
-
-    def _on_vote_request(self, request: VoteRequest, now_ms: int) -> None:
-        self._gone.discard(request.sender)
-        if request.to_directory != self.me.directory:
-            return  # meant for a disk that is not here any more
-        if request.epoch > self.epoch:
-            self.adopt(request.epoch, None, now_ms)
-        candidate = VoterKey(request.sender, request.directory)
-        granted = (
-            request.epoch == self.epoch
-            and self.recovering_until is None
-            and self.voted_for in (None, candidate)
-            and self._is_up_to_date(request.end, request.last_epoch)
-        )
-        if granted:
-            if self.voted_for is None:
-                self.voted_for = candidate
-                self._persist_due = True
-            self._become(_FOLLOWER, self.leader)
-            self._election_ms = now_ms + self._election_timeout()
-        self._send_after_persist(request.sender, VoteResponse(self.epoch, self.me.node, self.me.directory, granted))
-
-    def _on_vote_response(self, response: VoteResponse, now_ms: int) -> None:
-        self._gone.discard(response.sender)
-        if response.epoch > self.epoch:
-            self.adopt(response.epoch, None, now_ms)
-        elif (
-            response.epoch == self.epoch
-            and self.role is _CANDIDATE
-            and self._is_voters(response.sender, response.directory)
-        ):
-            self._votes[response.sender] = response.granted
-            self._count_votes(now_ms)
-
-    def _is_voters(self, node: NodeId, directory: bytes) -> bool:
-        return self.log.membership.has_voter(VoterKey(node, directory))
-
-    def _on_timeout_now(self, message: TimeoutNow, now_ms: int) -> None:
-        if message.epoch == self.epoch and message.sender == self.leader and self._may_campaign():
-            self._campaign(now_ms)
 
     # Following.
 
@@ -516,11 +314,10 @@ class RaftCore:
         if epoch > self.epoch or self.leader != leader or self.role is not _FOLLOWER:
             assert epoch > self.epoch or self.role is not _LEADER, "two leaders in one epoch"
             self.adopt(epoch, leader, now_ms)
-            self._campaigns = 0
-            self._gone.discard(leader)
-            self._election_timeout()
-        self._contact_ms = now_ms
-        self._election_ms = now_ms + self._patience_ms
+            self.elections.found_leader(leader)
+        elections = self.elections
+        elections.contact_ms = now_ms
+        elections.due_ms = now_ms + elections.patience_ms
 
     def _on_append_request(self, request: AppendRequest, now_ms: int) -> None:
         if request.epoch < self.epoch:
@@ -606,7 +403,7 @@ class RaftCore:
         if synced >= self.recovering_until or in_newer_epoch:
             self.recovering_until = None
             self._recovered = self._persist_due = True
-            self._election_ms = max(self._election_ms, self._contact_ms + self.config.election_timeout_min_ms)
+            self.elections.recovered()
             self._ack_due = True
 
     # Snapshots.
@@ -627,13 +424,13 @@ class RaftCore:
             return
         self._hear_leader(chunk.epoch, chunk.sender, now_ms)
         if chunk.snapshot.offset <= self.commit:
-            self._send_after_persist(chunk.sender, self._snapshot_ack(chunk.snapshot, SNAPSHOT_HELD))
+            self.send_after_persist(chunk.sender, self._snapshot_ack(chunk.snapshot, SNAPSHOT_HELD))
             return
         if self._incoming != chunk.snapshot:
             self._incoming, self._incoming_position, self._incoming_busy = chunk.snapshot, 0, False
         if chunk.position != self._incoming_position:
             # Resume where we are: a piece was lost, or the leader does not know how far another leader brought us.
-            self._send_after_persist(chunk.sender, self._snapshot_ack(chunk.snapshot, self._incoming_position))
+            self.send_after_persist(chunk.sender, self._snapshot_ack(chunk.snapshot, self._incoming_position))
         elif not self._incoming_busy:
             self._incoming_busy = True
             self._out.snapshot_writes.append(chunk)
@@ -647,7 +444,7 @@ class RaftCore:
         self._incoming_busy = False
         self._incoming_position = event.wanted
         if self.leader is not None:
-            self._send_after_persist(self.leader, self._snapshot_ack(event.snapshot, event.wanted))
+            self.send_after_persist(self.leader, self._snapshot_ack(event.snapshot, event.wanted))
 
     def _on_snapshot_failed(self, event: SnapshotFailed, now_ms: int) -> None:
         self._on_snapshot_written(SnapshotWritten(event.snapshot, 0), now_ms)
@@ -673,7 +470,7 @@ class RaftCore:
         if self.leader is not None:
             self._ack_due = True
             self._check_recovered()
-            self._send_after_persist(self.leader, self._snapshot_ack(snapshot, SNAPSHOT_HELD))
+            self.send_after_persist(self.leader, self._snapshot_ack(snapshot, SNAPSHOT_HELD))
 
     # Leading: the rest is in `Leadership`, which exists only while this node leads.
 
@@ -731,16 +528,10 @@ class RaftCore:
 
 
 _HANDLERS: dict[type, str] = {
-    PreVoteRequest: "_on_pre_vote_request",
-    PreVoteResponse: "_on_pre_vote_response",
-    VoteRequest: "_on_vote_request",
-    VoteResponse: "_on_vote_response",
     AppendRequest: "_on_append_request",
     AppendResponse: "_on_append_response",
     SnapshotChunk: "_on_snapshot_chunk",
     SnapshotAck: "_on_snapshot_ack",
-    TimeoutNow: "_on_timeout_now",
-    Tick: "_on_tick",
     Propose: "_on_propose",
     ChangeMembership: "_on_change_membership",
     ReadIndex: "_on_read_index",
@@ -751,5 +542,14 @@ _HANDLERS: dict[type, str] = {
     SnapshotWritten: "_on_snapshot_written",
     SnapshotInstalled: "_on_snapshot_installed",
     SnapshotFailed: "_on_snapshot_failed",
-    Disconnected: "_on_disconnected",
+}
+
+_ELECTION_HANDLERS: dict[type, str] = {
+    PreVoteRequest: "on_pre_vote_request",
+    PreVoteResponse: "on_pre_vote_response",
+    VoteRequest: "on_vote_request",
+    VoteResponse: "on_vote_response",
+    TimeoutNow: "on_timeout_now",
+    Tick: "on_tick",
+    Disconnected: "on_disconnected",
 }

@@ -30,7 +30,8 @@ from random import Random
 from tidelog.model.errors import NotLeaderError, OverloadedError, RaftStoppedError, RecordTooLargeError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.applier import Applier
-from tidelog.raft.core import BootState, RaftConfig, RaftCore
+from tidelog.raft.config import BootState, RaftConfig
+from tidelog.raft.core import RaftCore
 from tidelog.raft.effects import Effects, Role, RoleChange
 from tidelog.raft.leading import FAR_FUTURE_MS
 from tidelog.raft.membership import Member, Membership, VoterKey
@@ -45,13 +46,12 @@ from tidelog.raft.messages import (
     SnapshotId,
     Tick,
     Transfer,
-    entry_bytes,
 )
 from tidelog.raft.peers import LinkConfig, Peers
 from tidelog.raft.persister import Persister
-from tidelog.raft.report import MemberReport, RaftMetrics, RaftReport
+from tidelog.raft.report import MemberReport, RaftMetrics, RaftReport, waits_for
 from tidelog.raft.snapshotter import Snapshotter, Take
-from tidelog.raft.state_machine import StateMachine
+from tidelog.raft.state_machine import StateMachine, load_snapshot
 from tidelog.raft.storage import RaftStorage
 from tidelog.raft.tail import Tail, TailServer
 from tidelog.raft.waiting import Waiting
@@ -125,7 +125,6 @@ class RaftDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = FAR_FUTURE_MS
         self._snapshot_timer: asyncio.TimerHandle | None = None
-        self._bytes_since_snapshot = 0
         self._leader_since_ms: int | None = None
         self._no_leader_since_ms = 0
         self._reported_ms = 0
@@ -143,7 +142,7 @@ class RaftDriver:
             LOGGER.warning("node=%d storage: %s", self.me.node, note)
         boot = self._boot
         if boot.snapshot.offset > 0:
-            self._machine.load_snapshot(boot.snapshot, self._storage.boot_data)
+            await load_snapshot(self._machine, boot.snapshot, self._storage.boot_data)
             self._storage.boot_data = b""
         now_ms = self._now_ms()
         self._core = RaftCore(self.me, boot, self.config.raft, self._random, now_ms)
@@ -252,12 +251,10 @@ class RaftDriver:
         for node, message in effects.messages:
             self._peers.send(node, message, now_ms)
         if effects.load_snapshot is not None:
-            self._bytes_since_snapshot = 0
             self._applier.load(effects.load_snapshot)
         if effects.drop_before is not None:
             self._persister.drop_before(effects.drop_before)
         if effects.committed:
-            self._bytes_since_snapshot += sum(map(entry_bytes, effects.committed))
             self._applier.commit(effects.committed_from, effects.committed)
         if effects.role is not None:
             self._role_changed(effects.role, now_ms)
@@ -332,26 +329,28 @@ class RaftDriver:
 
     def _after_apply(self) -> None:
         self._tails.wake()
-        if self._bytes_since_snapshot >= self.config.snapshot_bytes:
+        unsaved_bytes = self._applier.unsaved_bytes
+        if unsaved_bytes >= self.config.snapshot_bytes:
             self._take_snapshot()
-        elif self._snapshot_timer is None and self._bytes_since_snapshot > 0:
+        elif self._snapshot_timer is None and unsaved_bytes > 0:
             loop = asyncio.get_running_loop()
             self._snapshot_timer = loop.call_later(self.config.snapshot_age_ms / 1000, self._take_snapshot)
 
     def _take_snapshot(self) -> None:
-        """Of all that is applied, in the background; later, if one is under way or there is more to apply first."""
+        """Of all that is applied, in the background. There may be more in line to be applied: under a steady load there
+        always is. Later, if one is under way, or if the state is about to be replaced by a newer one."""
         if self._snapshot_timer is not None:
             self._snapshot_timer.cancel()
             self._snapshot_timer = None
         if self._group is None:
             return
-        if self._snapshotter.is_taking or not self._applier.is_idle:
+        core, applied = self.core, self._applier.applied
+        if self._snapshotter.is_taking or applied < core.log.snapshot.offset:
             self._snapshot_timer = asyncio.get_running_loop().call_later(RETAKE_WAIT_S, self._take_snapshot)
             return
-        core, applied = self.core, self._applier.applied
         epoch = core.log.epoch_before(applied)
         assert epoch is not None, "what is applied and not in a snapshot is in the log"
-        self._bytes_since_snapshot = 0
+        self._applier.unsaved_bytes = 0
         snapshot = SnapshotId(applied, epoch)
         self._snapshotter.take(Take(snapshot, core.log.membership_at(applied), self._machine.take_snapshot()))
 
@@ -394,16 +393,19 @@ class RaftDriver:
         self._check_running()
         return await self._waiting.until_applied(offset, self._applier.applied)
 
-    async def change_membership(self, *, add: Member | None = None, remove: NodeId | None = None) -> Offset:
-        """Add a voter (returns when it has caught up and votes), give one new endpoints, or remove one. One at a time.
+    async def change_membership(
+        self, *, add: Member | None = None, remove: NodeId | None = None, update: Member | None = None
+    ) -> Offset:
+        """Add a voter (returns when it has caught up and votes), remove one, or give a member of this node and
+        directory new endpoints. One at a time.
 
         Raises as `propose`, and `MembershipChangeError`. Cancelling does not undo it: a learner that was added stays,
         and is promoted when it has caught up.
         """
-        assert (add is None) != (remove is None), "one change at a time"
+        assert [add, remove, update].count(None) == 2, "one change at a time"
         self._check_running()
         token, future = self._waiting.ask()
-        self._post(ChangeMembership(token, add=add, remove=remove))
+        self._post(ChangeMembership(token, add=add, remove=remove, update=update))
         return await future
 
     def transfer(self, target: NodeId | None = None) -> None:
@@ -440,8 +442,17 @@ class RaftDriver:
             await self.next_role()
         return self.core.leader
 
+    def hears_leader(self) -> bool:
+        """Whether it leads, or the leader that it knows of was heard within an election timeout. A node that may not
+        campaign (one that was removed, or is no member yet) names the last leader it had for ever."""
+        core = self.core
+        if core.leading is not None:
+            return True
+        silent_ms = self._now_ms() - core.elections.contact_ms
+        return core.leader is not None and silent_ms <= self.config.raft.election_timeout_max_ms
+
     def tail(self, offset: Offset, epoch: Epoch) -> Tail:
-        """Committed entries from `offset` on, `epoch` being that of the entry before it. See `tail`."""
+        """Committed entries from `offset` on, `epoch` being that of the entry before it. The caller closes it."""
         self._check_running()
         return self._tails.open(offset, epoch)
 
@@ -460,12 +471,12 @@ class RaftDriver:
 
     @property
     def metrics(self) -> RaftMetrics:
-        metrics, links = self._metrics, self._peers.links.values()
+        metrics = self._metrics
         metrics.proposals_committed = self._waiting.committed
         metrics.entries_applied = self._applier.entries
         metrics.persist_rounds = self._persister.rounds
-        metrics.messages_sent = sum(link.sent for link in links)
-        metrics.queue_overflows = sum(link.overflows for link in links)
+        metrics.messages_sent = self._peers.sent
+        metrics.queue_overflows = self._peers.overflows
         metrics.snapshots_taken = self._snapshotter.taken
         metrics.snapshots_installed = self._snapshotter.installed
         metrics.snapshots_refused = self._snapshotter.refused
@@ -493,6 +504,7 @@ class RaftDriver:
                 for member in (*membership.voters, *membership.learners)
             ),
             self._tails.describe(),
+            tuple(sorted(core.elections.refusers)),
         )
 
     def _describe_member(self, member: Member, *, is_voter: bool, now_ms: int) -> MemberReport:
@@ -529,23 +541,7 @@ class RaftDriver:
 
     def waits_for(self) -> str:
         """Why there is no leader, as far as this node can see."""
-        report = self.describe()
-        voters = [member for member in report.members if member.is_voter]
-        absent = [member for member in voters if not member.is_connected]
-        present, quorum = len(voters) - len(absent), len(voters) // 2 + 1
-        text = f"no leader for {report.without_leader_ms / 1000:.1f} s"
-        if report.recovering_until is not None:
-            text += f"; synced data was lost here: no vote until a leader brings it to {report.recovering_until}"
-        if self.me not in [VoterKey(member.node, member.directory) for member in voters]:
-            return f"{text}; not among the voters {[member.node for member in voters]}: a leader must find this node"
-        if present >= quorum:
-            return f"{text}; {present} of {len(voters)} voters are connected, an election is under way"
-        names = []
-        for member in absent:
-            where = f"node {member.node} at {self._endpoint(member.endpoints) or 'no address'}"
-            names.append(f"{where} ({(member.error or '').removeprefix(f'{where}: ')})")
-        more = f"waits for {quorum - present} more of {len(voters)} voters ({quorum} are needed)"
-        return f"{text}; {more}: {', '.join(names)}"
+        return waits_for(self.describe(), self._endpoint)
 
 
 def _first(error: BaseException) -> BaseException:

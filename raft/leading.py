@@ -356,6 +356,8 @@ class Leadership:
             else:
                 wanted = membership.without(event.remove)
                 self._refuse_pending_add(event.remove)
+        elif refusal is None and event.update is not None:
+            wanted = membership.with_endpoints(event.update)
         if wanted is None:
             core.out.refused.append((event.token, refusal or Refusal.UNKNOWN_MEMBER))
             return

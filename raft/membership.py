@@ -74,6 +74,13 @@ class Membership:
         """Promote a learner, or give a voter new endpoints."""
         return Membership(_put(self.voters, member), _without(self.learners, member.node))
 
+    def with_endpoints(self, member: Member) -> Membership | None:
+        """A voter or learner with these endpoints; None if there is none of this node and directory."""
+        if self.has_voter(member.key):
+            return Membership(_put(self.voters, member), self.learners)
+        known = self.learner(member.node)
+        return self.with_learner(member) if known is not None and known.key == member.key else None
+
     def without(self, node: NodeId) -> Membership:
         return Membership(_without(self.voters, node), _without(self.learners, node))
 

@@ -172,6 +172,8 @@ class ChangeMembership(NamedTuple):
     token: int
     add: Member | None = None
     remove: NodeId | None = None
+    update: Member | None = None
+    """New endpoints of a member with this node and directory."""
 
 
 class ReadIndex(NamedTuple):

@@ -20,7 +20,7 @@ from tidelog.model.errors import CorruptStateError, RemoteError, TransportError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.messages import SnapshotId
 from tidelog.raft.snapshots import SNAPSHOT_BYTES_MAX, Snapshot, decode_file
-from tidelog.raft.state_machine import Follower
+from tidelog.raft.state_machine import Follower, load_snapshot
 from tidelog.raft.tail import SERVICE, TailEntries, TailPiece, TailState, decode_frame, encode_follow
 from tidelog.world.transport import Stream, Transport
 from tidelog.world.work import Work
@@ -155,5 +155,5 @@ class RaftObserver:
         if found.id != piece.snapshot:
             raise CorruptStateError(f"the snapshot {found.id} came as {piece.snapshot}")
         if found.id.offset > self.offset:
-            self._machine.load_snapshot(found.id, found.data)
+            await load_snapshot(self._machine, found.id, found.data)
             self.offset, self.epoch = found.id

@@ -1,9 +1,13 @@
 """The streams between members: one outgoing stream to each peer, and what comes in from them.
 
-    outgoing, a `PeerLink` for each peer that was ever written to:
+    outgoing, a `PeerLink` for each member, and for each other node that was written to lately:
 
         connecting --accepted--> connected --broken, or the queue overflows--> connecting (after a short wait)
               ^--refused, after a wait that doubles--'
+
+A link to one that is no member is kept as long as there is something to say to it: acks for a leader that is removing
+itself or that is adding us, answers to a candidate that is being removed or does not know that it was. When nothing was
+said for `stranger_idle_ms` it is closed and forgotten, whatever that node has open to us. A member's link is never.
 
 Messages wait in a bounded queue. While there is no connection only young ones are kept: an old heartbeat helps nobody,
 a fresh vote request or probe should leave the moment the peer is there. A queue that overflows while connected belongs
@@ -57,6 +61,8 @@ class LinkConfig:
     connect_wait_max_ms: int = 300
     unsent_age_max_ms: int = 1000
     """How old a message may be that waited for a connection."""
+    stranger_idle_ms: int = 5_000
+    """A link to one that is no member goes when nothing was sent on it for so long."""
 
 
 class Inbox(Protocol):
@@ -103,6 +109,10 @@ def decode_frame(frame: bytes) -> list[Message]:
     return messages
 
 
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
 class PeerLink:
     """See the module's docstring. `run` is its task; the rest is called by the owner."""
 
@@ -114,8 +124,11 @@ class PeerLink:
         config: LinkConfig,
         random: Random,
         disconnected: Callable[[NodeId], None],
+        now_ms: int,
     ) -> None:
         self.node = node
+        self.used_ms = now_ms
+        """When something was given to it last."""
         self.error: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
         self.overflows = 0
@@ -146,6 +159,7 @@ class PeerLink:
 
     def send(self, message: Message, now_ms: int) -> None:
         size = message_bytes(message)
+        self.used_ms = now_ms
         self._queue.append((now_ms, size, message))
         self._queue_bytes += size
         config = self._config
@@ -253,7 +267,7 @@ class PeerLink:
 
 
 class Peers:
-    """All links of a member, and the incoming streams. Links to those who are not members end when they are idle."""
+    """All links of a member, and the incoming streams."""
 
     def __init__(self, transport: Transport, address: str, config: LinkConfig, random: Random, inbox: Inbox) -> None:
         self.links: dict[NodeId, PeerLink] = {}
@@ -267,6 +281,10 @@ class Peers:
         self._known: frozenset[NodeId] = frozenset()
         self._addresses: dict[NodeId, str] = {}
         """What the membership said last of each."""
+        self._forgotten = (0, 0)
+        """Messages and overflows of links that are gone."""
+        self._sweep: asyncio.TimerHandle | None = None
+        """Set while there are links to nodes that are no members."""
         self._group: asyncio.TaskGroup | None = None
         transport.serve_stream(SERVICE, self._serve)
 
@@ -275,9 +293,11 @@ class Peers:
 
     def stop(self) -> None:
         self._group = None
-        for link in self.links.values():
-            link.stop()
-        self.links.clear()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        for node in list(self.links):
+            self._forget(node)
         for stream in list(self._incoming.values()):
             stream.close()
         self._incoming.clear()
@@ -289,22 +309,59 @@ class Peers:
                 # Only what is new: a member that moved may have told us its address itself since (R18).
                 self._addresses[node] = address
                 self._transport.set_address(node, address)
-            self._link(node)
-        for node in [node for node in self.links if node not in addresses and node not in self._incoming]:
-            self.links.pop(node).stop()
         self._known = frozenset(addresses)
+        now_ms = _now_ms()
+        for node in addresses:
+            self._link(node, now_ms)
+        self._sweep_later()
 
     def send(self, node: NodeId, message: Message, now_ms: int) -> None:
-        self._link(node).send(message, now_ms)
+        self._link(node, now_ms).send(message, now_ms)
 
-    def _link(self, node: NodeId) -> PeerLink:
+    def _link(self, node: NodeId, now_ms: int) -> PeerLink:
         link = self.links.get(node)
         if link is None:
             assert self._group is not None, "start first"
-            link = PeerLink(node, self._transport, self._greeting, self._config, self._random, self._inbox.disconnected)
+            link = PeerLink(
+                node, self._transport, self._greeting, self._config, self._random, self._inbox.disconnected, now_ms
+            )
             self.links[node] = link
             link.start(self._group)
+            self._sweep_later()
         return link
+
+    def _sweep_later(self) -> None:
+        """Look again when the first of the links to strangers may have been idle for long enough."""
+        strangers = [link for node, link in self.links.items() if node not in self._known]
+        if strangers and self._sweep is None:
+            # One millisecond more: in whole milliseconds a moment is reached when the clock shows it.
+            wait_ms = min(link.used_ms for link in strangers) + self._config.stranger_idle_ms - _now_ms() + 1
+            self._sweep = asyncio.get_running_loop().call_later(max(wait_ms, 1) / 1000, self._sweep_strangers)
+
+    def _sweep_strangers(self) -> None:
+        self._sweep = None
+        idle_since_ms = _now_ms() - self._config.stranger_idle_ms
+        for node, link in list(self.links.items()):
+            if node not in self._known and link.used_ms <= idle_since_ms:
+                LOGGER.info("peer=%d is no member and was not written to for a while: its link is closed", node)
+                self._forget(node)
+                # If it is added again, what the membership then says is news, though it be the old address.
+                self._addresses.pop(node, None)
+        self._sweep_later()
+
+    def _forget(self, node: NodeId) -> None:
+        link = self.links.pop(node)
+        link.stop()
+        self._forgotten = (self._forgotten[0] + link.sent, self._forgotten[1] + link.overflows)
+
+    @property
+    def sent(self) -> int:
+        """Messages that left, on links that are and that were."""
+        return self._forgotten[0] + sum(link.sent for link in self.links.values())
+
+    @property
+    def overflows(self) -> int:
+        return self._forgotten[1] + sum(link.overflows for link in self.links.values())
 
     def is_heard(self, node: NodeId) -> bool:
         """Whether a stream from this peer is open."""
@@ -340,8 +397,6 @@ class Peers:
             if self._incoming.get(peer) is stream:
                 del self._incoming[peer]
                 self._inbox.disconnected(peer)
-                if peer not in self._known and peer in self.links:
-                    self.links.pop(peer).stop()
 
     def _greet(self, peer: NodeId, frame: bytes) -> None:
         try:

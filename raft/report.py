@@ -1,7 +1,8 @@
-"""What a member tells of itself: metrics that are counted, and a description that is asked for."""
+"""What a member tells of itself: metrics that are counted, a description that is asked for, and why nobody leads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidelog.model.ids import Epoch, NodeId, Offset
@@ -69,3 +70,35 @@ class RaftReport:
     members: tuple[MemberReport, ...] = field(default=())
     observers: tuple[tuple[NodeId, Offset], ...] = ()
     """Who tails the log here, and what it was sent."""
+    refusers: tuple[NodeId, ...] = ()
+    """Voters that refused this node's last request for votes, while no leader is known."""
+
+
+def waits_for(report: RaftReport, endpoint: Callable[[tuple[tuple[str, str], ...]], str]) -> str:
+    """Why there is no leader, as far as this node can see. `endpoint` chooses where a member is reached."""
+    voters = [member for member in report.members if member.is_voter]
+    absent = [member for member in voters if not member.is_connected]
+    present, quorum = len(voters) - len(absent), len(voters) // 2 + 1
+    text = f"no leader for {report.without_leader_ms / 1000:.1f} s"
+    if report.recovering_until is not None:
+        text += f"; synced data was lost here: no vote until a leader brings it to {report.recovering_until}"
+    if (report.node, report.directory) not in [(member.node, member.directory) for member in voters]:
+        return f"{text}; not among the voters {[member.node for member in voters]}: a leader must find this node"
+    if report.recovering_until is not None and len(voters) - 1 < quorum:
+        others = ", ".join(f"node {member.node}" for member in voters if member.node != report.node)
+        return (
+            f"{text}; {others} cannot be elected without the vote of this node ({quorum} of {len(voters)} are needed): "
+            "an operator has to decide, see docs/operations.md, 'A recovering voter'"
+        )
+    if present >= quorum:
+        text = f"{text}; {present} of {len(voters)} voters are connected, an election is under way"
+        if report.refusers:
+            refusers = ", ".join(f"node {node}" for node in report.refusers)
+            text += f"; votes are refused by {refusers}: their logs say why (a newer log, another leader, recovering)"
+        return text
+    names = []
+    for member in absent:
+        where = f"node {member.node} at {endpoint(member.endpoints) or 'no address'}"
+        names.append(f"{where} ({(member.error or '').removeprefix(f'{where}: ')})")
+    more = f"waits for {quorum - present} more of {len(voters)} voters ({quorum} are needed)"
+    return f"{text}; {more}: {', '.join(names)}"

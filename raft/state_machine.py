@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tidelog.model.ids import Offset
 from tidelog.raft.effects import RoleChange
@@ -31,6 +31,22 @@ class Follower(Protocol):
     def load_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
         """Replace the whole state; the next `apply` begins at `snapshot.offset`."""
         ...
+
+
+@runtime_checkable
+class PreparesSnapshots(Protocol):
+    """A follower whose snapshots may be so large that loading one on the spot would hold up the event loop."""
+
+    async def prepare_snapshot(self, data: bytes) -> None:
+        """Called before `load_snapshot` with the same bytes: do the long part, in slices, and change nothing yet."""
+        ...
+
+
+async def load_snapshot(machine: Follower, snapshot: SnapshotId, data: bytes) -> None:
+    """Prepare and load. The state changes in the last step, in which the caller goes on at once."""
+    if isinstance(machine, PreparesSnapshots):
+        await machine.prepare_snapshot(data)
+    machine.load_snapshot(snapshot, data)
 
 
 class StateMachine(Follower, Protocol):

@@ -26,7 +26,9 @@ Rules:
 4. A snapshot that fails its checks is set aside and never leads to a deletion (R19). An older one with a complete log
    behind it takes its place; the log is kept back to the second newest snapshot for that. Without one, a member of a
    larger group comes up recovering and gets the state from the leader; a group of one refuses to start.
-5. A snapshot that is newer than the log, or contradicts it, wins as in `RaftCore._on_snapshot_installed`: it is
+5. The only voter of a group that has lost synced entries refuses to start: nobody can restore them, and to go on
+   without them would be to lose what was acknowledged and not to say so.
+6. A snapshot that is newer than the log, or contradicts it, wins as in `RaftCore._on_snapshot_installed`: it is
    committed state, and a crash between its installation and the reset of the log leaves just this.
 """
 
@@ -51,11 +53,11 @@ from tidelog.model.errors import (
     WrongDirectoryError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset, PartitionId, TopicId
-from tidelog.raft.core import BootState
+from tidelog.raft.config import BootState
 from tidelog.raft.effects import HardState, Persist
 from tidelog.raft.entries import STORED_BYTES_MAX, UnsoundLogError, decode_entries, encode_entries
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Membership, VoterKey
-from tidelog.raft.messages import Entry, SnapshotChunk, SnapshotId
+from tidelog.raft.messages import Entry, EntryKind, SnapshotChunk, SnapshotId
 from tidelog.raft.snapshots import Snapshot, SnapshotFiles
 from tidelog.raft.stored import (
     Identity,
@@ -207,7 +209,7 @@ class RaftStorage:
         if snapshot is None:
             return await self._boot_without_state(catalogue)
         entries, sound_end = await self._read_entries(log, snapshot.id)
-        await self._settle(log, snapshot.id, entries, sound_end)
+        await self._settle(log, snapshot, entries, sound_end)
         self.boot_data = snapshot.data
         hard_state, state = self._state.hard_state, self._state
         return BootState(
@@ -361,9 +363,9 @@ class RaftStorage:
                 self.notes.append(f"the log cannot be read from {at}: {error}")
         raise UnsoundLogError(f"offset {at}: no batch", good_end=at)
 
-    async def _settle(self, log: Log, snapshot: SnapshotId, entries: list[Entry], sound_end: Offset | None) -> None:
+    async def _settle(self, log: Log, chosen: Snapshot, entries: list[Entry], sound_end: Offset | None) -> None:
         """Make state, snapshot and log agree, and note a loss of what was synced, before any file is touched."""
-        state = self._state
+        state, snapshot = self._state, chosen.id
         trusted_end = max(state.synced_end, snapshot.offset)
         if sound_end is not None and sound_end > trusted_end:
             # Never acknowledged. After a failed sync it may read well, and yet never reach the device.
@@ -379,6 +381,8 @@ class RaftStorage:
             until = Offset(max(state.synced_end, state.recovering_until or 0))
             self.notes.append(f"synced entries from {end} to {state.synced_end} are lost: recovering until {until}")
             wanted = replace(wanted, recovering_until=until, loss_epoch=epoch)
+        if wanted.recovering_until is not None:
+            self._check_can_recover(_membership_in_force(chosen, entries), end, wanted.recovering_until)
         needs_reset = sound_end is None or sound_end < snapshot.offset
         if end < log.end_offset or needs_reset:
             await self._commit(replace(wanted, synced_end=min(end, state.synced_end)))
@@ -388,6 +392,18 @@ class RaftStorage:
             await self._cut(log, end, snapshot.offset, entries)
         if wanted != self._state:
             await self._commit(wanted)
+
+    def _check_can_recover(self, membership: Membership, end: Offset, until: Offset) -> None:
+        """A leader restores what was lost. The only voter can have none: it would wait for ever (rule 5)."""
+        if [member.key for member in membership.voters] != [self.me]:
+            return
+        raise CorruptStateError(
+            f"{self.disk.label}: synced entries from {end} to {until} are lost ({'; '.join(self.notes)}), and node "
+            f"{self.node} is the only voter, as far as it can read: no other has them. Put back a copy of the whole "
+            "directory, log and state store together. Or, if voters were added that the lost entries named: remove "
+            "this voter from their group, empty the directory, format it anew and add the node again.",
+            path=self.disk.label,
+        )
 
     async def _cut(self, log: Log, end: Offset, first: Offset, entries: Sequence[Entry]) -> None:
         """Cut the log at start-up. `entries` from offset `first` on are what it shall hold up to `end`: those that
@@ -541,3 +557,10 @@ class RaftStorage:
             await self._group_commit.close()
         if owns_files:
             self._files.close()
+
+
+def _membership_in_force(snapshot: Snapshot, entries: Sequence[Entry]) -> Membership:
+    for entry in reversed(entries):
+        if entry.kind is EntryKind.MEMBERSHIP:
+            return Membership.decode(entry.data)
+    return snapshot.membership

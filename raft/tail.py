@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from tidelog.model.errors import CorruptStateError, FencedLeaderEpochError, StreamBrokenError, StreamClosedError
+from tidelog.model.errors import (
+    CorruptStateError,
+    FencedLeaderEpochError,
+    RaftStoppedError,
+    StreamBrokenError,
+    StreamClosedError,
+)
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.world.transport import Stream, Transport
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 SERVICE = "raft-tail"
 ENTRIES_BYTES = 1 << 20
 ALIVE_EVERY_MS = 500
+GONE_WAIT_MS = 100
+"""After a snapshot that was to be sent is gone."""
 
 
 class TailEntries(NamedTuple):
@@ -103,20 +111,38 @@ def _decode_follow(data: bytes) -> tuple[Offset, Epoch]:
 
 
 class Tail:
-    """Follows the committed entries of a member. Made by `RaftDriver.tail`; one task calls `next`."""
+    """Follows the committed entries of a member. Made by `RaftDriver.tail`; one task calls `next`.
 
-    def __init__(self, driver: RaftDriver, offset: Offset, epoch: Epoch) -> None:
+    Whoever made it closes it, or the member wakes it for ever. It also ends when the member stops.
+    """
+
+    def __init__(self, driver: RaftDriver, server: TailServer, offset: Offset, epoch: Epoch) -> None:
         self.offset = offset
         self.epoch = epoch
         self.wake = asyncio.Event()
         self._driver = driver
+        self._server = server
         self._is_checked = False
+        self._ended: str | None = None
+        """Why there is nothing more to come."""
+
+    def close(self) -> None:
+        """No more of it: a `next` that waits is told so. Closing twice is no error."""
+        self.end("this tail is closed")
+        self._server.forget(self)
+
+    def end(self, why: str) -> None:
+        self._ended = self._ended or why
+        self.wake.set()
 
     async def next(self) -> TailEntries | SnapshotId:
         """The next committed entries, at least one; or the snapshot that comes before them, since they are gone here:
-        then the tail goes on behind it. Raises `FencedLeaderEpochError` if the follower's log is not of this group."""
+        then the tail goes on behind it. Raises `FencedLeaderEpochError` if the follower's log is not of this group, and
+        `RaftStoppedError` when the member has stopped or the tail is closed, also to one that waits."""
         log = self._driver.core.log
         while True:
+            if self._ended is not None:
+                raise RaftStoppedError(self._ended)
             commit = self._driver.core.commit
             if self.offset < log.start:
                 self.offset, self.epoch = log.snapshot
@@ -158,14 +184,17 @@ class TailServer:
 
     def stop(self) -> None:
         self._is_running = False
-        self.wake()
+        tails, self._tails = self._tails, []
+        for _, tail in tails:
+            tail.end(f"node {self._driver.me.node} has stopped")
 
     def open(self, offset: Offset, epoch: Epoch, follower: NodeId | None = None) -> Tail:
-        tail = Tail(self._driver, offset, epoch)
+        tail = Tail(self._driver, self, offset, epoch)
         self._tails.append((self._driver.me.node if follower is None else follower, tail))
         return tail
 
-    def close(self, tail: Tail) -> None:
+    def forget(self, tail: Tail) -> None:
+        """For `Tail.close`."""
         self._tails = [row for row in self._tails if row[1] is not tail]
 
     def wake(self) -> None:
@@ -177,7 +206,8 @@ class TailServer:
 
     def _state(self) -> TailState:
         core = self._driver.core
-        return TailState(core.commit, core.leader, core.epoch)
+        leader = core.leader if self._driver.hears_leader() else None
+        return TailState(core.commit, leader, core.epoch)
 
     async def _serve(self, stream: Stream) -> None:
         if not self._is_running:
@@ -198,12 +228,14 @@ class TailServer:
                 if isinstance(found, TailEntries):
                     await stream.send(encode_frame(found))
                 elif not await self._send_snapshot(stream, found):
-                    # A newer one has replaced it meanwhile: the tail finds that by itself.
+                    # A newer one has replaced it meanwhile: the tail finds that by itself. Or it was found spoilt, and
+                    # another one is being taken: a tail that asked again at once would leave no time for that.
                     tail.offset = Offset(-1)
-        except StreamBrokenError:
+                    await asyncio.sleep(GONE_WAIT_MS / 1000)
+        except (StreamBrokenError, RaftStoppedError):
             return
         finally:
-            self.close(tail)
+            tail.close()
 
     async def _send_snapshot(self, stream: Stream, snapshot: SnapshotId) -> bool:
         position = 0

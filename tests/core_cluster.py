@@ -26,7 +26,8 @@ from core_checks import Checker, next_state
 from core_trace import Trace
 
 from tidelog.model.ids import Epoch, NodeId, Offset
-from tidelog.raft.core import BootState, RaftConfig, RaftCore
+from tidelog.raft.config import BootState, RaftConfig
+from tidelog.raft.core import RaftCore
 from tidelog.raft.effects import Effects, HardState, Persist, Refusal, Role, SnapshotPiece
 from tidelog.raft.membership import Member, Membership, VoterKey
 from tidelog.raft.messages import (

@@ -65,6 +65,7 @@ class Cluster:
         before = self.image
         decision = self.decide(request)
         speculative = before.apply_all(decision.records)
+        assert decision.image is None or decision.image == speculative, "a decision knows what it makes"
         self.log_records(decision.records)
         assert self.image == speculative, "living it and reading it from the log is the same"
         self.image.validate()

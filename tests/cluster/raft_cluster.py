@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from raft_node import CLUSTER_ID
+from raft_node import CLUSTER_ID, format_directories
 
 from tidelog.model.errors import RemoteError, TidelogError, TransportError
 from tidelog.model.ids import NodeId
@@ -41,7 +41,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class RaftCluster:
-    """The processes. `async with` starts the client and ends everything at the end."""
+    """The processes. `async with` formats their directories, starts the client and ends everything at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,6 +53,7 @@ class RaftCluster:
         self.acknowledged: dict[int, bytes] = {}
 
     async def __aenter__(self) -> RaftCluster:
+        await format_directories({node: (self.data(node), address) for node, address in self.addresses.items()})
         await self.client.start()
         for node, address in self.addresses.items():
             self.client.set_address(node, address)
@@ -63,17 +64,19 @@ class RaftCluster:
             self.kill(node)
         await self.client.close()
 
+    def data(self, node: NodeId) -> Path:
+        return self.path / f"data{node}"
+
     def move(self, node: NodeId) -> None:
         """From its next start on this node listens elsewhere; the others are not told."""
         self.addresses[node] = f"127.0.0.1:{free_ports(1)[0]}"
         self.client.set_address(node, self.addresses[node])
 
     def start(self, *nodes: NodeId) -> None:
-        voters = ",".join(f"{node}@{address}" for node, address in self.addresses.items())
         for node in nodes or NODES:
             with (self.path / f"{node}.log").open("ab") as log:
                 self.processes[node] = subprocess.Popen(
-                    [sys.executable, str(PROGRAM), str(node), str(self.path / f"data{node}"), voters],
+                    [sys.executable, str(PROGRAM), str(node), str(self.data(node)), self.addresses[node]],
                     stderr=log,
                     stdout=log,
                 )

@@ -1,20 +1,21 @@
 """One member of a Raft group as a process of its own: real disk, LMDB, gRPC. The cluster tests start three of them.
 
-    python raft_node.py NODE DIRECTORY NODE@HOST:PORT,NODE@HOST:PORT,...
+    python raft_node.py NODE DIRECTORY HOST:PORT
 
-It formats an empty directory with all of them as the first voters. What is proposed is kept in a list; clients call
-`propose` (answers the offset), `values` (what is applied from an index on) and `describe`. SIGTERM stops it in order:
-leadership is handed over first.
+`format_directories` prepares the directories first, as an operator would: each voter gets a random directory id, which
+only its own store and the first membership hold. What is proposed is kept in a list; clients call `propose` (answers
+the offset), `values` (what is applied from an index on) and `describe`. SIGTERM stops it in order: leadership is handed
+over first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
+import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
 
@@ -24,9 +25,9 @@ import uvloop
 from tidelog.model.ids import NodeId, Offset
 from tidelog.raft.driver import DriverConfig, RaftDriver
 from tidelog.raft.effects import RoleChange
-from tidelog.raft.membership import Member, Membership
+from tidelog.raft.membership import DIRECTORY_ID_BYTES, Member, Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
-from tidelog.raft.storage import FORMAT_KEY, RaftStorage
+from tidelog.raft.storage import RaftStorage
 from tidelog.rpc.transport import GrpcTransport
 from tidelog.world.real.clock import SystemClock
 from tidelog.world.real.disk import RealDisk
@@ -55,15 +56,23 @@ class Values:
         logging.getLogger("node").info("role=%s epoch=%d leader=%s", change.role.value, change.epoch, change.leader)
 
 
-def directory_id(node: int) -> bytes:
-    return hashlib.sha256(b"directory %d" % node).digest()[:16]
+def make_storage(node: NodeId, disk: RealDisk, store: LmdbStore) -> RaftStorage:
+    return RaftStorage(disk=disk, store=store, work=InlineWork(), clock=SystemClock(), cluster_id=CLUSTER_ID, node=node)
 
 
-def first_voters(text: str) -> Membership:
-    pairs = [part.split("@") for part in text.split(",")]
-    return Membership(
-        tuple(sorted(Member(NodeId(int(node)), directory_id(int(node)), (("CONTROLLER", at),)) for node, at in pairs))
-    )
+async def format_directories(nodes: Mapping[NodeId, tuple[Path, str]]) -> None:
+    """New directories for these nodes, (directory, address) each, as the first voters of a group."""
+    voters = {
+        node: Member(node, secrets.token_bytes(DIRECTORY_ID_BYTES), (("CONTROLLER", address),))
+        for node, (_, address) in sorted(nodes.items())
+    }
+    for node, (path, _) in nodes.items():
+        disk, store = RealDisk(path, create=True), LmdbStore(path / "state")
+        storage = make_storage(node, disk, store)
+        await storage.format(directory=voters[node].directory, membership=Membership(tuple(voters.values())))
+        await storage.close()
+        store.close()
+        disk.close()
 
 
 def serve(transport: GrpcTransport, driver: RaftDriver, values: Values) -> None:
@@ -84,16 +93,9 @@ def serve(transport: GrpcTransport, driver: RaftDriver, values: Values) -> None:
     transport.serve("describe", describe)
 
 
-async def run(node: NodeId, path: Path, voters: Membership) -> int:
-    me = voters.voter(node)
-    assert me is not None, "the node is one of the voters"
-    address = me.endpoints[0][1]
-    disk, store = RealDisk(path, create=True), LmdbStore(path / "state")
-    storage = RaftStorage(
-        disk=disk, store=store, work=InlineWork(), clock=SystemClock(), cluster_id=CLUSTER_ID, node=node
-    )
-    if store.get(FORMAT_KEY) is None:
-        await storage.format(directory=directory_id(node), membership=voters)
+async def run(node: NodeId, path: Path, address: str) -> int:
+    disk, store = RealDisk(path), LmdbStore(path / "state")
+    storage = make_storage(node, disk, store)
     boot = await storage.open()
     transport = GrpcTransport(node, CLUSTER_ID, address)
     values = Values()
@@ -121,17 +123,18 @@ async def run(node: NodeId, path: Path, voters: Membership) -> int:
     await transport.close()
     await storage.close()
     store.close()
+    disk.close()
     return 0 if driver.failed is None else 1
 
 
 def main(arguments: list[str]) -> int:
-    node, path, voters = arguments
+    node, path, address = arguments
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s.%(msecs)03d node={node} %(levelname)s %(message)s"
     )
     sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(NodeId(int(node)), Path(path), first_voters(voters)))
+        return runner.run(run(NodeId(int(node)), Path(path), address))
 
 
 if __name__ == "__main__":

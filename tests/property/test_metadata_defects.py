@@ -66,14 +66,14 @@ def _drop_whoever(
     directories = tuple(
         partition.directory_of(b) if b in partition.replicas else topics.first_directory(image, b) for b in replicas
     )
-    return dataclasses.replace(reassignments._with_replicas(partition, replicas), directories=directories)
+    return reassignments._with_replicas(partition, replicas)._replace(directories=directories)
 
 
 def _complete_at_once(partition: Partition) -> Partition | None:
     if not partition.target:
         return None
     after = reassignments._with_replicas(partition, partition.target)
-    return dataclasses.replace(after, adding=(), removing=(), target=())
+    return after._replace(adding=(), removing=(), target=())
 
 
 DEFECTS: dict[str, tuple[Any, str, Any, str]] = {

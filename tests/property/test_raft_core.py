@@ -16,7 +16,8 @@ import pytest
 from core_cluster import Cluster, Envelope, Stored, member
 
 from tidelog.model.ids import NodeId, Offset
-from tidelog.raft.core import RaftConfig, RaftCore
+from tidelog.raft.config import RaftConfig
+from tidelog.raft.core import RaftCore
 from tidelog.raft.membership import Membership
 from tidelog.raft.messages import EntryKind
 

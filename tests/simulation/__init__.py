@@ -2,10 +2,13 @@
 
 cluster.py      machines, what runs on them, who starts it again
 nemesis.py      a plan of faults, drawn from the seed, and how each is done and undone
+more_faults.py  rot under running nodes, faults of observers
 checkers.py     what must hold after every step
 workload.py     clients, and whether their answers are linearizable
 core_node.py    a Raft node: the core in a lean shell, on a modelled disk
+model_disk.py   that disk
 driver_node.py  a Raft node: driver, storage and log as in production, on the simulated disk
+observers.py    who tails a group without voting, and what must hold of what it is given
 raft_sim.py     one run: seed in, verdict out
 defects.py      deliberate defects that the simulator has to notice
 campaign.py     many seeds in parallel, and the shrinking of a plan that fails

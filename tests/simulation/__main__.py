@@ -6,7 +6,7 @@
     MINUTES=m         as many seeds from FIRST on as fit
     STACK=core|driver only this kind of node (the seed decides otherwise)
     STACK=metadata    controllers and brokers instead of Raft nodes alone
-    DEFECTS=1         look for a seed that catches each deliberate defect, and remember it
+    DEFECTS=1         look for a seed that catches each deliberate defect (of STACK), and remember it
 
 The last line is JSON; the exit status is 1 if a seed failed.
 """
@@ -35,7 +35,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     if options.defects:
-        return 1 if catch_all(processes=options.processes) else 0
+        return 1 if catch_all(processes=options.processes, stack=options.stack) else 0
     if options.seed is not None:
         only = None
         if options.faults is not None:

@@ -167,18 +167,26 @@ def catch(defect: Defect, *, remembered: int | None, seeds: int = DEFECT_SEEDS_M
     return None
 
 
-def catch_all(*, processes: int) -> list[str]:
-    """Look for the seed that catches each defect, remember it, and return the names of those that are not caught."""
+def all_defects() -> tuple[Defect, ...]:
+    from simulation.metadata_defects import DEFECTS as METADATA_DEFECTS
+
+    return (*DEFECTS, *METADATA_DEFECTS)
+
+
+def catch_all(*, processes: int, stack: str | None = None) -> list[str]:
+    """Look for the seed that catches each defect (of this kind of node), remember it, and return the names of those
+    that are not caught."""
     remembered = read_catching_seeds()
     missed: list[str] = []
+    known = {defect.name for defect in all_defects()}
+    wanted = [defect.name for defect in all_defects() if stack in (None, defect.stack)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for name, seed, elapsed_s in pool.imap(_catch_by_name, [(d.name, remembered.get(d.name)) for d in DEFECTS]):
+        for name, seed, elapsed_s in pool.imap(_catch_by_name, [(name, remembered.get(name)) for name in wanted]):
             print(f"{name:28} {f'seed {seed}' if seed is not None else 'NOT CAUGHT':12} {elapsed_s:6.1f} s", flush=True)
             if seed is None:
                 missed.append(name)
             else:
                 remembered[name] = seed
-                known = {defect.name for defect in DEFECTS}
                 write_catching_seeds({name: seed for name, seed in remembered.items() if name in known})
     return missed
 
@@ -186,7 +194,7 @@ def catch_all(*, processes: int) -> list[str]:
 def _catch_by_name(job: tuple[str, int | None]) -> tuple[str, int | None, float]:
     name, remembered = job
     began = time.monotonic()
-    defect = next(defect for defect in DEFECTS if defect.name == name)
+    defect = next(defect for defect in all_defects() if defect.name == name)
     return name, catch(defect, remembered=remembered), time.monotonic() - began
 
 

@@ -60,6 +60,8 @@ class Station:
         """Down by the nemesis's (or the operator's) will: the supervisor leaves it alone."""
         self.last_error: TidelogError | None = None
         """Why the program last ended by itself."""
+        self.has_refused = False
+        """It ended before it had begun its work (`Context.app`): starting it again will not help."""
         self.durable: dict[str, Any] = {}
         """What a modelled device keeps through every death; the simulated disk and store have their own."""
         self.on_death: Callable[[Loss | None], None] | None = None
@@ -126,7 +128,7 @@ class Station:
             self.cluster.world.scheduler.fail(self.name, "the program broke", error)
             return
         self.machine.world.scheduler.trace(self.name, f"the program ended: {error}")
-        self.last_error = error
+        self.last_error, self.has_refused = error, context.app is None
         self._die(None)
         if not self.is_held_down:
             delay_s = self._random.uniform(RESTART_MIN_S, RESTART_MAX_S)

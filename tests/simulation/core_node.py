@@ -9,13 +9,13 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable
-from random import Random
 
 import msgpack
 
 from simulation.checkers import RaftChecker
 from simulation.cluster import Context
-from simulation.machine import EMPTY_SNAPSHOT, ChainMachine
+from simulation.machine import ChainMachine
+from simulation.model_disk import ModelDisk
 from tidelog.model.errors import (
     MembershipChangeError,
     NotLeaderError,
@@ -27,14 +27,14 @@ from tidelog.model.errors import (
 )
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft import wire
-from tidelog.raft.core import BootState, RaftConfig, RaftCore
-from tidelog.raft.effects import Effects, HardState, Persist, Refusal, Role, SnapshotPiece
+from tidelog.raft.config import RaftConfig
+from tidelog.raft.core import RaftCore
+from tidelog.raft.effects import Effects, Persist, Refusal, Role, SnapshotPiece
 from tidelog.raft.leading import FAR_FUTURE_MS
 from tidelog.raft.membership import Member, Membership, VoterKey
 from tidelog.raft.messages import (
     ChangeMembership,
     Disconnected,
-    Entry,
     Event,
     Message,
     Persisted,
@@ -50,7 +50,6 @@ from tidelog.raft.messages import (
     Tick,
     Transfer,
 )
-from tidelog.world.simulated import Latency, Loss
 from tidelog.world.simulated.loop import SimFuture, SimLoop
 from tidelog.world.simulated.network import SimTransport
 from tidelog.world.simulated.streams import SimStream
@@ -60,170 +59,6 @@ SERVICE = "raft"
 OUTBOX_MAX = 256
 RECONNECT_MIN_S = 0.02
 RECONNECT_MAX_S = 0.2
-SNAPSHOTS_KEPT = 2
-
-
-class ModelDisk:
-    """What a Raft node stores, as values. It outlives the processes; `crash` is what a death leaves of a write."""
-
-    def __init__(self, directory: bytes, membership: Membership, draw: Random) -> None:
-        self.directory = directory
-        self.hard_state = HardState(Epoch(0), None)
-        self.synced_end = Offset(0)
-        self.recovering_until: Offset | None = None
-        self.loss_epoch = Epoch(0)
-        self.snapshots: list[tuple[SnapshotId, Membership, bytes]] = [
-            (SnapshotId(Offset(0), Epoch(0)), membership, EMPTY_SNAPSHOT)
-        ]
-        self.start, self.start_epoch, self.start_membership = Offset(0), Epoch(0), membership
-        self.entries: list[Entry] = []
-        self.latency = Latency(0.0005, 0.004)
-        self.is_stalled = False
-        self.is_full = False
-        self.fails_next = False
-        self.writes_left: int | None = None
-        """How many more writes begin before the power goes."""
-        self.dies_with_vote = False
-        """The power goes with the next write that changes epoch or vote."""
-        self.on_crash_point: Callable[[], None] | None = None
-        self.damaged_at: Offset | None = None
-        self.reset_points: dict[Offset, tuple[SnapshotId, Membership]] = {}
-        """Snapshots that a log was, or is to be, begun anew behind: a newer one may take their place before it is."""
-        self._draw = draw
-        self._under_way: list[Persist] = []
-        self._stalled: list[Callable[[], None]] = []
-
-    @property
-    def end(self) -> Offset:
-        return Offset(self.start + len(self.entries))
-
-    def delay_s(self) -> float:
-        return self.latency.draw(self._draw)
-
-    # -- writing
-
-    def begin(self, persists: list[Persist]) -> None:
-        if self.is_full and any(persist.entries for persist in persists):
-            raise StorageError("no space left")
-        self._under_way = persists
-
-    def is_crash_point(self, persists: list[Persist]) -> bool:
-        """Shall the power go in the middle of this write?"""
-        if self.dies_with_vote:
-            found = any(persist.hard_state != self.hard_state for persist in persists)
-        elif self.writes_left is not None:
-            self.writes_left -= 1
-            found = self.writes_left == 0
-        else:
-            return False
-        if found:
-            self.writes_left, self.dies_with_vote = None, False
-        return found
-
-    def when_it_answers(self, complete: Callable[[], None]) -> None:
-        if self.is_stalled:
-            self._stalled.append(complete)
-        else:
-            complete()
-
-    def unstall(self) -> None:
-        self.is_stalled = False
-        stalled, self._stalled = self._stalled, []
-        for complete in stalled:
-            complete()
-
-    def finish(self) -> None:
-        under_way, self._under_way = self._under_way, []
-        if self.fails_next:
-            self.fails_next = False
-            raise StorageError("sync failed")
-        for persist in under_way:
-            self._apply(persist)
-
-    def _apply(self, persist: Persist) -> None:
-        self._cut(persist)
-        assert persist.first == self.end, f"entries from {persist.first} on a log that ends at {self.end}"
-        self.entries.extend(persist.entries)
-        self.hard_state = persist.hard_state
-        self.synced_end = self.end
-        if persist.recovered:
-            self.recovering_until = None
-
-    def _cut(self, persist: Persist) -> None:
-        """The synced end is lowered before the log is."""
-        if persist.reset_to is not None:
-            self._begin_anew(*self.reset_points[persist.reset_to])
-        elif persist.truncate_to is not None:
-            self.synced_end = min(self.synced_end, persist.truncate_to)
-            del self.entries[persist.truncate_to - self.start :]
-
-    def _begin_anew(self, snapshot: SnapshotId, membership: Membership) -> None:
-        self.entries.clear()
-        self.start, self.start_epoch, self.start_membership = snapshot.offset, snapshot.epoch, membership
-        self.synced_end = snapshot.offset
-
-    def crash(self, loss: Loss | None) -> None:
-        """Of what was under way some is done; the next is cut short before its synced end and vote are stored."""
-        under_way, self._under_way = self._under_way, []
-        self._stalled.clear()
-        done = self._draw.randrange(len(under_way) + 1)
-        for persist in under_way[:done]:
-            self._apply(persist)
-        if done < len(under_way) and loss is not Loss.ALL:
-            half = under_way[done]
-            self._cut(half)
-            if half.first == self.end:
-                self.entries.extend(half.entries[: self._draw.randrange(len(half.entries) + 1)])
-        if loss is not None and self._draw.random() < 0.5:
-            del self.entries[max(self.synced_end, self.start) - self.start :]
-
-    def drop_before(self, start: Offset, epoch: Epoch, membership: Membership) -> None:
-        if self.start < start <= self.end:
-            del self.entries[: start - self.start]
-            self.start, self.start_epoch, self.start_membership = start, epoch, membership
-
-    def keep_snapshot(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
-        kept = [item for item in self.snapshots if item[0] != snapshot]
-        self.snapshots = sorted([*kept, (snapshot, membership, data)], key=lambda item: item[0])[-SNAPSHOTS_KEPT:]
-
-    def find_snapshot(self, snapshot: SnapshotId) -> tuple[SnapshotId, Membership, bytes] | None:
-        return next((item for item in self.snapshots if item[0] == snapshot), None)
-
-    # -- damage and boot
-
-    def damage(self, offset: Offset) -> None:
-        self.damaged_at = offset if self.damaged_at is None else min(offset, self.damaged_at)
-
-    def boot(self) -> tuple[BootState, bytes]:
-        """The state to start from, and that of the state machine."""
-        snapshot, membership, data = self.snapshots[-1]
-        if self.damaged_at is not None:
-            good_end, self.damaged_at = max(self.damaged_at, self.start), None
-            if good_end < self.synced_end:
-                self.recovering_until = max(self.recovering_until or Offset(0), self.synced_end)
-                self.loss_epoch = self.hard_state.epoch
-            del self.entries[good_end - self.start :]
-        before = self.epoch_before(snapshot.offset)
-        if before != snapshot.epoch:
-            self._begin_anew(snapshot, membership)
-        self.synced_end = self.end
-        boot = BootState(
-            self.hard_state,
-            snapshot,
-            self.start_membership,
-            self.start,
-            self.start_epoch,
-            tuple(self.entries),
-            self.recovering_until,
-            self.loss_epoch,
-        )
-        return boot, data
-
-    def epoch_before(self, offset: Offset) -> Epoch | None:
-        index = offset - self.start
-        if index == 0:
-            return self.start_epoch
-        return self.entries[index - 1].epoch if 0 < index <= len(self.entries) else None
 
 
 class Outgoing:
@@ -456,10 +291,11 @@ class CoreNode:
 
     # -- snapshots
 
-    def take_snapshot(self) -> None:
+    def take_snapshot(self, *, again: bool = False) -> None:
+        """With `again` even if there is nothing new: the last one is spoilt."""
         offset = self.machine.offset
         epoch = self.core.log.epoch_before(offset)
-        if self._is_snapshotting or epoch is None or offset <= self.core.log.snapshot.offset:
+        if self._is_snapshotting or epoch is None or offset + again <= self.core.log.snapshot.offset:
             return
         self._is_snapshotting = True
         snapshot, membership = SnapshotId(offset, epoch), self.core.log.membership_at(offset)
@@ -469,17 +305,25 @@ class CoreNode:
 
     def _snapshot_taken(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
         self._is_snapshotting = False
-        if snapshot.offset > self.core.log.snapshot.offset:
+        if snapshot.offset >= self.core.log.snapshot.offset:
             self._disk.keep_snapshot(snapshot, membership, data)
             self._step(SnapshotTaken(snapshot))
 
     def _read_piece(self, piece: SnapshotPiece) -> None:
         found = self._disk.find_snapshot(piece.snapshot)
+        is_rotten = piece.snapshot in self._disk.rotten
+        if found is not None and is_rotten and piece.position == 0:
+            # The whole is checked before the first piece leaves: another one is taken instead.
+            self._disk.set_aside.add(piece.snapshot)
+            self.take_snapshot(again=True)
+            found = None
         if found is None:
             self._step(SnapshotRead(piece.peer, piece.snapshot, piece.position, b"", -1))
             return
         body: bytes = msgpack.packb([found[1].encode(), found[2]])
         whole = zlib.crc32(body).to_bytes(4, "big") + body
+        if is_rotten:
+            whole = whole[:-1] + bytes([whole[-1] ^ 1])
         data = whole[piece.position : piece.position + self.piece_bytes]
         self._step(SnapshotRead(piece.peer, piece.snapshot, piece.position, data, len(whole)))
 

@@ -12,12 +12,15 @@ from typing import Any
 from tidelog.model.ids import NodeId, Offset
 from tidelog.raft.applier import Applier
 from tidelog.raft.core import RaftCore
+from tidelog.raft.elections import Elections
 from tidelog.raft.leading import Leadership
 from tidelog.raft.membership import Membership, VoterKey
 from tidelog.raft.messages import AppendRequest, AppendResponse, Message
+from tidelog.raft.observer import RaftObserver
 from tidelog.raft.persister import Persister
 from tidelog.raft.storage import RaftStorage
 from tidelog.raft.stored import StoredState
+from tidelog.raft.tail import Tail, TailEntries, TailState, decode_frame
 from tidelog.raft.view import LogView
 from tidelog.raft.waiting import Waiting
 
@@ -66,31 +69,31 @@ def _forget_loss(self: RaftCore, *args: Any, **kwargs: Any) -> None:
     self.recovering_until = None
 
 
-_on_vote_request = RaftCore._on_vote_request
+_on_vote_request = Elections.on_vote_request
 
 
-def _vote_while_recovering(self: RaftCore, request: Any, now_ms: int) -> None:
-    until, self.recovering_until = self.recovering_until, None
+def _vote_while_recovering(self: Elections, request: Any, now_ms: int) -> None:
+    until, self.core.recovering_until = self.core.recovering_until, None
     _on_vote_request(self, request, now_ms)
-    self.recovering_until = until
+    self.core.recovering_until = until
 
 
-def _vote_again(self: RaftCore, request: Any, now_ms: int) -> None:
-    if request.epoch == self.epoch:
-        self.voted_for = None
+def _vote_again(self: Elections, request: Any, now_ms: int) -> None:
+    if request.epoch == self.core.epoch:
+        self.core.voted_for = None
     _on_vote_request(self, request, now_ms)
 
 
-_on_pre_vote_request = RaftCore._on_pre_vote_request
+_on_pre_vote_request = Elections.on_pre_vote_request
 
 
-def _pre_vote_is_contact(self: RaftCore, request: Any, now_ms: int) -> None:
+def _pre_vote_is_contact(self: Elections, request: Any, now_ms: int) -> None:
     _on_pre_vote_request(self, request, now_ms)
-    self._contact_ms = now_ms
-    self._election_ms = now_ms + self._election_timeout()
+    self.contact_ms = now_ms
+    self.restart(now_ms)
 
 
-def _any_log_is_up_to_date(_self: RaftCore, _end: Offset, _last_epoch: int) -> bool:
+def _any_log_is_up_to_date(_self: Elections, _end: Offset, _last_epoch: int) -> bool:
     return True
 
 
@@ -98,12 +101,12 @@ def _has_voter_by_node(self: Membership, key: VoterKey) -> bool:
     return self.voter(key.node) is not None
 
 
-def _vote_for_any_directory(self: RaftCore, request: Any, now_ms: int) -> None:
-    _on_vote_request(self, request._replace(to_directory=self.me.directory), now_ms)
+def _vote_for_any_directory(self: Elections, request: Any, now_ms: int) -> None:
+    _on_vote_request(self, request._replace(to_directory=self.core.me.directory), now_ms)
 
 
-def _pre_vote_for_any_directory(self: RaftCore, request: Any, now_ms: int) -> None:
-    _on_pre_vote_request(self, request._replace(to_directory=self.me.directory), now_ms)
+def _pre_vote_for_any_directory(self: Elections, request: Any, now_ms: int) -> None:
+    _on_pre_vote_request(self, request._replace(to_directory=self.core.me.directory), now_ms)
 
 
 # Following.
@@ -273,6 +276,25 @@ def _load_nothing(self: Applier, snapshot: Any) -> None:
     self.applied = snapshot.offset
 
 
+# Observers.
+
+_take_frame = RaftObserver._take
+
+
+async def _move_back(self: RaftObserver, data: bytes) -> None:
+    frame = decode_frame(data)
+    if isinstance(frame, TailState) and frame.commit < self.offset:
+        self.offset = frame.commit
+    await _take_frame(self, data)
+
+
+_take_entries = Tail._take
+
+
+def _take_uncommitted(self: Tail, _commit: Offset) -> TailEntries:
+    return _take_entries(self, self._driver.core.log.end)
+
+
 def _on(owner: type, name: str, replacement: Any) -> tuple[Patch, ...]:
     return ((owner, name, replacement),)
 
@@ -280,7 +302,7 @@ def _on(owner: type, name: str, replacement: Any) -> tuple[Patch, ...]:
 DEFECTS: tuple[Defect, ...] = (
     Defect(
         "vote_not_synced", "core", "a vote leaves before it is durable",
-        _on(RaftCore, "_send_after_persist", _send_without_sync),
+        _on(RaftCore, "send_after_persist", _send_without_sync),
     ),
     Defect(
         "vote_forgotten", "core", "a restart forgets the vote",
@@ -288,7 +310,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "vote_again", "core", "a second candidate of an epoch gets a vote too",
-        _on(RaftCore, "_on_vote_request", _vote_again),
+        _on(Elections, "on_vote_request", _vote_again),
     ),
     Defect(
         "vote_not_stored", "driver", "an epoch and vote without entries are not written to the store",
@@ -300,23 +322,23 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "up_to_date_skipped", "core", "a vote does not ask whether the candidate's log is as new as the own",
-        _on(RaftCore, "_is_up_to_date", _any_log_is_up_to_date),
+        _on(Elections, "_is_up_to_date", _any_log_is_up_to_date),
     ),
     Defect(
         "pre_vote_is_contact", "core", "a pre-vote request refreshes leader contact (R3)",
-        _on(RaftCore, "_on_pre_vote_request", _pre_vote_is_contact),
+        _on(Elections, "on_pre_vote_request", _pre_vote_is_contact),
     ),
     Defect(
         "directory_ignored", "core", "a voter with another disk is taken for the one that it was (R10)",
         (
             (Membership, "has_voter", _has_voter_by_node),
-            (RaftCore, "_on_vote_request", _vote_for_any_directory),
-            (RaftCore, "_on_pre_vote_request", _pre_vote_for_any_directory),
+            (Elections, "on_vote_request", _vote_for_any_directory),
+            (Elections, "on_pre_vote_request", _pre_vote_for_any_directory),
         ),
     ),
     Defect(
         "recovering_votes", "core", "a voter that lost synced data votes",
-        _on(RaftCore, "_on_vote_request", _vote_while_recovering),
+        _on(Elections, "on_vote_request", _vote_while_recovering),
     ),
     Defect(
         "recovering_counts", "core", "a voter that lost synced data counts",
@@ -397,5 +419,13 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "snapshot_not_loaded", "driver", "an installed snapshot is not loaded into the state machine",
         _on(Applier, "load", _load_nothing),
+    ),
+    Defect(
+        "observer_moves_back", "driver", "an observer goes back to the end of a source that is behind it",
+        _on(RaftObserver, "_take", _move_back),
+    ),
+    Defect(
+        "tail_uncommitted", "driver", "a source sends its observers what is in its log, committed or not",
+        _on(Tail, "_take", _take_uncommitted),
     ),
 )  # fmt: skip

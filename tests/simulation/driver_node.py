@@ -64,6 +64,8 @@ class DriverStack:
         self._checker: RaftChecker | None = None
         self._nodes: dict[SimLoop, NodeId] = {}
         self._latency = Latency(0.0002, 0.001)
+        self._rotten: dict[NodeId, Context] = {}
+        """In which life files of a node have rotted: the next one finds out."""
 
     def program(self, simulation: RaftSimulation) -> Program:
         self._checker = simulation.checker
@@ -198,7 +200,23 @@ class DriverStack:
         return undo
 
     def is_suspect(self, station: Station) -> bool:
-        return bool(station.machine.disk().faults._armed or station.machine.store().faults._armed)
+        armed = station.machine.disk().faults._armed or station.machine.store().faults._armed
+        return bool(armed) or self.is_rotten(station)
+
+    def rot(self, station: Station, draw: Random, kind: str) -> str | None:
+        device, ending = station.machine.disk(), ".log" if kind == "log" else ".snapshot"
+        files = [(path, size) for path, size in device.files() if path.endswith(ending) and size]
+        if not files or station.context is None:
+            return None
+        path, size = max(files) if kind == "newest snapshot" else draw.choice(files)
+        positions = [draw.randrange(size) for _ in range(draw.choice((1, 1, 3)))]
+        for position in positions:
+            device.flip_bit(path, position, draw.randrange(8))
+        self._rotten[station.node_id] = station.context
+        return f"{path} rots at {positions} of {size}"
+
+    def is_rotten(self, station: Station) -> bool:
+        return station.context is not None and self._rotten.get(station.node_id) is station.context
 
     def damage(self, station: Station, draw: Random) -> str:
         device, store = station.machine.disk(), station.machine.store()

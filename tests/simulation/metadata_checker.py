@@ -35,7 +35,6 @@ class MetadataChecker:
         self._open: list[Record] | None = None
         self._leaders: dict[Key, tuple[int, int]] = {}
         self._seen: list[tuple[str, int, ClusterImage]] = []
-        self._looked: dict[str, tuple[int, ClusterImage]] = {}
         self.compared = 0
 
     @property
@@ -137,11 +136,8 @@ class MetadataChecker:
     # What nodes have.
 
     def look(self, who: str, offset: int, image: ClusterImage) -> None:
-        """After an event on a controller."""
-        known = self._looked.get(who)
-        if known is None or known[0] != offset or known[1] is not image:
-            self._looked[who] = (offset, image)
-            self._seen.append((who, offset, image))
+        """After an event that changed what a controller has applied."""
+        self._seen.append((who, offset, image))
         self.advance()
 
     def seen(self, who: str, offset: int, image: ClusterImage) -> None:

@@ -4,20 +4,22 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import msgpack
+
 from simulation.defects import Defect
 from tidelog.metadata import brokers, leadership, partitions, tail
 from tidelog.metadata.decision import Decision
 from tidelog.metadata.delta import ImageDelta, delta_between
 from tidelog.metadata.machine import MetadataMachine
-from tidelog.metadata.records import AbortDecision, BeginDecision, EndDecision
+from tidelog.metadata.records import AbortDecision, BeginDecision, EndDecision, decode_records
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.shell import ControllerNode
 from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.metadata.tail import MetadataTail
-from tidelog.model.errors import FencedLeaderEpochError
-from tidelog.model.ids import Offset
+from tidelog.model.errors import FencedLeaderEpochError, TidelogError
+from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.effects import Role
-from tidelog.raft.messages import SnapshotId
+from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.state_machine import SnapshotJob
 from tidelog.world.replicated import ReplicatedMachine
 
@@ -136,6 +138,21 @@ async def _name_snapshot_wrongly(self: Any) -> None:
         self._files.write = write
 
 
+def _frames_unchecked(data: bytes) -> tuple[list[tuple[Offset, Entry]], int]:
+    found: list[tuple[Offset, Entry]] = []
+    position = 0
+    while position + 8 < len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        try:
+            offset, epoch, kind, value = msgpack.unpackb(data[position + 8 : position + 8 + length])
+            found.append((Offset(offset), Entry(Epoch(epoch), EntryKind(kind), value)))
+            decode_records(value)
+        except (ValueError, TypeError, TidelogError, msgpack.UnpackException):
+            break
+        position += 8 + length
+    return found, position
+
+
 def _without_partitions(older: Any, newer: Any, records: Any = None) -> ImageDelta:
     return delta_between(older, newer, [])
 
@@ -194,25 +211,11 @@ DEFECTS: tuple[Defect, ...] = (
         _on(MetadataTail, "_take_snapshot", _name_snapshot_wrongly),
     ),
     Defect(
+        "tail_frames_unchecked", "metadata", "a broker believes what it finds on its disk",
+        _on(tail, "decode_entries", _frames_unchecked),
+    ),
+    Defect(
         "delta_without_partitions", "metadata", "subscribers are not told of partitions",
         _on(tail, "delta_between", _without_partitions),
     ),
 )  # fmt: skip
-
-CATCHING_SEEDS: dict[str, int] = {
-    "isr_without_epoch": 2,
-    "isr_of_former_life": 1,
-    "leader_outside_isr": 1,
-    "fenced_in_sync": 1,
-    "same_broker_epoch": 1,
-    "reply_before_commit": 1,
-    "speculation_kept": 3,
-    "stale_controller": 2,
-    "torn_decision": 13,
-    "read_without_index": 3,
-    "decision_shows_early": 3,
-    "snapshot_without_open_decision": 14,
-    "tail_snapshot_misnamed": 2,
-    "delta_without_partitions": 1,
-}
-"""Which seed last caught each; it is tried first. A change of anything moves them: no failure, only slower."""

@@ -2,7 +2,8 @@
 
     n1...       controllers as in production: `metadata.shell` on driver, storage and log; the nemesis harms these
     b11..b15    brokers: `metadata.broker_side` with a toy leader that shrinks and grows the ISRs of what it leads; they
-                are killed, paused, stopped in order and started again all the time
+                are killed, paused, stopped in order and started again all the time, and their disks fill up, stall,
+                fail, lose what was not synced, and change bits of the tail's files and of the state store
     c101..c103  admin clients; the last one only asks
 
 Faults first, then everything is healed and must go on: clients are answered, all brokers are let in, and controllers
@@ -10,8 +11,9 @@ and brokers end with one and the same image.
 """
 
 import asyncio
+import errno
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -22,8 +24,9 @@ from simulation.cluster import Cluster, Context, Program, Station
 from simulation.driver_node import CLUSTER_ID, DriverStack
 from simulation.metadata_checker import MetadataChecker
 from simulation.metadata_workload import Admin, AdminChecker
+from simulation.more_faults import MORE_FAULTS, draw_more_steps
 from simulation.nemesis import Nemesis, draw_plan
-from simulation.raft_sim import LEADER_S, OPERATIONS_AFTER, SETTLE_S, RaftSimulation, Result, Shape, draw_shape
+from simulation.raft_sim import LEADER_S, SETTLE_S, RaftSimulation, Result, Shape, draw_shape
 from tidelog.log.config import FOREVER_MS, LogConfig
 from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
 from tidelog.metadata.brokers import Register
@@ -47,6 +50,15 @@ from tidelog.world.simulated.loop import SimFuture
 BROKERS = tuple(NodeId(number) for number in range(11, 16))
 ADMINS = (NodeId(101), NodeId(102), NodeId(103))
 READER = NodeId(103)
+FAULT_S = {8.0: 4.0, 12.0: 6.0, 20.0: 10.0}
+"""Shorter than for Raft alone: a second costs more here, and many short runs find more than few long ones."""
+BROKER_FAULTS = {
+    "kill": 4, "power": 3, "pause": 2, "stop": 3, "damage": 2, "full": 1, "stall": 1, "fail": 1, "crash": 2,
+}  # fmt: skip
+"""How often each strikes a broker."""
+LOOK_EVERY_NS = 5_000_000
+ANSWERS_AFTER = 2
+"""Operations of each client that must be answered once faults have ended."""
 
 
 class ControllerApp:
@@ -57,6 +69,8 @@ class ControllerApp:
         self.driver = node.driver
         self.machine = node.machine
         self.failure = failure
+        self.looked_offset = -1
+        self.looked_image: ClusterImage | None = None
 
     @property
     def core(self) -> RaftCore:
@@ -78,7 +92,7 @@ class MetadataStack(DriverStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._looked: dict[SimLoop, tuple[ControllerApp, str]] = {}
+        self._looked: dict[SimLoop, tuple[ControllerApp, str, NodeId]] = {}
         self._metadata: MetadataChecker | None = None
 
     def program(self, simulation: RaftSimulation) -> Program:
@@ -132,20 +146,25 @@ class MetadataStack(DriverStack):
             self._watch_messages(node.driver)
             await node.start()
             app = context.app = ControllerApp(node, failure)
-            self._nodes[context.node.loop] = context.node_id
-            self._looked[context.node.loop] = (app, context.station.name)
+            self._looked[context.node.loop] = (app, context.station.name, context.node_id)
             simulation.checker.born(context.node_id, node.driver.core)
             await failure
 
         return run
 
     def _stepped(self, loop: SimLoop) -> None:
-        super()._stepped(loop)
+        """After every event: the cheap questions first."""
         found = self._looked.get(loop)
-        if found is not None:
+        if found is None:
+            return
+        app, name, node = found
+        assert self._checker is not None
+        self._checker.look(node)
+        machine = app.machine
+        if app.looked_offset != machine.offset or app.looked_image is not machine.image:
             assert self._metadata is not None
-            app, name = found
-            self._metadata.look(name, app.machine.offset, app.machine.image)
+            app.looked_offset, app.looked_image = machine.offset, machine.image
+            self._metadata.look(name, machine.offset, machine.image)
 
 
 class BrokerNode:
@@ -156,6 +175,7 @@ class BrokerNode:
     ) -> None:
         self.tail = tail
         self.agent = agent
+        self.is_stopping = False
         self.is_stopped = False
         self._context = context
         self._simulation = simulation
@@ -185,7 +205,7 @@ class BrokerNode:
         """As the leader of its partitions would: followers fall behind and catch up."""
         known: int | None = None
         while True:
-            await asyncio.sleep(self._random.uniform(0.02, 0.6))
+            await asyncio.sleep(self._random.uniform(0.02, 1.2))
             epoch = self.agent.broker_epoch
             if epoch is None:
                 continue
@@ -232,6 +252,7 @@ class BrokerNode:
 
     async def stop(self) -> None:
         """Controlled shutdown."""
+        self.is_stopping = True
         epoch = await self.agent.shut_down()
         await store_clean_stop(self._context.node.store(), epoch)
         self.is_stopped = True
@@ -264,7 +285,13 @@ class MetadataSimulation(RaftSimulation):
         for station in founders:
             station.durable["founding"] = self.founding
         self.brokers = [self.cluster.add(f"b{node}", node, self._broker) for node in BROKERS]
+        for station in self.brokers:
+            _lose_power_at_crash_point(station)
+        self.observers: list[Station] = []
+        """The brokers are; the nemesis leaves them to `_harm_brokers`."""
         self._controllers = nodes
+        self._harms: list[asyncio.Task[None]] = []
+        self.broker_faults: dict[str, int] = {}
         self.admin_checker = AdminChecker(self.metadata, self.fail)
         self.admins = [
             Admin(
@@ -280,8 +307,9 @@ class MetadataSimulation(RaftSimulation):
             self.cluster.add(f"c{node}", node, admin.run)
         self.cluster.network.latency = shape.latency
         plan = draw_plan(world.random("faults"), until_s=shape.fault_s)
+        plan += draw_more_steps(world.random("more-faults"), plan, until_s=shape.fault_s, observers=0)
         self.plan = [step for step in plan if only is None or step.number in only]
-        self.nemesis = Nemesis(self, self.plan)
+        self.nemesis = Nemesis(self, self.plan, MORE_FAULTS)
 
     async def _broker(self, context: Context) -> None:
         node = context.node
@@ -326,11 +354,16 @@ class MetadataSimulation(RaftSimulation):
             station = draw.choice(self.brokers)
             if station.is_held_down or station.context is None or station.context.node.loop.is_held:
                 continue
-            kind = draw.choice(("kill", "kill", "power", "pause", "stop"))
+            kind = draw.choices(tuple(BROKER_FAULTS), tuple(BROKER_FAULTS.values()))[0]
+            self.broker_faults[kind] = self.broker_faults.get(kind, 0) + 1
             self.world.scheduler.trace("nemesis", f"{kind} {station.name}")
-            self.world.loop.create_task(self._harm(station, kind, draw.uniform(0.05, 5.0), draw))
+            harm = self.world.loop.create_task(self._harm(station, kind, draw.uniform(0.05, 4.0), draw))
+            self._harms.append(harm)
 
     async def _harm(self, station: Station, kind: str, duration_s: float, draw: Random) -> None:
+        if kind in ("full", "stall", "fail", "crash"):
+            await self._harm_disk(station, kind, duration_s, draw)
+            return
         if kind == "pause":
             station.pause()
             await asyncio.sleep(duration_s)
@@ -349,8 +382,50 @@ class MetadataSimulation(RaftSimulation):
             station.lose_power(draw.choice(list(Loss)))
         elif station.is_up:
             station.kill()
+        if kind == "damage":
+            self.world.scheduler.trace("nemesis", f"{station.name}: {self._damage_broker(station, draw)}")
         await asyncio.sleep(duration_s)
         station.start()
+
+    async def _harm_disk(self, station: Station, kind: str, duration_s: float, draw: Random) -> None:
+        """Its disk does not do what it is asked for; the broker may go on, or give up and be started again."""
+        device, store = station.machine.disk(), station.machine.store()
+        if kind == "full":
+            device.fill(draw.choice((0, 100, 1000)))
+        elif kind == "stall":
+            device.begin_stall(everything=draw.random() < 0.3)
+            store.begin_stall()
+        elif kind == "fail":
+            device.fail(draw.choice(("sync", "append", "read")), number=errno.EIO)
+        else:
+            station.machine.crash_loss = draw.choice(list(Loss))
+            device.crash_at_operation = device.operations + draw.randrange(1, 30)
+        await asyncio.sleep(duration_s)
+        device.crash_at_operation = None
+        device.heal()
+        store.heal()
+        station.start()
+
+    def _damage_broker(self, station: Station, draw: Random) -> str:
+        """What a broker has stored of the metadata is a copy: any of it, or all of it, may be lost."""
+        device, store = station.machine.disk(), station.machine.store()
+        if draw.random() < 0.1:
+            device.wipe()
+            return "its copy of the metadata is gone"
+        if store.stored and draw.random() < 0.2:
+            key = draw.choice(sorted(store.stored))
+            store.flip_bit(key, draw.randrange(len(store.stored[key])), draw.randrange(8))
+            return f"a bit of {key!r} in the state store is flipped"
+        files = [(path, size) for path, size in device.files() if size]
+        if not files:
+            return "nothing to damage"
+        path, size = draw.choice(files)
+        position = draw.randrange(size)
+        if draw.random() < 0.2:
+            device.cut(path, position)
+            return f"{path} of {size} bytes is cut to {position}"
+        device.flip_bit(path, position, draw.randrange(8))
+        return f"a bit of {path} is flipped at {position} of {size}"
 
     async def _strand_leader(self, draw: Random) -> None:
         """Now and then the leader is cut off from the other controllers, not from brokers and clients, and takes long
@@ -381,9 +456,14 @@ class MetadataSimulation(RaftSimulation):
         strand = self.world.loop.create_task(self._strand_leader(self.world.random("strand")))
         self.world.run_for(self.shape.fault_s)
         self.world.scheduler.trace("nemesis", "all faults end")
-        harm.cancel()
-        strand.cancel()
+        for task in (harm, strand, *self._harms):
+            task.cancel()
         self.nemesis.stop()
+        for station in self.brokers:
+            station.machine.disk().crash_at_operation = None
+            if station.app is not None and station.app.is_stopping:
+                station.kill()
+        self._restart_rotten()
         self.cluster.heal()
         repair = self.world.loop.create_task(self._repair())
         self._demand("nobody leads", self._is_led, LEADER_S)
@@ -398,14 +478,25 @@ class MetadataSimulation(RaftSimulation):
         self.metadata.advance()
         self.admin_checker.check_end()
 
+    def _demand(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+        """As the base, but it looks only every few milliseconds: these conditions look at every broker."""
+        scheduler, due_ns, holds = self.world.scheduler, 0, False
+
+        def looked() -> bool:
+            nonlocal due_ns, holds
+            if not holds and scheduler.now_ns >= due_ns:
+                due_ns, holds = scheduler.now_ns + LOOK_EVERY_NS, condition()
+            return holds
+
+        super()._demand(what, looked, timeout_s)
+
     def _demand_answers(self) -> None:
         for admin in self.admins:
-            admin.must_do = OPERATIONS_AFTER
+            admin.must_do = ANSWERS_AFTER
         answered = lambda: all(admin.must_do <= 0 for admin in self.admins)  # noqa: E731
         self._demand("operations are not answered", answered, SETTLE_S)
 
     def _are_brokers_live(self) -> bool:
-        self.cluster.heal()  # a harm that was under way may end after the healing
         return all(
             (found := self.metadata.image.brokers.get(int(s.node_id))) is not None
             and found.is_live
@@ -427,12 +518,20 @@ class MetadataSimulation(RaftSimulation):
         )
 
 
+def _lose_power_at_crash_point(station: Station) -> None:
+    def crash() -> None:
+        station.lose_power(station.machine.crash_loss)
+
+    station.machine.disk().on_crash_point = crash
+
+
 def draw_metadata_shape(seed: int) -> Shape:
     shape = draw_shape(seed, "metadata")
     return replace(
         shape,
         voters=3,
         spares=min(shape.spares, 1),
+        fault_s=FAULT_S[shape.fault_s],
         raft=replace(shape.raft, uncommitted_bytes_max=64 << 20),
         segment_bytes=max(shape.segment_bytes, 2000),
     )
@@ -464,6 +563,6 @@ def run_metadata_seed(seed: int, *, only: Collection[int] | None = None) -> Resu
         acknowledged=simulation.admin_checker.acknowledged,
         reads=simulation.admin_checker.reads,
         elections=simulation.checker.elections,
-        faults=simulation.nemesis.counts,
+        faults={**simulation.nemesis.counts, **{f"b-{k}": n for k, n in simulation.broker_faults.items()}},
         trace=list(scheduler.trace_lines),
     )

@@ -22,7 +22,7 @@ from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId
 
 KEY = "retention.ms"
-TOPICS_MAX = 12
+TOPICS_MAX = 6
 
 
 @dataclass(slots=True)

@@ -66,13 +66,15 @@ def draw_plan(draw: Random, *, until_s: float) -> list[PlanStep]:
 
 
 class Nemesis:
-    def __init__(self, simulation: "RaftSimulation", plan: Sequence[PlanStep]) -> None:
+    def __init__(self, simulation: "RaftSimulation", plan: Sequence[PlanStep], more: Sequence["FaultRow"] = ()) -> None:
+        """`more` are faults that the plan may name besides those of `FAULTS`."""
         self.simulation = simulation
         self.network = simulation.cluster.network
         self.plan = plan
+        self.is_over = False
         self.counts: dict[str, int] = {}
         self._undo: dict[int, Undo] = {}
-        self._functions = {name: function for name, _, function in FAULTS}
+        self._functions = {name: function for name, _, function in (*FAULTS, *more)}
         loop = simulation.world.loop
         for step in plan:
             loop.call_later(step.at_s, self._begin, step)
@@ -94,7 +96,8 @@ class Nemesis:
             undo()
 
     def stop(self) -> None:
-        """All that is wrong is undone."""
+        """All that is wrong is undone, and nothing that was to come later comes."""
+        self.is_over = True
         for number in sorted(self._undo):
             self._undo.pop(number)()
 
@@ -125,7 +128,7 @@ class Nemesis:
         return station if station.is_up else None
 
 
-def _start(station: Station) -> Undo:
+def start_of(station: Station) -> Undo:
     return station.start
 
 
@@ -135,7 +138,7 @@ def kill(nemesis: Nemesis, draw: Random) -> Undo | None:
         return None
     nemesis.trace(f"kill {station.name}")
     station.kill()
-    return _start(station)
+    return start_of(station)
 
 
 def lose_power(nemesis: Nemesis, draw: Random) -> Undo | None:
@@ -145,7 +148,7 @@ def lose_power(nemesis: Nemesis, draw: Random) -> Undo | None:
     loss = draw.choice(list(Loss))
     nemesis.trace(f"{station.name} loses power, {loss.name}")
     station.lose_power(loss)
-    return _start(station)
+    return start_of(station)
 
 
 def lose_power_everywhere(nemesis: Nemesis, draw: Random) -> Undo:
@@ -209,7 +212,7 @@ def partition(nemesis: Nemesis, draw: Random) -> Undo:
     cut = draw.randrange(1, len(nodes))
     one, other = nodes[:cut], nodes[cut:]
     nemesis.trace(f"partition {sorted(one)} from {sorted(other)}")
-    return _block(nemesis, [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other])
+    return block(nemesis, [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other])
 
 
 def isolate(nemesis: Nemesis, draw: Random) -> Undo:
@@ -220,7 +223,7 @@ def isolate(nemesis: Nemesis, draw: Random) -> Undo:
         others = [node for node in others if any(s.node_id == node for s in nemesis.simulation.stations)]
     rate = draw.choice((1.0, 0.1))
     nemesis.trace(f"isolate {station.name} from {others}, its clock at {rate}")
-    unblock = _block(nemesis, [(station.node_id, o) for o in others] + [(o, station.node_id) for o in others])
+    unblock = block(nemesis, [(station.node_id, o) for o in others] + [(o, station.node_id) for o in others])
     if rate != 1.0:
         # It takes long to find out that it does not lead any more.
         station.machine.set_clock_rate(rate)
@@ -240,7 +243,7 @@ def one_way(nemesis: Nemesis, draw: Random) -> Undo:
     some = draw.sample(others, draw.randrange(1, len(others) + 1))
     hears = draw.random() < 0.5
     nemesis.trace(f"{'nobody hears' if hears else 'no word reaches'} {station.name}: {sorted(some)}")
-    return _block(nemesis, [(station.node_id, o) if hears else (o, station.node_id) for o in some])
+    return block(nemesis, [(station.node_id, o) if hears else (o, station.node_id) for o in some])
 
 
 def bridge(nemesis: Nemesis, draw: Random) -> Undo | None:
@@ -250,10 +253,10 @@ def bridge(nemesis: Nemesis, draw: Random) -> Undo | None:
         return None
     one, other = draw.sample(stations, 2)
     nemesis.trace(f"no way between {one.name} and {other.name}")
-    return _block(nemesis, [(one.node_id, other.node_id), (other.node_id, one.node_id)])
+    return block(nemesis, [(one.node_id, other.node_id), (other.node_id, one.node_id)])
 
 
-def _block(nemesis: Nemesis, links: list[tuple[NodeId, NodeId]]) -> Undo:
+def block(nemesis: Nemesis, links: list[tuple[NodeId, NodeId]]) -> Undo:
     mine = [link for link in links if not nemesis.network.is_blocked(*link)]
     for link in mine:
         nemesis.network.block(*link)
@@ -381,7 +384,7 @@ def flip_bit(nemesis: Nemesis, draw: Random) -> Undo | None:
     station.kill()
     what = nemesis.simulation.stack.damage(station, draw)
     nemesis.trace(f"{station.name}: {what}")
-    return _start(station)
+    return start_of(station)
 
 
 def wipe(nemesis: Nemesis, draw: Random) -> Undo | None:
@@ -392,7 +395,7 @@ def wipe(nemesis: Nemesis, draw: Random) -> Undo | None:
     nemesis.trace(f"wipe {station.name}")
     station.kill()
     nemesis.simulation.wipe(station)
-    return _start(station)
+    return start_of(station)
 
 
 def add_member(nemesis: Nemesis, draw: Random) -> Undo | None:
@@ -430,14 +433,14 @@ def lag_then_harm(nemesis: Nemesis, draw: Random) -> Undo | None:
     lagging, harmed = others[: len(others) // 2], simulation.cluster.station(others[-1])
     raft = [station.node_id for station in simulation.stations]
     nemesis.trace(f"{lagging} lag, then {harmed.name} is harmed and n{leader[0]} is cut off")
-    undo = [_block(nemesis, [(a, b) for node in lagging for x in raft if x != node for a, b in ((node, x), (x, node))])]
+    undo = [block(nemesis, [(a, b) for node in lagging for x in raft if x != node for a, b in ((node, x), (x, node))])]
 
     def harm() -> None:
         if not undo:
             return
         undo.pop()()
         links = [(a, b) for x in raft if x != leader[0] for a, b in ((leader[0], x), (x, leader[0]))]
-        undo.append(_block(nemesis, links))
+        undo.append(block(nemesis, links))
         kind = draw.choice(("power", "power", "damage", "wipe", "kill"))
         nemesis.trace(f"{harmed.name}: {kind}")
         if not harmed.is_up:
@@ -485,7 +488,9 @@ def snapshot(nemesis: Nemesis, draw: Random) -> Undo | None:
     return lambda: None
 
 
-FAULTS: tuple[tuple[str, float, Callable[[Nemesis, Random], Undo | None]], ...] = (
+FaultRow = tuple[str, float, Callable[[Nemesis, Random], Undo | None]]
+
+FAULTS: tuple[FaultRow, ...] = (
     ("kill", 3, kill),
     ("lose_power", 4, lose_power),
     ("lose_power_everywhere", 1, lose_power_everywhere),

@@ -4,7 +4,7 @@
     ... plan     faults begin and end (`nemesis`)
     fault_s      all faults end, all nodes start, an operator repairs the membership
     + LEADER_S   by now somebody leads and has committed an entry of its epoch
-    + SETTLE_S   by now clients are answered, and every voter is whole
+    + SETTLE_S   by now clients are answered, every voter is whole, and observers have what is committed
     failover     in most runs a minority, with the leader, goes for good: the others must go on, and soon
     end          all are back; clients are answered, and all members have applied what was ever committed
 
@@ -20,11 +20,13 @@ from typing import Protocol
 
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Program, Station
+from simulation.more_faults import MORE_FAULTS, draw_more_steps
 from simulation.nemesis import Nemesis, PlanStep, Undo, draw_plan
+from simulation.observers import OBSERVER_NODES, catch_up_s, observer_program
 from simulation.workload import ClientChecker, Clients
 from tidelog.model.errors import CorruptStateError, LostStateError, TidelogError
 from tidelog.model.ids import NodeId
-from tidelog.raft.core import RaftConfig
+from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import Role
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Member, Membership
 from tidelog.world.simulated import Latency, SimulationError, SimWorld
@@ -49,6 +51,7 @@ class Shape:
     stack: str
     voters: int
     spares: int
+    observers: int
     fault_s: float
     clients: int
     client_pause_s: float
@@ -65,6 +68,7 @@ class Shape:
 def draw_shape(seed: int, stack: str | None = None) -> Shape:
     draw = Random(f"{seed}/shape")
     drawn_stack = "driver" if draw.random() < 0.4 else "core"
+    stack = stack or drawn_stack
     snapshot_every = draw.choice((3, 10, 10, 30, 1000))
     # A transfer in many pieces, of a state that a newer one replaces before it is through, would never end.
     piece_bytes, pause_s = draw.choice((64, 256, 4096)), draw.choice((0.04, 0.12, 0.4))
@@ -73,9 +77,11 @@ def draw_shape(seed: int, stack: str | None = None) -> Shape:
     heartbeat_ms = draw.choice((100, 150, 250))
     shortest_ms = heartbeat_ms * draw.choice((3, 5))
     return Shape(
-        stack=stack or drawn_stack,
+        stack=stack,
         voters=draw.choice((3,) * 12 + (5, 5, 5, 5, 4, 4, 2, 1)),
         spares=draw.choice((0, 0, 1, 1, 2)),
+        # Drawn from a stream of its own: the rest of a seed's shape is what it was before there were any.
+        observers=Random(f"{seed}/observers").choice((1, 1, 2)) if stack == "driver" else 0,
         fault_s=draw.choice((8.0, 12.0, 20.0)),
         clients=draw.choice((1, 1, 2)),
         client_pause_s=pause_s,
@@ -122,6 +128,14 @@ class Stack(Protocol):
         ...
 
     def damage(self, station: Station, draw: Random) -> str: ...
+
+    def rot(self, station: Station, draw: Random, kind: str) -> str | None:
+        """Bits of its `log`, of a `snapshot` or of the `newest snapshot` change while it runs; None if it has none."""
+        ...
+
+    def is_rotten(self, station: Station) -> bool:
+        """It runs on files that have rotted since it started: it shows when they are read, which may be never."""
+        ...
 
     def crash_at(self, station: Station, draw: Random, *, is_vote: bool) -> Undo:
         """Cut its power in the middle of a write soon: with `is_vote`, of the next epoch or vote."""
@@ -180,10 +194,13 @@ class RaftSimulation:
         ]
         for node, clients in zip(CLIENT_NODES, self.clients, strict=True):
             self.cluster.add(f"c{node}", node, clients.run)
+        watch = observer_program(nodes, self.checker, self.fail)
+        self.observers = [self.cluster.add(f"o{node}", node, watch) for node in OBSERVER_NODES[: shape.observers]]
         self.cluster.network.latency = shape.latency
         plan = draw_plan(world.random("faults"), until_s=shape.fault_s)
+        plan += draw_more_steps(world.random("more-faults"), plan, until_s=shape.fault_s, observers=shape.observers)
         self.plan = [step for step in plan if only is None or step.number in only]
-        self.nemesis = Nemesis(self, self.plan)
+        self.nemesis = Nemesis(self, self.plan, MORE_FAULTS)
 
     def fail(self, who: str, what: str) -> None:
         if not self.world.scheduler.failures:
@@ -200,11 +217,13 @@ class RaftSimulation:
         self.world.run_for(self.shape.fault_s)
         self.world.scheduler.trace("nemesis", "all faults end")
         self.nemesis.stop()
+        self._restart_rotten()
         self.cluster.heal()
         repair = self.world.loop.create_task(self._repair())
         self._demand("nobody leads", self._is_led, LEADER_S)
         self._demand_operations()
         self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
+        self._demand_observers()
         if self.shape.failover is not None:
             self._fail_over(self.shape.failover)
         for clients in self.clients:
@@ -212,6 +231,7 @@ class RaftSimulation:
         self._demand_operations()
         self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
         self._demand("members have not applied what is committed", self._has_converged, SETTLE_S)
+        self._demand_observers()
         repair.cancel()
         self.clients_checker.check_end()
 
@@ -220,6 +240,24 @@ class RaftSimulation:
             clients.must_do = OPERATIONS_AFTER
         answered = lambda: all(clients.must_do <= 0 for clients in self.clients)  # noqa: E731
         self._demand("operations are not answered", answered, SETTLE_S)
+
+    def _demand_observers(self) -> None:
+        """Each observer has, in time, all that is committed now."""
+        if not self.observers:
+            return
+        end = len(self.checker.history)
+
+        def have_caught_up() -> bool:
+            return all(s.app is not None and s.app.observer.offset >= end for s in self.observers)
+
+        self._demand(f"observers do not get {end} entries", have_caught_up, catch_up_s(len(self.stations)))
+
+    def _restart_rotten(self) -> None:
+        """Files that have rotted under a running node are read again before the group may lose anybody else."""
+        for station in self.stations:
+            if self.stack.is_rotten(station):
+                self.world.scheduler.trace("nemesis", f"{station.name} has rotten files and is started again")
+                station.kill()
 
     def _fail_over(self, kind: str) -> None:
         """A minority of the voters, the leader among them, is gone for good: the others must go on without it."""
@@ -251,6 +289,7 @@ class RaftSimulation:
         leader_s += lag * 2 * (self.shape.latency.high_s + self.shape.disk_latency.high_s)
         self._demand("nobody leads in the place of who is gone", lambda: self._is_led_without(nodes), leader_s)
         self._demand_operations()
+        self._demand_observers()
         self.world.scheduler.trace("nemesis", "they are back")
         self.cluster.heal()
 
@@ -264,7 +303,7 @@ class RaftSimulation:
         except SimulationError as error:
             if self.world.scheduler.failures:
                 raise
-            states = "; ".join(map(self._describe, self.stations))
+            states = "; ".join([*map(self._describe, self.stations), *map(_describe_observer, self.observers)])
             raise SimulationError(f"{what} {timeout_s} s after the healing ({error}): {states}") from None
 
     def _describe(self, station: Station) -> str:
@@ -367,7 +406,7 @@ class RaftSimulation:
         while True:
             await asyncio.sleep(REPAIR_EVERY_S)
             for station in self.stations:
-                if isinstance(station.last_error, REFUSALS):
+                if station.has_refused and isinstance(station.last_error, REFUSALS):
                     # It says that it must not run on what it has: an operator gives it a new disk.
                     self.world.scheduler.trace(station.name, "is given a new disk")
                     self.wipe(station)
@@ -454,6 +493,13 @@ class RaftSimulation:
         self.new_directory(station)
         self.stack.attach(station)
         station.start()
+
+
+def _describe_observer(station: Station) -> str:
+    if station.app is None:
+        return f"{station.name} down"
+    observer = station.app.observer
+    return f"{station.name} at {observer.offset} follows {observer.source}, which says {observer.state}"
 
 
 def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | None = None) -> Result:

@@ -3,7 +3,8 @@
 from random import Random
 
 from simulation.cluster import Context, Program, Station
-from simulation.core_node import CoreNode, ModelDisk
+from simulation.core_node import CoreNode
+from simulation.model_disk import ModelDisk
 from simulation.nemesis import Undo
 from simulation.raft_sim import RaftSimulation, Stack
 from simulation.workload import serve_clients
@@ -80,7 +81,8 @@ class CoreStack:
         return undo
 
     def is_suspect(self, station: Station) -> bool:
-        return self._disk(station).fails_next
+        disk = self._disk(station)
+        return disk.fails_next or disk.is_rotten
 
     def damage(self, station: Station, draw: Random) -> str:
         disk = self._disk(station)
@@ -89,6 +91,20 @@ class CoreStack:
         offset = Offset(draw.randrange(disk.start, disk.synced_end))
         disk.damage(offset)
         return f"its log is unreadable at {offset} of {disk.synced_end}"
+
+    def rot(self, station: Station, draw: Random, kind: str) -> str | None:
+        disk = self._disk(station)
+        if kind == "log":
+            return None if disk.synced_end <= disk.start else self.damage(station, draw)
+        snapshots = [item[0] for item in disk.snapshots if item[0].offset]
+        if not snapshots:
+            return None
+        snapshot = max(snapshots) if kind == "newest snapshot" else draw.choice(snapshots)
+        disk.rotten.add(snapshot)
+        return f"the snapshot {snapshot.offset}-{snapshot.epoch} rots"
+
+    def is_rotten(self, station: Station) -> bool:
+        return station.app is not None and self._disk(station).is_rotten
 
     def crash_at(self, station: Station, draw: Random, *, is_vote: bool) -> Undo:
         disk = self._disk(station)

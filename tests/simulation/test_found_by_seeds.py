@@ -6,7 +6,7 @@ import pytest
 
 from tidelog.model.errors import RaftStoppedError, StorageError, UnknownOutcomeError
 from tidelog.model.ids import Epoch, NodeId, Offset
-from tidelog.raft.core import BootState
+from tidelog.raft.config import BootState
 from tidelog.raft.effects import HardState, Persist
 from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId

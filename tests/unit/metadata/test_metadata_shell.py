@@ -15,6 +15,7 @@ from tidelog.metadata.delta import ImageDelta
 from tidelog.metadata.describe import DescribeTopics
 from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.partitions import AlteredPartition, AlterPartition
 from tidelog.metadata.requests import decode_reply, encode_request
 from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.shell import LOCAL_METHOD, METHOD, ControllerConfig
@@ -360,3 +361,62 @@ def test_one_controller_alone_is_a_quorum_and_comes_back_with_everything() -> No
         quorum.create("u", replication_factor=1)
         assert sorted(quorum.controller(only).image.topic_ids) == ["t", "u"]
         assert quorum.controller(only).image == quorum.replayed(only)
+
+
+def _rejoin(quorum: Quorum, topic: str) -> None:
+    """The leaders take broker 11 back into every in-sync set, as replication would."""
+    image = quorum.controller(quorum.active()).image
+    topic_id = image.topic_ids[topic]
+    for leader in (12, 13):
+        agent = quorum.brokers[NodeId(leader)].agent
+        assert agent.broker_epoch is not None
+        mine = {number: p for number, p in image.topics[topic_id].partitions.items() if p.leader == leader}
+        items = tuple(
+            AlteredPartition(
+                topic_id=topic_id,
+                partition=number,
+                leader_epoch=partition.leader_epoch,
+                partition_epoch=partition.partition_epoch,
+                isr=tuple((member, image.brokers[member].broker_epoch) for member in partition.replicas),
+            )
+            for number, partition in sorted(mine.items())
+        )
+        request = AlterPartition(broker=leader, broker_epoch=agent.broker_epoch, partitions=items)
+        reply = quorum.world.run(
+            quorum.brokers[NodeId(leader)].node, lambda _, ask=agent.ask, request=request: ask(request)
+        )
+        assert [state.error for state in reply.partitions] == [None] * len(items)
+
+
+def _set_cluster(quorum: Quorum, key: str, value: str) -> None:
+    change = ConfigChange(key=key, operation="set", value=value)
+    quorum.ask(AlterConfigs(resources=(ResourceChange(resource_type="cluster", changes=(change,)),)))
+
+
+@pytest.mark.source("a:A-28", "a:A-29", "a:B-14")
+def test_the_controller_gives_leaderships_back_at_intervals_if_it_is_allowed_to() -> None:
+    with Quorum(21) as quorum:
+        quorum.start()
+        quorum.start_brokers(11, 12, 13)
+        quorum.create("t", partitions=9)
+        active = quorum.active()
+
+        def led() -> int:
+            image = quorum.controller(active).image
+            return sum(1 for _, _, partition in image.partitions_on(11) if partition.leader == 11)
+
+        assert led() == 3
+        quorum.kill(NodeId(11))
+        quorum.world.run_until(lambda: led() == 0, timeout=10)
+        _set_cluster(quorum, "auto.leader.rebalance.enable", "false")
+        _set_cluster(quorum, "leader.imbalance.check.interval.seconds", "20")
+        quorum.start_brokers(11)
+        _rejoin(quorum, "t")
+        quorum.world.run_for(45)
+        assert led() == 0, "switched off"
+        _set_cluster(quorum, "leader.imbalance.check.interval.seconds", "300")
+        _set_cluster(quorum, "auto.leader.rebalance.enable", "true")
+        quorum.world.run_for(45)
+        assert led() == 0, "five minutes have not passed"
+        _set_cluster(quorum, "leader.imbalance.check.interval.seconds", "5")
+        quorum.world.run_until(lambda: led() == 3, timeout=6)

@@ -8,7 +8,7 @@ import pytest
 from core_cluster import Cluster, Stored, data, directory, key, membership_of
 
 from tidelog.model.ids import Epoch, NodeId, Offset
-from tidelog.raft.core import RaftConfig
+from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import HardState, Role
 from tidelog.raft.messages import (
     AppendRequest,

@@ -7,7 +7,7 @@ from core_cluster import Cluster, Stored, data, directory, member, membership_of
 
 from tidelog.model.errors import CorruptStateError
 from tidelog.model.ids import Epoch, NodeId, Offset
-from tidelog.raft.core import RaftConfig
+from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import Refusal, Role
 from tidelog.raft.leading import Leadership
 from tidelog.raft.membership import VOTERS_MAX, Member, Membership, VoterKey

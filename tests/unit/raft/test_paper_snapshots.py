@@ -6,7 +6,7 @@ import pytest
 from core_cluster import PIECE_BYTES, Cluster, Envelope, Stored, data, directory, member, membership_of
 
 from tidelog.model.ids import Epoch, NodeId, Offset
-from tidelog.raft.core import RaftConfig
+from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import HardState, Role
 from tidelog.raft.leading import Leadership
 from tidelog.raft.messages import (

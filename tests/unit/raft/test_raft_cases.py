@@ -6,7 +6,7 @@ import pytest
 from core_cluster import Cluster, Stored, data, directory, member, membership_of
 
 from tidelog.model.ids import Epoch, NodeId, Offset
-from tidelog.raft.core import RaftConfig
+from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import HardState, Refusal, Role
 from tidelog.raft.messages import (
     AppendRequest,
@@ -75,7 +75,7 @@ def test_R2_two_of_three_elect_the_restarted_leader_at_once() -> None:
     cluster.crash(3)
     cluster.restart(1)
     cluster.now_ms = cluster.core(1).deadline_ms
-    cluster.core(2)._contact_ms = cluster.now_ms
+    cluster.core(2).elections.contact_ms = cluster.now_ms
     cluster.tick(1)
     cluster.deliver_all()
     assert cluster.leader == 1
@@ -85,12 +85,12 @@ def test_R2_two_of_three_elect_the_restarted_leader_at_once() -> None:
 def test_R3_granting_a_pre_vote_changes_nothing_at_the_one_who_grants() -> None:
     cluster = Cluster(3)
     core = cluster.core(2)
-    before = (core.role, core.epoch, core.voted_for, core.leader, core.deadline_ms, core._contact_ms)
+    before = (core.role, core.epoch, core.voted_for, core.leader, core.deadline_ms, core.elections.contact_ms)
     persists = core._persist_number
     cluster.wait(100)
     cluster.step(2, pre_vote(0, 1, 2))
     assert [e.message.granted for e in cluster.network if isinstance(e.message, PreVoteResponse)] == [True]
-    after = (core.role, core.epoch, core.voted_for, core.leader, core.deadline_ms, core._contact_ms)
+    after = (core.role, core.epoch, core.voted_for, core.leader, core.deadline_ms, core.elections.contact_ms)
     assert (after, core._persist_number) == (before, persists)
 
 
@@ -154,7 +154,7 @@ def test_R5_being_refused_does_not_keep_a_node_from_taking_appends() -> None:
     cluster.wait(1500)
     cluster.tick(3)
     assert cluster.core(3).role is Role.PRE_CANDIDATE
-    cluster.core(1)._contact_ms = cluster.now_ms
+    cluster.core(1).elections.contact_ms = cluster.now_ms
     cluster.run(300)
     assert cluster.is_committed(token)
 

@@ -28,7 +28,7 @@ from core_cluster import Cluster, data, member
 from core_trace import describe
 
 from tidelog.model.ids import Epoch, Offset
-from tidelog.raft.core import RaftConfig
+from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import HardState
 
 SCENARIOS = Path(__file__).parent / "scenarios"

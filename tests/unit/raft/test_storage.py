@@ -1,14 +1,27 @@
-"""Raft storage: what survives, what is refused, what is repaired. On the simulated machine, and on the real disk."""
+"""Raft storage: what survives, what is cut, what is refused. On the simulated machine, and on the real disk."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from raft_disks import (
+    ALONE,
+    ME,
+    OTHER,
+    THREE,
+    Parts,
+    RealHost,
+    SimHost,
+    Steps,
+    entry,
+    run_of,
+    simulated_host,
+    store_some,
+)
 
 from tidelog.model.errors import (
     CorruptStateError,
@@ -18,175 +31,23 @@ from tidelog.model.errors import (
     WrongDirectoryError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset
-from tidelog.raft.core import BootState
-from tidelog.raft.effects import HardState, Persist
-from tidelog.raft.membership import Member, Membership, VoterKey
-from tidelog.raft.messages import Entry, EntryKind, SnapshotChunk, SnapshotId
-from tidelog.raft.snapshots import PIECE_BYTES, Snapshot, encode_file
-from tidelog.raft.storage import METADATA_LOG_PATH, STATE_KEY, RaftStorage
-from tidelog.raft.stored import merge
-from tidelog.world.clock import Clock
-from tidelog.world.disk import Disk
-from tidelog.world.real.clock import SystemClock
-from tidelog.world.real.disk import RealDisk
-from tidelog.world.real.store import LmdbStore
-from tidelog.world.real.work import InlineWork
-from tidelog.world.simulated import Loss, SimMachine, SimNode, SimWorld
-from tidelog.world.simulated.scheduler import NodeDiedError
-from tidelog.world.store import StateStore
-from tidelog.world.work import Work
-
-T = TypeVar("T")
-
-CLUSTER = "cluster"
-ME = VoterKey(NodeId(1), b"\x01" * 16)
-OTHER = VoterKey(NodeId(2), b"\x02" * 16)
-THREE = Membership(tuple(Member(NodeId(n), bytes([n]) * 16, (("CONTROLLER", f"host{n}:9192"),)) for n in (1, 2, 3)))
-ALONE = Membership((Member(ME.node, ME.directory),))
-
-
-def entry(epoch: int, data: bytes | int = b"", kind: EntryKind = EntryKind.DATA) -> Entry:
-    return Entry(Epoch(epoch), kind, data if isinstance(data, bytes) else b"value %d" % data)
-
-
-def run_of(epoch: int, first: int, count: int) -> tuple[Entry, ...]:
-    return tuple(entry(epoch, offset) for offset in range(first, first + count))
-
-
-class Steps:
-    """Builds persist effects as a core would: each continues where the one before ended."""
-
-    def __init__(self, end: int = 0, epoch: int = 0, vote: VoterKey | None = None) -> None:
-        self.end, self.number = end, 0
-        self.state = HardState(Epoch(epoch), vote)
-
-    def __call__(
-        self,
-        entries: Sequence[Entry] = (),
-        *,
-        epoch: int | None = None,
-        vote: VoterKey | None = None,
-        truncate_to: int | None = None,
-        reset_to: int | None = None,
-        recovered: bool = False,
-    ) -> Persist:
-        if epoch is not None:
-            self.state = HardState(Epoch(epoch), vote)
-        self.number += 1
-        cut = reset_to if reset_to is not None else truncate_to
-        first = self.end if cut is None else cut
-        self.end = first + len(entries)
-        return Persist(
-            self.number,
-            self.state,
-            None if reset_to is None else Offset(reset_to),
-            None if truncate_to is None else Offset(truncate_to),
-            Offset(first),
-            tuple(entries),
-            recovered,
-        )
-
-
-@dataclass
-class Parts:
-    """What a storage stands on."""
-
-    disk: Disk
-    store: StateStore
-    work: Work
-    clock: Clock
-
-    def storage(self, *, cluster: str = CLUSTER, node: NodeId = ME.node) -> RaftStorage:
-        return RaftStorage(
-            disk=self.disk, store=self.store, work=self.work, clock=self.clock, cluster_id=cluster, node=node
-        )
-
-    async def formatted(self, membership: Membership = THREE) -> RaftStorage:
-        storage = self.storage()
-        await storage.format(directory=ME.directory, membership=membership)
-        return storage
-
-    async def opened(self) -> tuple[RaftStorage, BootState]:
-        storage = self.storage()
-        return storage, await storage.open()
-
-
-Job = Callable[[Parts], Coroutine[Any, Any, T]]
-
-
-class SimHost:
-    """Runs each job as a process of its own on one simulated machine."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self.world = SimWorld(seed)
-        self.machine: SimMachine = self.world.machine("a")
-
-    def run(self, job: Job[T]) -> T:
-        async def main(node: SimNode) -> T:
-            return await job(parts_of(node))
-
-        node = self.machine.boot()
-        try:
-            return self.world.run(node, main, timeout=60)
-        finally:
-            if self.machine.node is not None:
-                self.machine.kill()
-
-    def run_to_crash(self, job: Job[Any]) -> bool:
-        """Whether the power went before it was done."""
-        try:
-            self.run(job)
-        except NodeDiedError:
-            return True
-        return False
-
-
-def parts_of(node: SimNode) -> Parts:
-    return Parts(node.disk(), node.store(), node.work, node.clock)
-
-
-class RealHost:
-    """The same in a directory of the real file system."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def run(self, job: Job[T]) -> T:
-        async def main() -> T:
-            disk, store = RealDisk(self.path), LmdbStore(self.path / "state")
-            try:
-                return await job(Parts(disk, store, InlineWork(), SystemClock()))
-            finally:
-                store.close()
-                disk.close()
-
-        return asyncio.run(main())
+from tidelog.raft.config import BootState
+from tidelog.raft.effects import HardState
+from tidelog.raft.membership import Membership, VoterKey
+from tidelog.raft.messages import EntryKind, SnapshotId
+from tidelog.raft.storage import METADATA_LOG_PATH, STATE_KEY
+from tidelog.raft.stored import merge, pack_state, unpack_state
+from tidelog.world.simulated import Loss
 
 
 @pytest.fixture(params=["simulated", "real"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    if request.param == "real":
-        yield RealHost(tmp_path)
-        return
-    found = SimHost()
-    with found.world:
-        yield found
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimHost | RealHost]:
+    yield from simulated_host() if request.param == "simulated" else [RealHost(tmp_path)]
 
 
 @pytest.fixture
-def sim() -> Any:
-    found = SimHost()
-    with found.world:
-        yield found
-
-
-async def store_some(parts: Parts) -> None:
-    """Format; epoch 3 with a vote; twenty entries."""
-    await parts.formatted()
-    storage, _ = await parts.opened()
-    step = Steps()
-    await storage.persist([step(run_of(1, 0, 12), epoch=1)])
-    await storage.persist([step(run_of(3, 12, 8), epoch=3, vote=OTHER)])
+def sim() -> Iterator[SimHost]:
+    yield from simulated_host()
 
 
 # What survives.
@@ -583,405 +444,57 @@ def test_the_mark_goes_when_a_leader_has_restored_what_was_lost(sim: SimHost) ->
     assert boot.entries == run_of(1, 0, 10) + run_of(5, 10, 11)
 
 
-# Snapshots.
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_the_only_voter_refuses_to_start_without_what_it_had_synced(sim: SimHost, is_marked: bool) -> None:
+    """Also when the loss was noted by an earlier start."""
 
-
-async def install(storage: RaftStorage, snapshot: SnapshotId, membership: Membership, data: bytes) -> Snapshot | int:
-    """Receive a snapshot piece by piece, as a leader sends it."""
-    raw = b"".join(encode_file(snapshot, membership, data))
-    outcome: Snapshot | int = 0
-    for position in range(0, len(raw), PIECE_BYTES):
-        piece = raw[position : position + PIECE_BYTES]
-        chunk = SnapshotChunk(Epoch(9), OTHER.node, snapshot, position, piece, len(raw))
-        outcome = await storage.write_piece(chunk)
-    return outcome
-
-
-def snapshot_id(offset: int, epoch: int) -> SnapshotId:
-    return SnapshotId(Offset(offset), Epoch(epoch))
-
-
-def test_a_snapshot_that_was_taken_is_what_the_next_start_begins_with(host: Any) -> None:
-    host.run(store_some)
-    state = bytes(range(256)) * 3000
-
-    async def take(parts: Parts) -> None:
-        storage, _ = await parts.opened()
-        await storage.write_snapshot(snapshot_id(15, 3), ALONE, state)
-        await storage.drop_before(Offset(10))
-
-    host.run(take)
-
-    async def look(parts: Parts) -> tuple[BootState, bytes, Offset]:
-        storage, boot = await parts.opened()
-        return boot, storage.boot_data, storage.log_start
-
-    boot, data, log_start = host.run(look)
-    assert boot.snapshot == snapshot_id(15, 3)
-    assert (boot.start, boot.start_epoch) == (15, 3)
-    assert boot.membership == ALONE
-    assert boot.entries == run_of(3, 15, 5)
-    assert data == state
-    assert log_start == 0, "the log is kept back to the snapshot before"
-
-
-def test_the_log_goes_up_to_the_snapshot_before_the_last(host: Any) -> None:
-    host.run(store_some)
-
-    async def take(parts: Parts) -> tuple[Offset, list[SnapshotId]]:
-        storage, _ = await parts.opened()
-        for offset, epoch in ((5, 1), (12, 1), (18, 3)):
-            await storage.write_snapshot(snapshot_id(offset, epoch), THREE, b"state")
-            await storage.drop_before(Offset(offset))
-        return storage.log_start, storage.snapshots.ids
-
-    assert host.run(take) == (12, [snapshot_id(12, 1), snapshot_id(18, 3)])
-
-
-def test_a_received_snapshot_replaces_a_log_that_it_contradicts(host: Any) -> None:
-    host.run(store_some)
-    state = b"s" * (3 * PIECE_BYTES)
-
-    async def receive(parts: Parts) -> None:
-        storage, _ = await parts.opened()
-        outcome = await install(storage, snapshot_id(100, 8), THREE, state)
-        assert isinstance(outcome, Snapshot)
-        assert outcome.data == state
-        await storage.persist([Steps(end=20, epoch=9)(run_of(9, 100, 2), reset_to=100)])
-
-    host.run(receive)
-
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    boot = host.run(look)
-    assert boot.snapshot == snapshot_id(100, 8)
-    assert boot.entries == run_of(9, 100, 2)
-    assert boot.recovering_until is None
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "entries"),
-    [
-        (snapshot_id(15, 3), run_of(3, 15, 5)),  # agrees with the log: the rest of it stays
-        (snapshot_id(15, 4), ()),  # contradicts it
-        (snapshot_id(400, 7), ()),  # is ahead of it
-    ],
-)
-def test_a_crash_between_installation_and_reset_is_finished_by_the_next_start(
-    host: Any, snapshot: SnapshotId, entries: tuple[Entry, ...]
-) -> None:
-    host.run(store_some)
-
-    async def receive(parts: Parts) -> None:
-        storage, _ = await parts.opened()
-        await install(storage, snapshot, THREE, b"state")
-
-    host.run(receive)
-
-    async def look(parts: Parts) -> BootState:
-        storage, boot = await parts.opened()
-        end = boot.start + len(boot.entries)
-        await storage.persist([Steps(end=end, epoch=9)(run_of(9, end, 1))])
-        return boot
-
-    boot = host.run(look)
-    assert boot.snapshot == snapshot
-    assert boot.entries == entries
-    assert boot.recovering_until is None
-    assert host.run(look).entries[: len(entries) + 1] == entries + run_of(9, boot.start + len(entries), 1)
-
-
-@pytest.mark.case("R19")
-def test_a_received_snapshot_with_a_flipped_bit_is_refused_and_nothing_else_changes(sim: SimHost) -> None:
-    sim.run(store_some)
-
-    async def receive(parts: Parts) -> list[SnapshotId]:
-        storage, _ = await parts.opened()
-        raw = bytearray(b"".join(encode_file(snapshot_id(100, 8), THREE, b"state" * 1000)))
-        raw[2000] ^= 1
-        with pytest.raises(CorruptStateError):
-            await storage.write_piece(SnapshotChunk(Epoch(9), OTHER.node, snapshot_id(100, 8), 0, bytes(raw), len(raw)))
-        # It starts again from the beginning, and is taken when it is sound.
-        assert isinstance(await install(storage, snapshot_id(100, 8), THREE, b"state" * 1000), Snapshot)
-        return storage.snapshots.ids
-
-    assert sim.run(receive) == [snapshot_id(0, 0), snapshot_id(100, 8)]
-
-
-@pytest.mark.case("R19")
-def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_with_the_log_takes_its_place(sim: SimHost) -> None:
-    sim.run(store_some)
-
-    async def take(parts: Parts) -> None:
-        storage, _ = await parts.opened()
-        for offset, epoch in ((5, 1), (12, 1)):
-            await storage.write_snapshot(snapshot_id(offset, epoch), THREE, b"state at %d" % offset)
-            await storage.drop_before(Offset(offset))
-
-    sim.run(take)
-    device = sim.machine.disk()
-    newest = f"raft/{12:020d}-{1:010d}.snapshot"
-    spoilt = bytearray(device.raw(newest))
-    device.flip_bit(newest, 60)
-    spoilt[60] ^= 1
-
-    async def look(parts: Parts) -> tuple[BootState, bytes, list[str]]:
-        storage, boot = await parts.opened()
-        return boot, storage.boot_data, storage.notes
-
-    boot, data, notes = sim.run(look)
-    assert boot.snapshot == snapshot_id(5, 1)
-    assert data == b"state at 5"
-    assert boot.entries == run_of(1, 5, 7) + run_of(3, 12, 8), "nothing that was acknowledged is missing"
-    assert boot.recovering_until is None
-    assert any(".corrupt" in note for note in notes)
-    assert device.raw(newest + ".corrupt") == spoilt, "the bytes are kept"
-
-
-@pytest.mark.case("R19")
-def test_without_a_sound_snapshot_a_voter_of_three_waits_for_a_leader_and_removes_nothing(sim: SimHost) -> None:
-    sim.run(store_some)
-
-    async def take(parts: Parts) -> None:
-        storage, _ = await parts.opened()
-        await install(storage, snapshot_id(100, 8), THREE, b"state")
-        await storage.persist([Steps(end=20, epoch=9)(run_of(9, 100, 5), reset_to=100)])
-
-    sim.run(take)
-    device = sim.machine.disk()
-    device.flip_bit(f"raft/{100:020d}-{8:010d}.snapshot", 70)
-    before = {path for path, _ in device.files() if path.endswith(".log")}
-
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    for _ in range(2):
-        boot = sim.run(look)
-        assert boot.recovering_until == 105
-        assert boot.loss_epoch == 9
-        assert boot.snapshot == snapshot_id(0, 0)
-        assert boot.entries == ()
-        assert boot.membership == THREE
-        assert {path for path, _ in device.files() if path.endswith(".log")} == before
-
-    async def restore(parts: Parts) -> None:
-        storage, _ = await parts.opened()
-        await install(storage, snapshot_id(120, 9), THREE, b"state of the leader")
-        step = Steps(end=0, epoch=10)
-        await storage.persist([step(run_of(10, 120, 1), reset_to=120), step((), recovered=True)])
-
-    sim.run(restore)
-    boot = sim.run(look)
-    assert boot.recovering_until is None
-    assert (boot.snapshot, boot.entries) == (snapshot_id(120, 9), run_of(10, 120, 1))
-
-
-@pytest.mark.case("R19")
-def test_a_leader_may_restore_a_lost_state_from_the_first_entry_on(sim: SimHost) -> None:
-    async def store(parts: Parts) -> None:
-        await parts.formatted()
-        storage, _ = await parts.opened()
-        await install(storage, snapshot_id(100, 8), THREE, b"state")
-        await storage.persist([Steps(epoch=9)(run_of(9, 100, 5), reset_to=100)])
-
-    sim.run(store)
-    sim.machine.disk().flip_bit(f"raft/{100:020d}-{8:010d}.snapshot", 70)
-
-    async def restore(parts: Parts) -> None:
-        storage, boot = await parts.opened()
-        assert boot.recovering_until == 105
-        await storage.persist([Steps(end=0, epoch=10)(run_of(9, 0, 110))])
-
-    sim.run(restore)
-
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    boot = sim.run(look)
-    assert (boot.start, boot.entries, boot.membership) == (0, run_of(9, 0, 110), THREE)
-    assert boot.recovering_until == 105, "the core says when it is over"
-
-
-@pytest.mark.case("R19")
-def test_without_a_sound_snapshot_and_without_other_voters_it_refuses(sim: SimHost) -> None:
     async def store(parts: Parts) -> None:
         await parts.formatted(ALONE)
         storage, _ = await parts.opened()
-        await storage.persist([Steps()(run_of(1, 0, 20), epoch=1)])
-        for offset in (5, 10, 15):
-            await storage.write_snapshot(snapshot_id(offset, 1), ALONE, b"state")
-            await storage.drop_before(Offset(offset))
+        step = Steps()
+        await storage.persist([step(run_of(1, 0, 12), epoch=1)])
+        await storage.persist([step(run_of(3, 12, 8), epoch=3, vote=ME)])
+        if is_marked:
+            lost = unpack_state(parts.store.get(STATE_KEY) or b"")
+            await parts.store.commit({STATE_KEY: pack_state(replace(lost, recovering_until=Offset(20)))})
 
     sim.run(store)
     device = sim.machine.disk()
-    for offset in (10, 15):
-        device.flip_bit(f"raft/{offset:020d}-{1:010d}.snapshot", 40)
+    path = f"{METADATA_LOG_PATH}/{0:020d}.log"
+    if not is_marked:
+        device.cut(path, len(device.raw(path)) - 3)
+    good = 20 if is_marked else 12
 
-    async def refuse(parts: Parts) -> None:
-        with pytest.raises(CorruptStateError, match="Nothing was removed"):
+    async def refuse(parts: Parts) -> bytes | None:
+        with pytest.raises(CorruptStateError) as refused:
             await parts.storage().open()
+        text = str(refused.value)
+        assert f"synced entries from {good} to 20 are lost" in text
+        assert "node 1 is the only voter" in text
+        assert "Put back a copy of the whole directory" in text
+        return parts.store.get(STATE_KEY)
 
-    sim.run(refuse)
-    names = [path for path, _ in device.files()]
-    assert sum(name.endswith(".corrupt") for name in names) == 2
-    assert any(name.endswith(".log") for name in names)
-
-
-# Crashes at every point.
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a node may hold: snapshot offset and the log from there on."""
-
-    epoch: int
-    start: int
-    entries: tuple[Entry, ...]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.entries)
+    before = sim.run(refuse)
+    assert sim.run(refuse) == before, "what is stored stays as it is: every start refuses alike"
 
 
-def apply_step(before: Expected, persist: Persist) -> Expected:
-    start, entries = before.start, before.entries
-    if persist.reset_to is not None:
-        start, entries = persist.reset_to, ()
-    if persist.truncate_to is not None:
-        entries = entries[: persist.truncate_to - start]
-    return Expected(persist.hard_state.epoch, start, entries + persist.entries)
+def test_who_is_not_the_only_voter_any_more_recovers(sim: SimHost) -> None:
+    """The membership in force is the last one that is left, in the log or in the snapshot."""
 
+    async def store(parts: Parts) -> None:
+        await parts.formatted(ALONE)
+        storage, _ = await parts.opened()
+        step = Steps()
+        grown = entry(1, THREE.encode(), EntryKind.MEMBERSHIP)
+        await storage.persist([step((*run_of(1, 0, 11), grown), epoch=1)])
+        await storage.persist([step(run_of(3, 12, 8), epoch=3, vote=OTHER)])
 
-def check_boot(boot: BootState, before: Expected, after: Expected) -> None:
-    """The power went while the change from `before` to `after` was under way."""
-    assert boot.recovering_until is None, "a crash alone never looks like a loss of synced data"
-    assert before.epoch <= boot.hard_state.epoch <= after.epoch
-    assert boot.start in (before.start, after.start)
-    common = 0
-    if boot.start == before.start:
-        if after.start == before.start:
-            pairs = zip(before.entries, after.entries, strict=False)
-            shorter = min(len(before.entries), len(after.entries))
-            common = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
-        assert boot.entries[:common] == before.entries[:common], "what stays is never lost"
-    rest = boot.entries[common:]
-    candidates = [x.entries[common:] for x in (before, after) if x.start == boot.start]
-    assert any(rest == candidate[: len(rest)] for candidate in candidates), "nothing else is found there"
+    sim.run(store)
+    device = sim.machine.disk()
+    path = f"{METADATA_LOG_PATH}/{0:020d}.log"
+    device.cut(path, len(device.raw(path)) - 3)
 
+    async def look(parts: Parts) -> BootState:
+        return (await parts.opened())[1]
 
-def story() -> list[tuple[list[Persist], Snapshot | None]]:
-    """Appends, a vote, cuts at and between batches, a snapshot taken and one received, a reset."""
-    step = Steps()
-    return [
-        ([step(run_of(1, 0, 6), epoch=1)], None),
-        ([step((), epoch=2, vote=OTHER)], None),
-        ([step(run_of(2, 6, 4)), step(run_of(2, 10, 3))], None),
-        ([step(run_of(3, 9, 2), epoch=3, truncate_to=9)], None),  # inside of a batch
-        ([step(run_of(4, 6, 5), epoch=4, truncate_to=6)], None),  # between two
-        ([step(run_of(4, 11, 1))], Snapshot(snapshot_id(200, 5), THREE, b"s" * 5000)),
-        ([step(run_of(6, 200, 2), epoch=6, reset_to=200)], None),
-        # A snapshot inside of the log that contradicts it.
-        ([step(run_of(6, 202, 3))], Snapshot(snapshot_id(203, 8), THREE, b"t" * 5000)),
-        ([step(run_of(9, 203, 1), epoch=9, reset_to=203)], None),
-    ]
-
-
-async def live_through(parts: Parts, done: list[int]) -> None:
-    storage, _ = await parts.opened()
-    for number, (persists, snapshot) in enumerate(story()):
-        await storage.persist(persists)
-        done[0] = number + 1
-        if snapshot is not None:
-            await install(storage, snapshot.id, snapshot.membership, snapshot.data)
-
-
-def expected_states() -> list[Expected]:
-    states = [Expected(0, 0, ())]
-    for persists, _ in story():
-        state = states[-1]
-        for persist in persists:
-            state = apply_step(state, persist)
-        states.append(state)
-    return states
-
-
-def crash_and_boot(seed: int, loss: Loss, *, at_operation: int | None = None, at_commit: int | None = None) -> bool:
-    """Whether there was such a point. Boots twice: what the first start repaired stays repaired."""
-    host = SimHost(seed)
-    with host.world:
-
-        async def prepare(parts: Parts) -> None:
-            await parts.formatted()
-
-        host.run(prepare)
-        device, store = host.machine.disk(), host.machine.store()
-        host.machine.crash_loss = loss
-        done = [0]
-        if at_operation is not None:
-            device.crash_at_operation = device.operations + at_operation
-        if at_commit is not None:
-            store.crash_at_commit = at_commit
-
-        async def live(parts: Parts) -> None:
-            await live_through(parts, done)
-
-        if not host.run_to_crash(live):
-            return False
-        states = expected_states()
-        before, after = states[done[0]], states[min(done[0] + 1, len(states) - 1)]
-
-        async def look(parts: Parts) -> BootState:
-            storage, boot = await parts.opened()
-            storage.log.validate()
-            return boot
-
-        boot = host.run(look)
-        check_boot(boot, before, after)
-        again = host.run(look)
-        assert (again.entries, again.start) == (boot.entries, boot.start)
-        return True
-
-
-@pytest.mark.parametrize("loss", list(Loss))
-def test_a_crash_at_any_operation_of_the_disk_leaves_a_state_that_boots(loss: Loss) -> None:
-    points = 0
-    while all(crash_and_boot(points * 10 + draw, loss, at_operation=points + 1) for draw in range(3)):
-        points += 1
-    assert points > 25, "the story has that many operations"
-
-
-@pytest.mark.parametrize("loss", list(Loss))
-def test_a_crash_before_any_commit_leaves_a_state_that_boots(loss: Loss) -> None:
-    points = 0
-    while all(crash_and_boot(points * 10 + draw, loss, at_commit=points + 1) for draw in range(3)):
-        points += 1
-    assert points > 12, "the story has that many commits"
-
-
-@pytest.mark.parametrize("loss", list(Loss))
-def test_a_crash_while_formatting_can_be_formatted_again_or_is_done(loss: Loss) -> None:
-    for point in range(1, 60):
-        host = SimHost(point)
-        with host.world:
-            host.machine.crash_loss = loss
-            host.machine.disk().crash_at_operation = point
-
-            async def prepare(parts: Parts) -> None:
-                await parts.formatted()
-
-            crashed = host.run_to_crash(prepare)
-
-            async def finish(parts: Parts) -> BootState:
-                try:
-                    return (await parts.opened())[1]
-                except UnformattedDirectoryError:
-                    await parts.formatted()
-                    return (await parts.opened())[1]
-
-            host.machine.disk().crash_at_operation = None
-            assert host.run(finish).membership == THREE
-        if not crashed:
-            assert point > 5
-            return
-    raise AssertionError("formatting has an end")
+    assert sim.run(look).recovering_until == 20

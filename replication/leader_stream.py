@@ -1,0 +1,371 @@
+"""The leader's end of a replication stream: takes subscriptions and acks of one follower broker, pushes to it.
+
+    subscribe --not led here in that epoch yet--> parked --the metadata comes--> decided
+    subscribe --decided--> Ended(diverged, too far behind, ...)  |  pushed to
+
+All partitions share the stream. `dirty` has those with something to push, in turn: a message gathers up to
+`message_bytes` of what is pending, and who has more goes to the end of the line. Two bounds:
+
+- of one partition at most `partition_bytes` are pushed and not yet durable at the follower: a partition whose device is
+  slow over there stops by itself, and holds up no other;
+- of the stream at most `stream_bytes` are pushed and not yet taken by the follower.
+
+A high watermark alone waits a few milliseconds for batches to ride with. Batches that are not in memory are read by a
+task of their own, a few at a time, while the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tidelog.log.log import Slice
+from tidelog.model.errors import (
+    CorruptBatchError,
+    DamagedLogError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StorageError,
+    StreamBrokenError,
+    StreamClosedError,
+)
+from tidelog.model.ids import NodeId, PartitionId
+from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
+from tidelog.replication.leading import Leading, Subscription
+from tidelog.replication.messages import Acks, Ended, Push, Pushed, Reason, Subscribe, Unsubscribe
+from tidelog.replication.wire import decode_from_follower, encode
+from tidelog.world.disk import Buffer
+from tidelog.world.transport import Stream
+
+if TYPE_CHECKING:
+    from tidelog.replication.replicas import Replicas
+
+LOGGER = logging.getLogger(__name__)
+
+PARKED_MAX = 1_000_000
+_Reading = tuple[Subscription, int, int]
+
+
+class LeaderStream:
+    """See the module. `run` is the handler of the stream; everything else is called on its event loop."""
+
+    def __init__(self, host: Replicas, stream: Stream) -> None:
+        self._host = host
+        self._stream = stream
+        self._subscriptions: dict[int, Subscription] = {}
+        self._parked: dict[PartitionId, Subscribe] = {}
+        self._outgoing: deque[Ended] = deque()
+        self._dirty: dict[Subscription, None] = {}
+        self._behind: dict[Subscription, None] = {}
+        """Those that lack a high watermark only."""
+        self._is_lingering = False
+        self._held_back: dict[Subscription, None] = {}
+        """Throttled: one timer brings them all back into the line."""
+        self._pushed_bytes = 0
+        self._received_bytes = 0
+        self._wake = asyncio.Event()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._to_read: deque[_Reading] = deque()
+        self._is_over = False
+
+    @property
+    def peer(self) -> NodeId:
+        return self._stream.peer
+
+    async def run(self) -> None:
+        sender = asyncio.get_running_loop().create_task(self._send_all())
+        try:
+            await self._receive_all(sender)
+        finally:
+            self._is_over = True
+            for subscription in list(self._subscriptions.values()):
+                subscription.leading.drop(subscription, None)
+            for partition in self._parked:
+                self._host.unpark(partition, self)
+            for task in (sender, *self._readers):
+                task.cancel()
+            await asyncio.wait([sender, *self._readers])
+
+    async def _receive_all(self, sender: asyncio.Task[None]) -> None:
+        while True:
+            try:
+                frame = await self._stream.receive()
+            except (StreamClosedError, StreamBrokenError):
+                return
+            if sender.done():
+                sender.result()
+                return
+            match decode_from_follower(frame):
+                case Subscribe() as asked:
+                    self._subscribe(asked)
+                case Unsubscribe(number=number):
+                    self._unsubscribe(number)
+                case Acks() as acks:
+                    self._acked(acks)
+
+    # Subscriptions.
+
+    def _subscribe(self, asked: Subscribe) -> None:
+        former = self._parked.get(asked.partition)
+        if former is not None and former.number > asked.number:
+            raise InvalidRequestError(f"subscription {asked.number} after {former.number}")
+        leading = self._host.leading(asked.partition)
+        replica = self._host.get(asked.partition)
+        partition = replica.partition if replica is not None else None
+        if partition is not None and partition.leader_epoch > asked.leader_epoch:
+            self._unpark(asked.partition)
+            self.tell(Ended(number=asked.number, reason=Reason.NOT_LEADER))
+        elif leading is None or leading.leader_epoch != asked.leader_epoch or not self._is_replica(leading):
+            # Our metadata is behind the follower's, or our log is not open yet: it is decided when that has come.
+            if len(self._parked) >= PARKED_MAX:
+                raise InvalidRequestError(f"more than {PARKED_MAX} subscriptions wait")
+            self._parked[asked.partition] = asked
+            self._host.park(asked.partition, self)
+        else:
+            self._unpark(asked.partition)
+            self._decide(leading, asked)
+
+    def _is_replica(self, leading: Leading) -> bool:
+        partition = leading.replica.partition
+        return partition is not None and int(self.peer) in partition.replicas
+
+    def retry(self, partition: PartitionId) -> None:
+        """Something has changed for a partition that this follower waits for."""
+        asked = self._parked.get(partition)
+        if asked is not None:
+            self._subscribe(asked)
+
+    def _unpark(self, partition: PartitionId) -> None:
+        if self._parked.pop(partition, None) is not None:
+            self._host.unpark(partition, self)
+
+    def _decide(self, leading: Leading, asked: Subscribe) -> None:
+        known = leading.subscriptions.get(int(self.peer))
+        if known is not None and known.broker_epoch == asked.broker_epoch and known.number > asked.number:
+            return  # a later one has come by the other stream
+        broker = self._host.image.brokers.get(int(self.peer))
+        if broker is not None and broker.broker_epoch > asked.broker_epoch:
+            self.tell(Ended(number=asked.number, reason=Reason.NOT_LEADER))
+            return
+        log = leading.log
+        if known is not None:
+            leading.drop(known, None)
+        answer = divergence(
+            log.epochs, log.start_offset, log.end_offset, last_epoch=asked.last_epoch, next_offset=asked.next_offset
+        )
+        match answer:
+            case Truncate(epoch, end):
+                self.tell(Ended(number=asked.number, reason=Reason.DIVERGED, epoch=epoch, offset=end))
+            case TooFarBehind(start):
+                self.tell(Ended(number=asked.number, reason=Reason.TOO_FAR_BEHIND, offset=start))
+            case Continue() if log.gaps and not asked.takes_gaps:
+                self.tell(Ended(number=asked.number, reason=Reason.NEEDS_GAPS))
+            case Continue():
+                subscription = Subscription(leading, self, asked)
+                self._subscriptions[asked.number] = subscription
+                leading.subscribe(subscription, asked.durable_end)
+            case _:
+                # It knows an epoch that we do not: whoever gave it that one leads, or led after us.
+                self.tell(Ended(number=asked.number, reason=Reason.NOT_LEADER))
+
+    def _unsubscribe(self, number: int) -> None:
+        subscription = self._subscriptions.get(number)
+        if subscription is not None:
+            subscription.leading.drop(subscription, None)
+        for partition, asked in list(self._parked.items()):
+            if asked.number == number:
+                self._unpark(partition)
+
+    def _acked(self, acks: Acks) -> None:
+        if acks.received_bytes > self._pushed_bytes:
+            raise InvalidRequestError(f"{acks.received_bytes} bytes are acknowledged of {self._pushed_bytes}")
+        if acks.received_bytes > self._received_bytes:
+            self._received_bytes = acks.received_bytes
+            self._wake.set()
+        for ack in acks.acks:
+            subscription = self._subscriptions.get(ack.number)
+            if subscription is None or ack.leader_epoch != subscription.leading.leader_epoch:
+                continue  # of a subscription that is over
+            if ack.durable_end > subscription.next_offset:
+                raise InvalidRequestError(f"offset {ack.durable_end} is acknowledged past {subscription.next_offset}")
+            subscription.leading.acked(subscription, ack.durable_end)
+            self.mark(subscription)
+
+    def forget(self, subscription: Subscription) -> None:
+        if self._subscriptions.get(subscription.number) is subscription:
+            del self._subscriptions[subscription.number]
+        self._dirty.pop(subscription, None)
+        self._behind.pop(subscription, None)
+
+    # Pushing.
+
+    def mark(self, subscription: Subscription) -> None:
+        """There may be something to push."""
+        if subscription.next_offset < subscription.leading.log.end_offset or subscription.ready is not None:
+            self._dirty[subscription] = None
+            self._wake.set()
+        else:
+            self.mark_high_watermark(subscription)
+
+    def mark_high_watermark(self, subscription: Subscription) -> None:
+        if subscription.sent_high_watermark < subscription.leading.high_watermark:
+            self._behind[subscription] = None
+            if not self._is_lingering and not self._is_over:
+                self._is_lingering = True
+                linger_s = self._host.config.high_watermark_linger_ms / 1000
+                asyncio.get_running_loop().call_later(linger_s, self._linger_ended)
+
+    def _linger_ended(self) -> None:
+        self._is_lingering = False
+        self._wake.set()
+
+    def tell(self, ended: Ended) -> None:
+        self._outgoing.append(ended)
+        self._wake.set()
+
+    async def _send_all(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while True:
+                    while self._outgoing:
+                        await self._stream.send(encode(self._outgoing.popleft()))
+                    pushes = self._gather()
+                    if not pushes:
+                        break
+                    await self._stream.send(encode(Pushed(pushes)))
+        except (StreamBrokenError, StreamClosedError):
+            self._stream.close()
+
+    def _gather(self) -> list[Push]:
+        """What goes out now, and who comes next."""
+        pushes: list[Push] = []
+        room = self._host.config.fetch_message_bytes
+        window = self._host.config.inflight_bytes_max
+        for _ in range(len(self._dirty)):
+            if not self._dirty or room <= 0 or self._pushed_bytes - self._received_bytes >= window:
+                break
+            subscription = next(iter(self._dirty))
+            del self._dirty[subscription]
+            batches = self._next_batches(subscription, room)
+            if batches is None:
+                continue
+            room -= len(batches)
+            self._pushed_bytes += len(batches)
+            pushes.append(self._push(subscription, batches))
+            if subscription.next_offset < subscription.leading.log.end_offset:
+                self._dirty[subscription] = None
+        if pushes or not self._is_lingering:
+            behind, self._behind = self._behind, {}
+            pushes += [
+                self._push(subscription, b"")
+                for subscription in behind
+                if subscription.sent_high_watermark < subscription.leading.high_watermark
+            ]
+        return pushes
+
+    def _push(self, subscription: Subscription, batches: Buffer) -> Push:
+        high_watermark = subscription.leading.high_watermark
+        subscription.sent_high_watermark = high_watermark
+        return Push(subscription.number, high_watermark, batches)
+
+    def _next_batches(self, subscription: Subscription, room: int) -> Buffer | None:
+        """None if this partition has nothing to push now: something else brings it back into the line."""
+        if subscription.is_reading or subscription.is_over:
+            return None
+        leading, log = subscription.leading, subscription.leading.log
+        room = min(room, self._host.config.partition_inflight_bytes_max - subscription.unacked_bytes)
+        if room <= 0 or self._is_held_back(subscription):
+            return None
+        if self._counts(subscription):
+            room = max(1, min(room, self._host.leader_bucket.room(asyncio.get_running_loop().time())))
+        if log.gaps and not subscription.takes_gaps:
+            leading.drop(subscription, Reason.NEEDS_GAPS)
+            return None
+        if subscription.ready is not None:
+            batches, subscription.ready = subscription.ready, None
+            return batches
+        try:
+            found = log.read_nowait(subscription.next_offset, bytes_max=room)
+        except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
+            self._unreadable(subscription, error)
+            return None
+        if found is None:
+            self._read_later(subscription, room)
+            return None
+        return self._taken(subscription, found)
+
+    def _taken(self, subscription: Subscription, found: Slice) -> Buffer | None:
+        if not found.data:
+            return None
+        subscription.pushed(found.next_offset, len(found.data))
+        self._spend(subscription, len(found.data))
+        return found.data
+
+    def _unreadable(self, subscription: Subscription, error: Exception) -> None:
+        leading = subscription.leading
+        if isinstance(error, OffsetOutOfRangeError) and subscription.next_offset < leading.log.start_offset:
+            leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=leading.log.start_offset)
+            return
+        LOGGER.error("log=%s follower=%d cannot be served: %s", leading.log.path, self.peer, error)
+        leading.drop(subscription, Reason.UNREADABLE)
+        if isinstance(error, CorruptBatchError | DamagedLogError):
+            self._host.found_rot(leading.replica, subscription.next_offset)
+
+    # From the device.
+
+    def _read_later(self, subscription: Subscription, room: int) -> None:
+        subscription.is_reading = True
+        self._to_read.append((subscription, subscription.next_offset, room))
+        if len(self._readers) < self._host.config.cold_reads_max:
+            task = asyncio.get_running_loop().create_task(self._read_cold())
+            self._readers.add(task)
+            task.add_done_callback(self._readers.discard)
+
+    async def _read_cold(self) -> None:
+        while self._to_read:
+            subscription, offset, room = self._to_read.popleft()
+            if subscription.is_over:
+                continue
+            try:
+                found = await subscription.leading.log.read(offset, bytes_max=room)
+            except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
+                subscription.is_reading = False
+                if not subscription.is_over:
+                    self._unreadable(subscription, error)
+                continue
+            subscription.is_reading = False
+            if not subscription.is_over:
+                subscription.ready = self._taken(subscription, found)
+                self.mark(subscription)
+
+    # Throttle.
+
+    def _is_held_back(self, subscription: Subscription) -> bool:
+        bucket = self._host.leader_bucket
+        if not self._counts(subscription):
+            return False
+        wait_s = bucket.wait_s(asyncio.get_running_loop().time())
+        if wait_s <= 0:
+            return False
+        if not self._held_back:
+            asyncio.get_running_loop().call_later(min(wait_s, 1.0), self._let_go)
+        self._held_back[subscription] = None
+        return True
+
+    def _let_go(self) -> None:
+        held_back, self._held_back = self._held_back, {}
+        for subscription in held_back:
+            if not subscription.is_over:
+                self.mark(subscription)
+
+    def _spend(self, subscription: Subscription, size: int) -> None:
+        if self._counts(subscription):
+            self._host.leader_bucket.spend(size, asyncio.get_running_loop().time())
+
+    def _counts(self, subscription: Subscription) -> bool:
+        replica = subscription.leading.replica
+        return replica.is_leader_throttled and subscription.follower not in subscription.leading.state.isr

@@ -1,0 +1,197 @@
+"""A partition that this broker leads: the pure state (`partition.LeaderState`) with its log and those who wait.
+
+    append ----> log end ----> subscriptions are marked, their streams push
+    group commit ----> durable end \\
+    acks of followers ------------> the high watermark advances ----> producers are answered, readers are woken,
+    answers of the controller ---->                                  followers are told
+
+One `Leading` is one leader epoch: it is made when the log is open and the epoch is this incarnation's, and ended, for
+good, before anything else is done with the log. No task and no timer belongs to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tidelog.log.config import FlushMode
+from tidelog.log.log import Appended, Log
+from tidelog.metadata.image import Partition
+from tidelog.metadata.partitions import PartitionState
+from tidelog.model.errors import TidelogError
+from tidelog.model.ids import Offset
+from tidelog.replication.messages import Ended, Reason, Subscribe
+from tidelog.replication.partition import LeaderState
+from tidelog.replication.waiting import AckWaiters
+from tidelog.world.disk import Buffer
+
+if TYPE_CHECKING:
+    from tidelog.replication.leader_stream import LeaderStream
+    from tidelog.replication.replica import Replica
+    from tidelog.replication.replicas import Replicas
+
+
+def safe_end(log: Log) -> Offset:
+    """What counts as stored: synced, or with `flush.mode=page-cache` just written."""
+    return log.end_offset if log.config.flush_mode is FlushMode.PAGE_CACHE else log.durable_end
+
+
+class Subscription:
+    """What one follower has of one partition, as its leader knows it.
+
+    Invariants: the follower's log is a prefix of the leader's up to `next_offset`; `unacked` are the pieces that were
+    pushed and are not yet durable there, oldest first, `unacked_bytes` their sum.
+    """
+
+    __slots__ = (
+        "broker_epoch",
+        "follower",
+        "is_over",
+        "is_reading",
+        "leading",
+        "next_offset",
+        "number",
+        "ready",
+        "sent_high_watermark",
+        "stream",
+        "takes_gaps",
+        "unacked",
+        "unacked_bytes",
+    )
+
+    def __init__(self, leading: Leading, stream: LeaderStream, asked: Subscribe) -> None:
+        self.leading = leading
+        self.stream = stream
+        self.follower = int(stream.peer)
+        self.number = asked.number
+        self.broker_epoch = asked.broker_epoch
+        self.next_offset = asked.next_offset
+        self.takes_gaps = asked.takes_gaps
+        self.unacked: deque[tuple[int, int]] = deque()
+        self.unacked_bytes = 0
+        self.sent_high_watermark = -1
+        self.ready: Buffer | None = None
+        """Batches from `next_offset` on that had to be read from the device."""
+        self.is_reading = False
+        self.is_over = False
+
+    def pushed(self, next_offset: int, size: int) -> None:
+        self.next_offset = next_offset
+        self.unacked.append((next_offset, size))
+        self.unacked_bytes += size
+
+    def acked(self, durable_end: int) -> None:
+        while self.unacked and self.unacked[0][0] <= durable_end:
+            self.unacked_bytes -= self.unacked.popleft()[1]
+
+
+class Leading:
+    """See the module."""
+
+    __slots__ = ("_host", "acks", "log", "replica", "state", "subscriptions")
+
+    def __init__(self, host: Replicas, replica: Replica, log: Log, state: LeaderState) -> None:
+        self._host = host
+        self.replica = replica
+        self.log = log
+        self.state = state
+        self.acks = AckWaiters()
+        self.subscriptions: dict[int, Subscription] = {}
+        """By follower: the one with the highest number."""
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.state.leader_epoch
+
+    @property
+    def high_watermark(self) -> Offset:
+        return self.state.high_watermark
+
+    # Progress.
+
+    def begin(self) -> None:
+        """The state knows what this replica has by itself: without followers that is all there is."""
+        if self.state.high_watermark != self.replica.high_watermark:
+            self._advanced()
+        self._host.wakers.wake(self.replica.partition_id)
+
+    def append(self, batches: Buffer, *, is_coordinator: bool = False) -> Appended:
+        """In the page cache when this returns; all of it or, with an error, nothing."""
+        before = self.log.end_offset
+        appended = self.log.append(batches, leader_epoch=self.leader_epoch, is_coordinator=is_coordinator)
+        if self.log.end_offset > before:
+            self.state.appended(self.log.end_offset, self._host.now_ms())
+            if self.log.config.flush_mode is FlushMode.PAGE_CACHE:
+                self.durable()
+            for subscription in self.subscriptions.values():
+                subscription.stream.mark(subscription)
+        return appended
+
+    def durable(self) -> None:
+        """A group commit has ended."""
+        if self.state.durable(safe_end(self.log), self._host.now_ms()):
+            self._advanced()
+
+    def acked(self, subscription: Subscription, durable_end: int) -> None:
+        assert not subscription.is_over, "an ack of a subscription that is over"
+        subscription.acked(durable_end)
+        now_ms = self._host.now_ms()
+        if self.state.acked(subscription.follower, subscription.broker_epoch, Offset(durable_end), now_ms):
+            self._advanced()
+        if subscription.follower not in self.state.isr:
+            self._host.isr_updates.look(self.replica)
+
+    def metadata_changed(self, partition: Partition, min_isr: int) -> None:
+        """The same epoch, with another ISR, other replicas or settings."""
+        if self.state.metadata_changed(partition, min_isr, self._host.now_ms()):
+            self._advanced()
+        for subscription in list(self.subscriptions.values()):
+            if subscription.follower not in partition.replicas:
+                self.drop(subscription, Reason.NOT_LEADER)
+
+    def answered(self, state: PartitionState) -> None:
+        """The controller's answer to a change of the ISR."""
+        if self.state.answered(state, self._host.now_ms()):
+            self._advanced()
+
+    def failed(self, *, may_be_done: bool) -> None:
+        """No answer of the controller."""
+        if self.state.failed(may_be_done=may_be_done):
+            self._advanced()
+
+    def _advanced(self) -> None:
+        high_watermark = self.state.high_watermark
+        self.replica.high_watermark = high_watermark
+        self._host.logs.note_high_watermark(self.replica.partition_id, high_watermark)
+        self.acks.advance(high_watermark)
+        for subscription in self.subscriptions.values():
+            subscription.stream.mark_high_watermark(subscription)
+        self._host.wakers.wake(self.replica.partition_id)
+
+    # Followers.
+
+    def subscribe(self, subscription: Subscription, durable_end: int) -> None:
+        """The follower's log is a prefix of ours; from here on it is pushed to. Its word counts as an ack."""
+        former = self.subscriptions.get(subscription.follower)
+        if former is not None:
+            former.is_over = True
+            former.stream.forget(former)
+        self.subscriptions[subscription.follower] = subscription
+        self.acked(subscription, durable_end)
+        subscription.stream.mark(subscription)
+
+    def drop(self, subscription: Subscription, reason: Reason | None, *, epoch: int = -1, offset: int = -1) -> None:
+        """No more pushes to this follower; it is told why, unless it knows."""
+        subscription.is_over = True
+        if self.subscriptions.get(subscription.follower) is subscription:
+            del self.subscriptions[subscription.follower]
+        subscription.stream.forget(subscription)
+        if reason is not None:
+            subscription.stream.tell(Ended(number=subscription.number, reason=reason, epoch=epoch, offset=offset))
+
+    def end(self, error: TidelogError) -> None:
+        """This epoch is over here. Who waits for an ack does not learn what became of the records."""
+        for subscription in list(self.subscriptions.values()):
+            self.drop(subscription, Reason.NOT_LEADER)
+        self.acks.fail(error)
+        self._host.wakers.wake(self.replica.partition_id)

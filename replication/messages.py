@@ -1,0 +1,104 @@
+"""The messages of a replication stream. Pure values; `replication.wire` has their bytes.
+
+A follower broker opens a stream to a leader broker, one for replicas in sync and one for those that catch up. Who
+follows says where it stands; who leads answers a divergence first and then pushes.
+
+    follower -> leader    Subscribe     a partition, and where its log ends here
+                          Unsubscribe   enough of it
+                          Acks          what is on this broker's device now, of any number of partitions
+    leader -> follower    Pushed        batches and high watermarks, of any number of partitions
+                          Ended         a subscription is over, and why
+
+A subscription has a number that its follower gives once in its life: what belongs to an older one is known by it and
+thrown away, on whichever stream it comes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tidelog.model.ids import PartitionId
+from tidelog.world.disk import Buffer
+
+MAIN = "replication"
+"""The stream of replicas that are in sync."""
+CATCH_UP = "replication-catch-up"
+"""The stream of those that are not: what they fetch holds up no acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe:
+    """`next_offset` is the end of the follower's log and `last_epoch` the latest epoch that it knows, -1 for none;
+    below `durable_end` it is on the follower's device. `takes_gaps`: offsets may be missing between batches."""
+
+    partition: PartitionId
+    number: int
+    leader_epoch: int
+    broker_epoch: int
+    next_offset: int
+    last_epoch: int
+    durable_end: int
+    takes_gaps: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsubscribe:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Below `durable_end` the follower has synced everything, in the log that the subscription speaks of."""
+
+    number: int
+    leader_epoch: int
+    durable_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acks:
+    """`received_bytes` counts the batches that the follower has taken from this stream since it was opened."""
+
+    received_bytes: int
+    acks: tuple[Ack, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Batches that follow those before, perhaps none; `high_watermark` as the leader sees it."""
+
+    number: int
+    high_watermark: int
+    batches: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    pushes: Sequence[Push]
+
+
+class Reason(IntEnum):
+    """Why a subscription ended, and what the follower does about it."""
+
+    DIVERGED = 1
+    """The logs part: cut to (`epoch`, `offset`), subscribe again."""
+    TOO_FAR_BEHIND = 2
+    """The leader's log starts at `offset`: begin there, with an empty log."""
+    NEEDS_GAPS = 3
+    """The leader's log is compacted: allow gaps, subscribe again."""
+    NOT_LEADER = 4
+    """Another epoch counts; the metadata says which, sooner or later."""
+    UNREADABLE = 5
+    """The leader cannot read its log there; try again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    number: int
+    reason: Reason
+    epoch: int = -1
+    offset: int = -1
+
+
+FromFollower = Subscribe | Unsubscribe | Acks
+FromLeader = Pushed | Ended

@@ -1,0 +1,153 @@
+"""Logs that have lost data: out of the in-sync set first, mended after that.
+
+    damaged --told to the controller--> out of ISR and eligible leaders
+            led by another --> cut to its good end, follows      elected here after that, uncleanly --> cut, leads
+            no leader --> waits
+    cannot be opened --the same--> removed and fetched as a whole
+
+The order matters: a replica that is cut while it counts as in sync could be elected, and take what it lost from
+everybody. A leader whose log is damaged gives up leading by the same request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from tidelog.log.checkpoint import key_prefix
+from tidelog.log.log import Damage, Log
+from tidelog.log.logs import Logs
+from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.losses import ReportLost
+from tidelog.model.errors import RemoteError, StorageError, TransportError
+from tidelog.model.ids import DirectoryId, Offset, PartitionId, TopicId
+
+if TYPE_CHECKING:
+    from tidelog.replication.replica import Replica
+    from tidelog.replication.replicas import Replicas
+
+LOGGER = logging.getLogger(__name__)
+
+REPLICAS_PER_REQUEST_MAX = 1_000
+
+
+class Repair:
+    """See the module."""
+
+    def __init__(self, host: Replicas) -> None:
+        self._host = host
+        self._to_report: dict[PartitionId, Replica] = {}
+        self._reported: dict[PartitionId, int] = {}
+        """Leader epoch in which the loss was told."""
+        self._wake = asyncio.Event()
+
+    def start(self) -> None:
+        self._host.spawn(self._report_all(), name="repair")
+
+    # Finding.
+
+    def found_rot(self, replica: Replica, offset: int) -> None:
+        """The batch at `offset` is not what was written."""
+        log = replica.log
+        if log is not None and log.damaged is None:
+            self._host.spawn(self._mark(replica, log, offset), name="rot")
+
+    async def _mark(self, replica: Replica, log: Log, offset: int) -> None:
+        try:
+            await log.mark_damaged(Damage(Offset(offset), "a batch cannot be read"))
+        except StorageError as error:
+            LOGGER.error("log=%s damage is not stored: %s", log.path, error)
+        self._host.found_damage(replica)
+
+    # Mending.
+
+    async def mend(self, replica: Replica, log: Log) -> bool:
+        """True if the log is sound now; False: it is settled again when the metadata has changed."""
+        self._host.end_role(replica)
+        if not self._may_cut(replica):
+            self.lost(replica)
+            return False
+        assert log.damaged is not None, "only a damaged log is mended"
+        LOGGER.warning("log=%s is cut to %d: %s", log.path, log.damaged.good_end, log.damaged.reason)
+        await log.repair()
+        self._reported.pop(replica.partition_id, None)
+        replica.high_watermark = Offset(min(replica.high_watermark, log.end_offset))
+        self._host.logs.note_high_watermark(replica.partition_id, replica.high_watermark)
+        return True
+
+    def _may_cut(self, replica: Replica) -> bool:
+        """Whether this replica counts for nothing any more, and there is a leader to fetch from, or it is to lead with
+        what it has."""
+        me, partition = self._host.me, replica.partition
+        if partition.leader == me:
+            told = self._reported.get(replica.partition_id)
+            return told is not None and partition.leader_epoch > told
+        return partition.leader >= 0 and me not in partition.isr and me not in partition.eligible
+
+    async def reopen(self, replica: Replica) -> bool:
+        """A log that does not open: once nothing hangs on it any more, it is removed and made anew."""
+        if not self._may_cut(replica):
+            self.lost(replica)
+            return False
+        LOGGER.error("log of %s is removed, it cannot be opened", replica.partition_id)
+        await self._host.logs.remove(replica.partition_id)
+        self._reported.pop(replica.partition_id, None)
+        return True
+
+    # Telling.
+
+    def lost(self, replica: Replica) -> None:
+        """The controller is to know that this replica has lost data."""
+        if replica.partition_id not in self._reported:
+            self._to_report[replica.partition_id] = replica
+            self._wake.set()
+
+    async def _report_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._to_report:
+                if not await self._report(list(self._to_report.items())[:REPLICAS_PER_REQUEST_MAX]):
+                    await asyncio.sleep(self._host.config.repair_retry_ms / 1000)
+
+    async def _report(self, lost: list[tuple[PartitionId, Replica]]) -> bool:
+        if self._host.broker_epoch < 0:
+            return False
+        epochs = {partition_id: replica.partition.leader_epoch for partition_id, replica in lost}
+        request = ReportLost(
+            broker=self._host.me,
+            broker_epoch=self._host.broker_epoch,
+            replicas=tuple((partition_id.topic_id, partition_id.partition) for partition_id, _ in lost),
+        )
+        try:
+            reply = await self._host.agent.ask(request)
+        except (TransportError, RemoteError) as error:
+            LOGGER.warning("broker=%d lost replicas are not told yet: %s", self._host.me, error)
+            return False
+        for (partition_id, replica), outcome in zip(lost, reply.items, strict=True):
+            self._to_report.pop(partition_id, None)
+            if outcome.error is None:
+                self._reported[partition_id] = epochs[partition_id]
+            self._host.unsettle_later(replica)
+        return True
+
+
+def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID, int], ...]:
+    """What a broker that starts says in `Register.lost`: damaged logs, those that do not open, and those that are gone
+    although the store of their directory knows them. One that the store does not know never held anything synced.
+
+    Of the logs that are not open yet it says nothing: they are told when they are (`ReportLost`).
+    """
+    lost = []
+    working = {directory.directory_id: directory for directory in logs.directories if directory.failed is None}
+    known = set(logs.known())
+    for topic_id, number, partition in image.partitions_on(me):
+        partition_id = PartitionId(TopicId(topic_id), number)
+        log = logs.get(partition_id)
+        directory = working.get(DirectoryId(partition.directory_of(me)))
+        is_gone = partition_id not in known and directory is not None and directory.store.keys(key_prefix(partition_id))
+        if is_gone or partition_id in logs.failures or (log is not None and log.damaged is not None):
+            lost.append((topic_id, number))
+    return tuple(lost)

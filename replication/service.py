@@ -1,0 +1,342 @@
+"""What both front doors call: writing to and reading from the partitions of this broker, by topic id.
+
+Errors of a whole request are raised; errors of one partition stand in its result, with a hint where the leader is.
+Rules (design, rules of safety 3; reads end at the high watermark for everybody):
+
+    acks=0     answered when it is appended          acks=1    when it is on this broker's device
+    acks=-1    when the high watermark has passed it; a duplicate when it has passed the original
+
+Bounds: bytes of produce requests that wait (`queued_bytes_max`), fetches that wait (`waiting_fetches_max`; one more is
+answered at once with what there is), bytes of an answer (the request's, and `fetch_bytes_max`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from tidelog.log.log import Appended
+from tidelog.metadata.settings import AllocateProducerIdBlock, ProducerIdBlock
+from tidelog.metadata.topics import Trim, TrimmedPartition
+from tidelog.model.errors import (
+    DuplicateSequenceError,
+    InvalidRequestError,
+    InvalidRequiredAcksError,
+    NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    RemoteError,
+    RequestTimedOutError,
+    TidelogError,
+)
+from tidelog.model.ids import DirectoryId, Offset, PartitionId
+from tidelog.replication.fetching import READ_COMMITTED, Fetch, FetchItem, FetchResult, OffsetWatch
+from tidelog.replication.leading import Leading
+from tidelog.replication.replicas import Replicas
+from tidelog.replication.serving import find_leading
+
+__all__ = ["FetchItem", "FetchResult", "OffsetWatch", "PartitionService", "ProduceItem", "ProduceResult"]
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
+ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    queued_bytes_max: int = 256 << 20
+    """`queued.max.request.bytes`: of produce requests that are not answered yet."""
+    waiting_fetches_max: int = 10_000
+    fetch_bytes_max: int = 55 << 20
+    """`fetch.max.bytes` of the broker."""
+    items_max: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceItem:
+    partition: PartitionId
+    batches: bytes
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceResult:
+    error: TidelogError | None = None
+    base_offset: int = -1
+    append_time_ms: int = -1
+    start_offset: int = -1
+    leader_epoch: int = -1
+    leader: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSize:
+    partition: PartitionId
+    size: int
+    offset_lag: int
+    """Offsets that it is behind the high watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryDescription:
+    directory_id: DirectoryId | None
+    label: str
+    error: TidelogError | None
+    free_bytes: int
+    replicas: tuple[ReplicaSize, ...]
+
+
+class PartitionService:
+    """See the module."""
+
+    def __init__(self, replicas: Replicas, config: ServiceConfig | None = None) -> None:
+        self._replicas = replicas
+        self.config = config or ServiceConfig()
+        self.queued_bytes = 0
+        self.waiting_fetches = 0
+        self._producer_block: tuple[int, int] = (0, 0)
+        self._allocating = asyncio.Lock()
+
+    # Finding.
+
+    def leading(self, partition: PartitionId, leader_epoch: int = -1) -> Leading:
+        """The partition as its leader; raises what a client has to know if it is not led here, or in another epoch."""
+        return find_leading(self._replicas, partition, leader_epoch)
+
+    # Writing.
+
+    async def produce(self, items: Sequence[ProduceItem], *, acks: int, timeout_ms: int) -> list[ProduceResult]:
+        """Append each item, in order; results in the same order, when they are acknowledged as asked or have failed.
+
+        What has timed out may be acknowledged by nobody and stored all the same.
+        """
+        if acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
+            raise InvalidRequiredAcksError(f"acks={acks}: 0, 1 or -1")
+        if len(items) > self.config.items_max:
+            raise InvalidRequestError(f"{len(items)} partitions in one request, at most {self.config.items_max}")
+        size = sum(len(item.batches) for item in items)
+        if self.queued_bytes and self.queued_bytes + size > self.config.queued_bytes_max:
+            raise OverloadedError(
+                f"{self.queued_bytes} bytes of other requests wait to be stored, at most {self.config.queued_bytes_max}"
+            )
+        self.queued_bytes += size
+        try:
+            return await self._produce(items, acks, timeout_ms)
+        finally:
+            self.queued_bytes -= size
+
+    async def _produce(self, items: Sequence[ProduceItem], acks: int, timeout_ms: int) -> list[ProduceResult]:
+        results: list[ProduceResult] = []
+        waits: dict[int, tuple[Leading, asyncio.Future[None], TidelogError | None]] = {}
+        for at, item in enumerate(items):
+            try:
+                leading = self.leading(item.partition, item.leader_epoch)
+                leading.state.check_acks(acks)
+                appended = leading.append(item.batches)
+            except DuplicateSequenceError as error:
+                results.append(self._failed(item.partition, error))
+                if acks == ACKS_ALL and leading.high_watermark < error.below_offset:
+                    # Clients take it for an acknowledgement: it has to wait like one.
+                    waits[at] = leading, leading.acks.wait(error.below_offset), error
+                continue
+            except TidelogError as error:
+                results.append(self._failed(item.partition, error))
+                continue
+            results.append(_stored(leading, appended))
+            if acks == ACKS_ALL and leading.high_watermark <= appended.last_offset:
+                waits[at] = leading, leading.acks.wait(appended.last_offset + 1), None
+            elif acks == ACKS_LEADER:
+                waits[at] = leading, leading.log.wait_durable(appended.last_offset), None
+        if waits:
+            await self._wait(items, results, waits, timeout_ms)
+        return results
+
+    async def _wait(
+        self,
+        items: Sequence[ProduceItem],
+        results: list[ProduceResult],
+        waits: dict[int, tuple[Leading, asyncio.Future[None], TidelogError | None]],
+        timeout_ms: int,
+    ) -> None:
+        futures = [future for _, future, _ in waits.values()]
+        try:
+            await asyncio.wait(futures, timeout=timeout_ms / 1000)
+        finally:
+            for leading, future, _ in waits.values():
+                if not future.done():
+                    leading.acks.forget(future)
+        for at, (_, future, refusal) in waits.items():
+            error: TidelogError | None = refusal
+            if not future.done():
+                error = RequestTimedOutError(f"not replicated in {timeout_ms} ms; it may be yet")
+            elif future.exception() is not None:
+                error = cast(TidelogError, future.exception())
+            if error is not None:
+                results[at] = self._failed(items[at].partition, error)
+
+    def _failed(self, partition: PartitionId, error: TidelogError) -> ProduceResult:
+        replica = self._replicas.get(partition)
+        if replica is None:
+            leader = error.leader if isinstance(error, NotLeaderOrFollowerError) else -1
+            return ProduceResult(error, leader=leader)
+        return ProduceResult(error, leader_epoch=replica.partition.leader_epoch, leader=replica.partition.leader)
+
+    # Reading.
+
+    async def fetch(
+        self,
+        items: Sequence[FetchItem],
+        *,
+        min_bytes: int,
+        max_bytes: int,
+        max_wait_ms: int,
+        isolation: int = 0,
+        rack: str = "",
+    ) -> list[FetchResult]:
+        """Whole batches below the high watermark, in the order of the items: at most `max_bytes`, but at least one
+        batch if there is any. Waits up to `max_wait_ms` for `min_bytes`; an error is answered at once."""
+        if len(items) > self.config.items_max:
+            raise InvalidRequestError(f"{len(items)} partitions in one request, at most {self.config.items_max}")
+        fetch = Fetch(
+            self._replicas, items, bytes_max=min(max_bytes, self.config.fetch_bytes_max), isolation=isolation, rack=rack
+        )
+        await fetch.read_all()
+        if fetch.is_enough(min_bytes) or max_wait_ms <= 0 or self.waiting_fetches >= self.config.waiting_fetches_max:
+            return fetch.results()
+        self.waiting_fetches += 1
+        try:
+            await fetch.wait(min_bytes, max_wait_ms)
+        finally:
+            self.waiting_fetches -= 1
+        return fetch.results()
+
+    def watch(self, partitions: Iterable[PartitionId]) -> OffsetWatch:
+        """An asynchronous iterator of lists of (partition, high watermark, last stable offset): first all, then those
+        that have changed since, however often. Close it."""
+        return OffsetWatch(self._replicas, list(partitions))
+
+    # Offsets.
+
+    async def list_offsets(
+        self, partition: PartitionId, timestamp: int, *, leader_epoch: int = -1, isolation: int = 0
+    ) -> tuple[int, int, int]:
+        """(offset, timestamp, leader epoch) of the latest (-1), the earliest (-2), the record with the largest
+        timestamp (-3), or the first at or after a time; offset -1 where there is none."""
+        leading = self.leading(partition, leader_epoch)
+        log = leading.log
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            return log.start_offset, -1, log.epochs.epoch_for(log.start_offset)
+        end = self._confirmed(leading)
+        if isolation == READ_COMMITTED:
+            end = log.last_stable_offset(end)
+        if timestamp == LATEST:
+            return end, -1, leading.leader_epoch
+        if timestamp == MAX_TIMESTAMP:
+            found = await log.offset_of_largest_timestamp()
+            if found is not None and found.offset >= end:
+                raise OffsetNotAvailableError("the newest record is not replicated yet")
+        elif timestamp >= 0:
+            found = await log.offset_for_timestamp(timestamp, end=end)
+        else:
+            raise InvalidRequestError(f"timestamp {timestamp}: -1 latest, -2 earliest, -3 largest, or a time")
+        if found is None:
+            return -1, -1, -1
+        return found.offset, found.timestamp, log.epochs.epoch_for(found.offset)
+
+    def _confirmed(self, leading: Leading) -> Offset:
+        """The high watermark, once it is known to be behind no acknowledgement of a former leader."""
+        if not leading.state.is_confirmed:
+            raise OffsetNotAvailableError(
+                f"epoch {leading.leader_epoch} is confirmed up to {leading.high_watermark} of "
+                f"{leading.state.epoch_start}"
+            )
+        return leading.high_watermark
+
+    def offset_for_leader_epoch(self, partition: PartitionId, epoch: int, *, leader_epoch: int = -1) -> tuple[int, int]:
+        """(the largest epoch at or below this one, where it ends); (-1, -1) for one that is not known."""
+        leading = self.leading(partition, leader_epoch)
+        high_watermark = self._confirmed(leading)
+        known, end = leading.log.end_offset_for_epoch(epoch)
+        return known, min(end, high_watermark)
+
+    async def range_bytes(self, partition: PartitionId, start: int, end: int) -> int:
+        """Bytes of the batches of [start, end), as far as it can be read."""
+        leading = self.leading(partition)
+        return await leading.log.range_bytes(start, min(end, leading.high_watermark))
+
+    async def delete_records(self, partition: PartitionId, offset: int) -> int:
+        """Records below `offset` (-1: all that can be read) are gone for every replica; returns the new start."""
+        leading = self.leading(partition)
+        if offset == LATEST:
+            offset = self._confirmed(leading)
+        if not 0 <= offset <= leading.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"records are deleted up to the high watermark {leading.high_watermark}, not to {offset}",
+                offset=offset,
+                start=leading.log.start_offset,
+                end=leading.high_watermark,
+            )
+        trimmed = TrimmedPartition(
+            topic_id=partition.topic_id,
+            partition=partition.partition,
+            leader_epoch=leading.leader_epoch,
+            start_offset=offset,
+        )
+        request = Trim(broker=self._replicas.me, broker_epoch=self._replicas.broker_epoch, partitions=(trimmed,))
+        (outcome,) = (await self._replicas.agent.ask(request)).items
+        if outcome.error is not None:
+            raise RemoteError(outcome.message, code=outcome.error)
+        if leading.replica.role is not leading:
+            raise NotLeaderOrFollowerError("the leader has changed meanwhile", leader=leading.replica.partition.leader)
+        await leading.log.advance_start(offset)
+        return leading.log.start_offset
+
+    # Producers.
+
+    async def init_producer_id(self) -> tuple[int, int]:
+        """(id, epoch) that nobody else has."""
+        async with self._allocating:
+            following, end = self._producer_block
+            if following >= end:
+                request = AllocateProducerIdBlock(broker=self._replicas.me, broker_epoch=self._replicas.broker_epoch)
+                # A block that was given without our knowing is lost, which is fine: there are enough.
+                block = await self._replicas.agent.client.call(request, is_repeatable=True)
+                assert isinstance(block, ProducerIdBlock), "the answer to a request for producer ids"
+                following, end = block.first, block.first + block.count
+            self._producer_block = following + 1, end
+            return following, 0
+
+    # Directories.
+
+    def log_directories(self) -> list[DirectoryDescription]:
+        found = []
+        for directory in self._replicas.logs.directories:
+            sizes = []
+            for partition in sorted(directory.paths):
+                replica, log = self._replicas.get(partition), self._replicas.logs.get(partition)
+                if log is not None:
+                    lag = max(0, replica.high_watermark - log.end_offset) if replica is not None else 0
+                    sizes.append(ReplicaSize(partition, log.size, lag))
+            found.append(
+                DirectoryDescription(
+                    directory.directory_id,
+                    directory.disk.label,
+                    directory.failed,
+                    -1 if directory.failed is not None else directory.disk.free_bytes(),
+                    tuple(sizes),
+                )
+            )
+        return found
+
+
+def _stored(leading: Leading, appended: Appended) -> ProduceResult:
+    return ProduceResult(
+        None,
+        base_offset=appended.base_offset,
+        append_time_ms=appended.append_time,
+        start_offset=leading.log.start_offset,
+        leader_epoch=leading.leader_epoch,
+        leader=-1,
+    )

@@ -1,0 +1,137 @@
+"""What a broker does from time to time for all of its partitions together: a task for each duty, none for a partition.
+
+lag          followers that fall behind leave the in-sync set
+stalls       a group commit that takes longer than `disk.stall.timeout.ms`: the directory is told to the controller,
+             which takes its leaderships and in-sync places; told again when it answers
+directories  failed ones are told; where replicas lie is told (`AssignDirectories`)
+retention    every `log.retention.check.interval.ms`; bound by the high watermark and open transactions
+cleaning     compaction, as long as a log needs it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tidelog.log.directories import LogDirectory
+from tidelog.metadata import configs
+from tidelog.metadata.partitions import AssignDirectories
+from tidelog.model.errors import RemoteError, TransportError
+from tidelog.model.ids import DirectoryId, PartitionId
+
+if TYPE_CHECKING:
+    from tidelog.replication.replicas import Replicas
+
+LOGGER = logging.getLogger(__name__)
+
+LAG_CHECK_MAX_S = 1.0
+ASSIGNMENTS_PER_REQUEST_MAX = 5_000
+
+
+class Upkeep:
+    """See the module."""
+
+    def __init__(self, host: Replicas) -> None:
+        self._host = host
+        self._assignments: dict[PartitionId, DirectoryId] = {}
+        self._wake = asyncio.Event()
+
+    def start(self) -> None:
+        for duty in (self._check_lags, self._check_stalls, self._assign_all, self._expire, self._clean):
+            self._host.spawn(duty(), name=duty.__name__.lstrip("_").replace("_", "-"))
+
+    def _setting_ms(self, name: str) -> int:
+        value = configs.broker_config(self._host.image, name, self._host.me).value
+        assert isinstance(value, int), f"{name} is an integer"
+        return value
+
+    # Lag.
+
+    async def _check_lags(self) -> None:
+        while True:
+            await asyncio.sleep(min(self._host.lag_max_ms() / 4000, LAG_CHECK_MAX_S))
+            for replica in list(self._host.all()):
+                # Scrubs and cleanings find rot by themselves.
+                if replica.role is not None and replica.role.log.damaged is not None:
+                    self._host.found_damage(replica)
+            for leading in self._host.leaders():
+                state = leading.state
+                if (len(state.isr) > 1 and state.high_watermark < state.log_end) or state.is_in_doubt:
+                    self._host.isr_updates.look(leading.replica)
+
+    # Directories.
+
+    async def _check_stalls(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._host.config.stall_check_ms / 1000)
+            limit_s = self._setting_ms("disk.stall.timeout.ms") / 1000
+            stalled = tuple(
+                directory.directory_id
+                for directory in self._host.logs.directories
+                if directory.failed is None
+                and directory.directory_id is not None
+                and (began := directory.group_commit.group_began) is not None
+                and loop.time() - began > limit_s
+            )
+            agent = self._host.agent
+            if stalled != agent.stalled_directories:
+                LOGGER.error("broker=%d directories that stand still: %s", self._host.me, [str(d) for d in stalled])
+                agent.stalled_directories = stalled
+                agent.beat_soon()
+
+    def directory_failed(self, directory: LogDirectory) -> None:
+        agent = self._host.agent
+        failed = directory.directory_id
+        if failed is not None and failed not in agent.failed_directories:
+            agent.failed_directories = (*agent.failed_directories, failed)
+            agent.beat_soon()
+
+    def assign(self, partition_id: PartitionId, directory: DirectoryId) -> None:
+        """The replica lies in this directory, which the metadata does not know."""
+        self._assignments[partition_id] = directory
+        self._wake.set()
+
+    async def _assign_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._assignments:
+                if self._host.broker_epoch < 0 or not await self._assign_some():
+                    await asyncio.sleep(self._host.config.retry_max_ms / 1000)
+
+    async def _assign_some(self) -> bool:
+        some = list(self._assignments.items())[:ASSIGNMENTS_PER_REQUEST_MAX]
+        request = AssignDirectories(
+            broker=self._host.me,
+            broker_epoch=self._host.broker_epoch,
+            replicas=tuple((found.topic_id, found.partition, directory) for found, directory in some),
+        )
+        try:
+            reply = await self._host.agent.ask(request)
+        except (TransportError, RemoteError) as error:
+            LOGGER.info("broker=%d directories are not told yet: %s", self._host.me, error)
+            return False
+        for (partition_id, directory), outcome in zip(some, reply.items, strict=True):
+            if outcome.error is not None:
+                LOGGER.warning("broker=%d directory of %s: %s", self._host.me, partition_id, outcome.message)
+            if self._assignments.get(partition_id) == directory:
+                del self._assignments[partition_id]
+        return True
+
+    # Housekeeping.
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self._setting_ms("log.retention.check.interval.ms") / 1000)
+            expired = await self._host.logs.expire()
+            for partition_id in expired:
+                self._host.wakers.wake(partition_id)
+
+    async def _clean(self) -> None:
+        while True:
+            await asyncio.sleep(self._host.config.cleaner_backoff_ms / 1000)
+            is_more = True
+            while is_more:
+                is_more = await self._host.logs.clean_one() is not None

@@ -1,0 +1,118 @@
+"""Who waits for a partition: producers for an offset to be replicated, readers for anything new.
+
+Nothing is held for a partition that nobody waits for. Whoever is gone (cancelled, timed out) is passed over, and taken
+out at the next chance.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidelog.model.errors import TidelogError
+from tidelog.model.ids import PartitionId
+
+
+@dataclass(slots=True, order=True)
+class _Waiter:
+    end: int
+    number: int
+    future: "asyncio.Future[None]"
+
+
+class AckWaiters:
+    """Producers of one partition in one leader epoch, by the end that the high watermark must reach.
+
+    Invariant: ordered by end.
+    """
+
+    __slots__ = ("_number", "_waiters")
+
+    def __init__(self) -> None:
+        self._waiters: list[_Waiter] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def wait(self, end: int) -> "asyncio.Future[None]":
+        """Resolves when the high watermark has reached `end`; fails when the epoch ends first."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._number += 1
+        insort(self._waiters, _Waiter(end, self._number, future))
+        return future
+
+    def advance(self, high_watermark: int) -> None:
+        done = 0
+        for waiter in self._waiters:
+            if waiter.end > high_watermark:
+                break
+            done += 1
+            if not waiter.future.done():
+                waiter.future.set_result(None)
+        if done:
+            del self._waiters[:done]
+
+    def forget(self, future: "asyncio.Future[None]") -> None:
+        """Its producer has given up."""
+        self._waiters = [waiter for waiter in self._waiters if waiter.future is not future]
+
+    def fail(self, error: TidelogError) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+                waiter.future.exception()  # whoever waited may be gone
+
+
+class Waker:
+    """One reader that waits for any of several partitions. `take` says which ones have news."""
+
+    __slots__ = ("_event", "_woken")
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._woken: dict[PartitionId, None] = {}
+
+    def wake(self, partition: PartitionId) -> None:
+        self._woken[partition] = None
+        self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def take(self) -> list[PartitionId]:
+        """Those with news since the last call, each once."""
+        woken, self._woken = self._woken, {}
+        self._event.clear()
+        return list(woken)
+
+
+class Wakers:
+    """The readers of all partitions, by partition."""
+
+    __slots__ = ("_by_partition",)
+
+    def __init__(self) -> None:
+        self._by_partition: dict[PartitionId, dict[Waker, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_partition)
+
+    def add(self, waker: Waker, partitions: Iterable[PartitionId]) -> None:
+        for partition in partitions:
+            self._by_partition.setdefault(partition, {})[waker] = None
+
+    def remove(self, waker: Waker, partitions: Iterable[PartitionId]) -> None:
+        for partition in partitions:
+            wakers = self._by_partition.get(partition)
+            if wakers is not None:
+                wakers.pop(waker, None)
+                if not wakers:
+                    del self._by_partition[partition]
+
+    def wake(self, partition: PartitionId) -> None:
+        wakers = self._by_partition.get(partition)
+        if wakers is not None:
+            for waker in wakers:
+                waker.wake(partition)

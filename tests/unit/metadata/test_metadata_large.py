@@ -1,0 +1,267 @@
+"""What is too large for one turn of the event loop: fencing in steps, snapshots read in slices, candidates looked up
+once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from metadata_cluster import Cluster, directory
+from metadata_quorum import CONTROLLERS, Quorum
+
+from tidelog.log.batch import partition_of
+from tidelog.metadata import brokers
+from tidelog.metadata.brokers import Drain, Fence
+from tidelog.metadata.image import ClusterImage, Partition
+from tidelog.metadata.leadership import Candidates, can_serve
+from tidelog.metadata.loading import SnapshotLoader
+from tidelog.metadata.records import CreateTopic
+from tidelog.metadata.shell import ControllerConfig
+from tidelog.metadata.snapshot import RECORDS_PER_CHUNK, decode_snapshot, snapshot_bytes
+from tidelog.metadata.topics import AddPartitions, MoreOfTopic
+from tidelog.model.errors import CorruptStateError
+from tidelog.model.ids import NodeId
+from tidelog.raft.config import RaftConfig
+from tidelog.raft.driver import DriverConfig
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "DEPARTURES_MAX", 3)
+
+
+def eight() -> Cluster:
+    """Eight partitions that broker 0 leads, one of them all by itself."""
+    cluster = Cluster(3)
+    cluster.made("t", *[(0, 1, 2)] * 4, *[(0, 2, 1)] * 3)
+    cluster.made("alone", (0,))
+    return cluster
+
+
+def led_by(cluster: Cluster, broker: int) -> int:
+    return sum(1 for _, _, partition in cluster.image.partitions_on(broker) if partition.leader == broker)
+
+
+def states(cluster: Cluster) -> list[tuple[object, ...]]:
+    return [(number, p.leader, p.leader_epoch, p.isr, p.eligible) for _, number, p in cluster.image.partitions_on(0)]
+
+
+@pytest.mark.usefixtures("small_steps")
+class TestLeavingInSteps:
+    def test_a_broker_of_many_partitions_is_fenced_in_steps_that_are_valid_each(self) -> None:
+        cluster = eight()
+        epoch = cluster.image.brokers[0].broker_epoch
+        left = []
+        while cluster.image.brokers[0].is_live:
+            before = led_by(cluster, 0)
+            cluster.ask(Fence(broker=0, broker_epoch=epoch))
+            left.append(before - led_by(cluster, 0))
+        assert left == [3, 3, 2]
+        assert cluster.image.brokers[0].fenced
+        assert led_by(cluster, 0) == 0
+
+    def test_the_steps_lead_where_one_decision_would_have_led(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sliced, whole = eight(), eight()
+        for _ in range(3):
+            sliced.crash(0)
+        monkeypatch.setattr(brokers, "DEPARTURES_MAX", 100)
+        whole.crash(0)
+        assert states(sliced) == states(whole)
+        assert sliced.image.brokers[0].fenced
+
+    def test_a_broker_may_stop_when_the_last_step_is_done(self) -> None:
+        cluster = eight()
+        replies = [cluster.beat(0, wants_shutdown=True) for _ in range(3)]
+        assert [reply.may_shut_down for reply in replies] == [False, False, True]
+        assert [reply.is_fenced for reply in replies] == [False, False, True]
+        assert led_by(cluster, 0) == 0
+
+    def test_who_is_taken_back_between_two_steps_leaves_again(self) -> None:
+        cluster = eight()
+        epoch = cluster.image.brokers[0].broker_epoch
+        cluster.ask(Fence(broker=0, broker_epoch=epoch))
+        number = next(n for _, n, p in cluster.image.partitions_on(0) if p.leader != 0 and len(p.replicas) == 3)
+        assert cluster.propose("t", (0, 1, 2), number).error is None
+        for _ in range(3):
+            cluster.ask(Fence(broker=0, broker_epoch=epoch))
+        assert cluster.image.brokers[0].fenced
+        assert cluster.partition("t", number).isr == (1, 2)
+
+    @pytest.mark.sim
+    def test_the_controller_takes_all_steps_by_itself(self) -> None:
+        with Quorum(8) as quorum:
+            quorum.start()
+            quorum.start_brokers(11, 12, 13)
+            quorum.create("t", partitions=30)
+            active = quorum.active()
+
+            def is_fenced() -> bool:
+                return bool(quorum.controller(active).image.brokers[11].fenced)
+
+            quorum.kill(NodeId(11))
+            quorum.world.run_until(is_fenced, timeout=10)
+            image = quorum.controller(active).image
+            image.validate()
+            assert len(list(image.partitions_on(11))) == 30
+            assert all(partition.leader in (12, 13) for _, _, partition in image.partitions_on(11))
+
+    @pytest.mark.sim
+    def test_a_broker_stops_in_order_though_it_takes_many_steps(self) -> None:
+        with Quorum(9) as quorum:
+            quorum.start()
+            quorum.start_brokers(11, 12, 13)
+            quorum.create("t", partitions=30)
+            broker = quorum.brokers[NodeId(11)]
+            began_s = quorum.now_s()
+            quorum.world.run(broker.node, lambda _: broker.agent.shut_down(), timeout=10)
+            assert quorum.now_s() - began_s < 2.0, "it does not wait for a whole heartbeat after each step"
+            image = quorum.controller(quorum.active()).image
+            assert all(partition.leader in (12, 13) for _, _, partition in image.partitions_on(11))
+
+
+def situations() -> Iterator[tuple[str, ClusterImage]]:
+    cluster = Cluster(2)
+    for broker in (2, 3, 4):
+        cluster.start(broker, directories=(directory(broker), directory(broker, 1)))
+    cluster.made("t", (0, 1, 2), (2, 3, 4), (4, 0, 2))
+    yield "all live", cluster.image
+    cluster.crash(1)
+    yield "one fenced", cluster.image
+    cluster.ask(Drain(broker=3))
+    yield "one draining", cluster.image
+    cluster.beat(2, failed_directories=(directory(2),))
+    cluster.beat(4, stalled_directories=(directory(4, 1),))
+    yield "directories offline", cluster.image
+
+
+def check_candidates(name: str, image: ClusterImage) -> None:
+    everywhere = [
+        Partition(replicas, tuple(directory(b, number) for b in replicas), replicas, replicas[0], 0, 0)
+        for replicas in ((0, 1, 2), (2, 3, 4), (4, 0, 9))
+        for number in (0, 1)
+    ]
+    candidates, without_0 = Candidates(image), Candidates(image, excluded=(0,))
+    for partition in everywhere:
+        for broker in range(10):
+            assert candidates.of(partition)(broker) == can_serve(image, partition, broker), (name, broker)
+            assert without_0.of(partition)(broker) == (broker != 0 and can_serve(image, partition, broker))
+    avoided = candidates.is_avoided
+    assert [b for b in range(5) if avoided is not None and avoided(b)] == [
+        b for b in range(5) if image.brokers[b].draining and image.brokers[b].is_live
+    ]
+
+
+def test_candidates_are_those_who_can_serve() -> None:
+    for name, image in situations():
+        check_candidates(name, image)
+
+
+class TestLoading:
+    @pytest.fixture
+    def data(self) -> Iterator[bytes]:
+        topics = range(1, 5 * RECORDS_PER_CHUNK)
+        yield snapshot_bytes(ClusterImage().apply_all(CreateTopic(topic_id=UUID(int=n), name=f"t{n}") for n in topics))
+        gc.unfreeze()  # what loading has taken from the collector
+
+    def test_others_have_their_turns_while_a_large_snapshot_is_read(self, data: bytes) -> None:
+        async def main() -> tuple[int, bool]:
+            loader, turns, is_done = SnapshotLoader(), 0, False
+
+            async def other() -> None:
+                nonlocal turns
+                while not is_done:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            beside = asyncio.ensure_future(other())
+            await loader.prepare(data)
+            is_done = True
+            await beside
+            prepared = loader.take(data)
+            return turns, prepared == decode_snapshot(data) and prepared is not loader.take(data)
+
+        turns, is_same = asyncio.run(main())
+        assert turns >= 4
+        assert is_same
+
+    def test_a_small_snapshot_is_read_at_once(self) -> None:
+        data = snapshot_bytes(eight().image)
+        loader = SnapshotLoader()
+        preparing = loader.prepare(data)
+        with pytest.raises(StopIteration):
+            preparing.send(None)
+        assert loader.take(data).image == eight().image
+
+    def test_what_was_prepared_is_given_for_those_bytes_only(self, data: bytes) -> None:
+        loader = SnapshotLoader()
+        asyncio.run(loader.prepare(data))
+        assert loader.take(snapshot_bytes(ClusterImage())).image == ClusterImage()
+
+    @pytest.mark.parametrize("place", [0, 0.5, -1])
+    @pytest.mark.case("R19")
+    def test_a_damaged_one_is_refused_and_leaves_nothing_behind(self, data: bytes, place: float) -> None:
+        damaged = bytearray(data)
+        damaged[int(place * len(data)) if place >= 0 else -1] ^= 1
+        loader, bad = SnapshotLoader(), bytes(damaged)
+        with pytest.raises(CorruptStateError):
+            asyncio.run(loader.prepare(bad))
+        with pytest.raises(CorruptStateError):
+            loader.take(bad)
+
+    @pytest.mark.sim
+    def test_controllers_and_brokers_begin_with_a_snapshot_of_several_chunks(self) -> None:
+        raft = RaftConfig(kept_behind_snapshot_bytes=0)
+        config = ControllerConfig(driver=DriverConfig(raft=raft, snapshot_bytes=20_000))
+        with Quorum(10, config) as quorum:
+            quorum.start()
+            quorum.start_brokers(11, 12, 13)
+            for number in range(3):
+                quorum.create(f"t{number}", partitions=RECORDS_PER_CHUNK)
+            active = quorum.active()
+            standby = next(node for node in CONTROLLERS if node != active)
+            quorum.world.run_until(
+                lambda: (
+                    quorum.controller(standby).driver.metrics.snapshots_taken > 0
+                    and quorum.controller(active).driver.core.log.start > 0
+                ),
+                timeout=30,
+            )
+            quorum.kill(standby)
+            quorum.start(standby)
+            assert len(quorum.controller(standby).image.topics) > 0, "it began with its snapshot"
+            quorum.start_brokers(14)
+            assert quorum.brokers[NodeId(14)].tail.loaded == 1
+            end = quorum.controller(active).machine.offset
+            quorum.world.run_until(lambda: quorum.controller(standby).machine.offset >= end, timeout=10)
+            quorum.world.run_until(lambda: quorum.brokers[NodeId(14)].tail.offset >= end, timeout=10)
+            topics = quorum.controller(active).image.topics
+            assert sum(len(topic.partitions) for topic in topics.values()) == 3 * RECORDS_PER_CHUNK
+            assert quorum.controller(standby).image.topics == topics
+            assert quorum.brokers[NodeId(14)].tail.image.topics == topics
+        gc.unfreeze()
+
+
+def test_keys_stay_where_they_are_until_a_topic_grows_and_its_old_partitions_stay_for_ever() -> None:
+    cluster = Cluster(3)
+    cluster.create("t", 4, 3)
+    topic_id = cluster.image.topic_ids["t"]
+    keys = [b"key %d" % number for number in range(1000)]
+
+    def mapping() -> list[int]:
+        return [partition_of(key, len(cluster.image.topics[topic_id].partitions)) for key in keys]
+
+    before, old = mapping(), dict(cluster.image.topics[topic_id].partitions)
+    cluster.crash(2)
+    cluster.start(2)
+    assert mapping() == before, "who leads has no say in where a key goes"
+    old = dict(cluster.image.topics[topic_id].partitions)
+    cluster.ask(AddPartitions(topics=(MoreOfTopic(name="t", total=6),)))
+    after = mapping()
+    moved = sum(1 for one, other in zip(before, after, strict=True) if one != other)
+    assert 500 < moved < 900
+    assert set(after) == set(range(6))
+    now = cluster.image.topics[topic_id].partitions
+    assert all(now[number] is partition for number, partition in old.items()), "what was written stays where it is"

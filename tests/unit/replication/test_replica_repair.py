@@ -1,0 +1,150 @@
+"""Logs that have lost data: out of the in-sync set, mended from the leader, back."""
+
+import pytest
+from replication_cluster import NodeId, ReplicationCluster, RunningBroker
+from test_replicas import BROKERS
+
+from tidelog.log.log import Damage
+from tidelog.metadata.partitions import ElectLeaders
+from tidelog.model.ids import Offset, PartitionId
+from tidelog.replication.repair import lost_replicas
+from tidelog.world.simulated import Loss
+
+
+def segment(cluster: ReplicationCluster, broker: int, partition: PartitionId) -> str:
+    return cluster.log(broker, partition).segments.active_path()
+
+
+def damage(cluster: ReplicationCluster, broker: int, partition: PartitionId, good_end: int) -> None:
+    async def mark(found: RunningBroker) -> None:
+        log = found.logs.get(partition)
+        assert log is not None
+        await log.mark_damaged(Damage(Offset(good_end), "rot, found by a scrub"))
+
+    cluster.on_broker(broker, mark)
+
+
+@pytest.mark.case("S2")
+def test_a_follower_whose_log_is_damaged_fetches_the_range_again() -> None:
+    with ReplicationCluster(301) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(6):
+            cluster.write(orders, b"%d" % number)
+        cluster.until_equal(orders, *BROKERS)
+        epoch = cluster.partition(orders).partition_epoch
+        damage(cluster, 12, orders, 2)
+        cluster.until(lambda: cluster.log(12, orders).damaged is None)
+        cluster.until_in_sync(orders, *BROKERS)
+        assert cluster.partition(orders).partition_epoch > epoch, "it has left the in-sync set first"
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        cluster.kill(NodeId(11))
+        assert cluster.leader(orders) == 12
+        cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
+        assert cluster.values(orders) == [b"%d" % number for number in range(6)]
+        cluster.check()
+
+
+@pytest.mark.case("S2")
+def test_a_leader_whose_log_is_damaged_gives_up_leading_and_is_mended() -> None:
+    with ReplicationCluster(302) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(6):
+            cluster.write(orders, b"%d" % number)
+        damage(cluster, 11, orders, 3)
+        cluster.until(lambda: cluster._leader(orders) == 12)
+        cluster.write(orders, b"6")
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.log(11, orders).damaged is None
+        assert cluster.values(orders) == [b"%d" % number for number in range(7)]
+        cluster.check()
+
+
+@pytest.mark.case("S2")
+def test_rot_that_a_reader_meets_on_the_leader_is_mended_from_the_others() -> None:
+    with ReplicationCluster(303) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(6):
+            cluster.write(orders, b"%d" % number)
+        cluster.until_equal(orders, *BROKERS)
+        size = cluster.log(11, orders).size // 6
+        # The length of the third batch is nonsense.
+        cluster.world.machine("b11").disk("logs-0").overwrite(segment(cluster, 11, orders), 2 * size + 8, b"\xff" * 4)
+        result = cluster.fetch(11, orders, 2)
+        assert result.error is not None, "rot is not handed out"
+        cluster.until(lambda: cluster._leader(orders) == 12)
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.values(orders) == [b"%d" % number for number in range(6)]
+        cluster.check()
+
+
+@pytest.mark.case("S2")
+def test_a_log_that_is_corrupt_below_what_was_synced_is_told_at_registration_and_fetched_again() -> None:
+    with ReplicationCluster(304) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(6):
+            cluster.write(orders, b"%d" % number)
+        cluster.until_equal(orders, *BROKERS)
+        cluster.world.run_for(2)  # the recovery point is stored
+        path = segment(cluster, 12, orders)
+        cluster.lose_power(12, Loss.NONE if hasattr(Loss, "NONE") else Loss.SOME)
+        cluster.world.machine("b12").disk("logs-0").cut(path, 100)
+        cluster.start_brokers(12)
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        cluster.kill(NodeId(11))
+        leader = cluster.leader(orders)
+        cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
+        assert cluster.values(orders, broker=leader) == [b"%d" % number for number in range(6)]
+        cluster.check()
+
+
+def test_the_only_replica_that_is_damaged_waits_for_an_admin_and_then_leads_with_what_it_has() -> None:
+    with ReplicationCluster(305) as cluster:
+        cluster.start()
+        cluster.start_brokers(11)
+        orders = cluster.topic("orders", [11], configs={"min.insync.replicas": "1"})
+        for number in range(5):
+            cluster.write(orders, b"%d" % number)
+        damage(cluster, 11, orders, 3)
+        cluster.until(lambda: cluster.partition(orders).leader == -1)
+        cluster.world.run_for(5)
+        assert cluster.partition(orders).leader == -1
+        assert cluster.log(11, orders).damaged is not None, "nothing is thrown away by itself"
+        (outcome,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("orders", 0),))).items
+        assert outcome.error is None, outcome.message
+        cluster.leader(orders)
+        assert cluster.values(orders) == [b"0", b"1", b"2"]
+        assert cluster.write(orders, b"new").base_offset == 3
+        cluster.check()
+
+
+def test_a_log_that_is_gone_is_known_as_lost_and_one_that_never_was_is_not() -> None:
+    with ReplicationCluster(306) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        cluster.world.run_for(2)
+        path = cluster.log(12, orders).path
+        cluster.kill(NodeId(12))
+        node = cluster.world.machine("b12").boot()
+        node.disk("logs-0").remove_directory(path)
+        cluster.world.machine("b12").kill()
+        cluster.start_brokers(12, wait=False)
+        found = cluster.brokers[NodeId(12)]
+        assert found.agent.registration.lost == ((orders.topic_id, 0),)
+        assert lost_replicas(found.logs, cluster.image(), 14) == ()
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        cluster.check()

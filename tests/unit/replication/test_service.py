@@ -1,0 +1,352 @@
+"""What both doors call: acknowledgements, long polls, offsets, producers, directories."""
+
+import asyncio
+from uuid import UUID
+
+import pytest
+from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch, values_of
+from test_replicas import BROKERS
+
+from tidelog.model.errors import (
+    ErrorCode,
+    FencedLeaderEpochError,
+    InvalidRequiredAcksError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    TidelogError,
+    UnknownLeaderEpochError,
+    UnknownTopicIdError,
+)
+from tidelog.model.ids import PartitionId, TopicId
+from tidelog.replication.service import FetchItem, PartitionService, ProduceItem, ProduceResult, ServiceConfig
+
+
+def started(seed: int, brokers: tuple[int, ...] = BROKERS, **more: object) -> ReplicationCluster:
+    return ReplicationCluster(seed, **more)  # type: ignore[arg-type]
+
+
+def code(error: TidelogError | None) -> ErrorCode | None:
+    return None if error is None else error.code
+
+
+@pytest.mark.source("a:C-07", "a:C-08", "a:U-05")
+def test_acks_say_how_far_a_record_is_when_it_is_acknowledged() -> None:
+    with ReplicationCluster(401) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        log = cluster.log(11, orders)
+        assert cluster.produce(11, orders, batch(b"none"), acks=0).base_offset == 1
+        assert log.end_offset == 2
+        assert log.durable_end < 2, "written, not synced"
+        cluster.produce(11, orders, batch(b"leader"), acks=1)
+        assert log.durable_end == 3
+        cluster.produce(11, orders, batch(b"all"), acks=-1)
+        assert cluster.leading(orders).high_watermark == 4
+        assert sum(cluster.log(broker, orders).durable_end == 4 for broker in BROKERS) == 3
+        with pytest.raises(InvalidRequiredAcksError):
+            cluster.produce(11, orders, batch(b"two"), acks=2)
+        cluster.check()
+
+
+@pytest.mark.source("a:C-16", "a:T-30")
+def test_a_broker_that_does_not_lead_says_who_does() -> None:
+    with ReplicationCluster(402) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS, 14)
+        orders = cluster.topic("orders", BROKERS)
+        for broker in (12, 14):
+            cluster.until(
+                lambda at=broker: cluster.brokers[NodeId(at)].tail.image.partition(orders.topic_id, 0) is not None
+            )  # type: ignore[misc]
+            result = cluster.produce(broker, orders, batch(b"x"))
+            assert (code(result.error), result.leader) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 11)
+            fetched = cluster.fetch(broker, orders)
+            assert (code(fetched.error), fetched.leader) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 11)
+        unknown = PartitionId(TopicId(UUID(int=5)), 0)
+        assert code(cluster.produce(11, unknown, batch(b"x")).error) is ErrorCode.UNKNOWN_TOPIC_ID
+        beyond = PartitionId(orders.topic_id, 9)
+        assert code(cluster.fetch(11, beyond).error) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        with pytest.raises(UnknownTopicIdError):
+            cluster.brokers[NodeId(11)].service.offset_for_leader_epoch(unknown, 0)
+        cluster.check()
+
+
+def test_epochs_of_clients_are_compared() -> None:
+    with ReplicationCluster(403) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        cluster.kill(NodeId(11))
+        leader = cluster.leader(orders)
+        epoch = cluster.partition(orders).leader_epoch
+        service = cluster.brokers[NodeId(leader)].service
+        with pytest.raises(FencedLeaderEpochError):
+            service.leading(orders, epoch - 1)
+        with pytest.raises(UnknownLeaderEpochError):
+            service.leading(orders, epoch + 1)
+        assert service.leading(orders, epoch).leader_epoch == epoch
+        old = cluster.fetch(leader, orders, 0, leader_epoch=epoch - 1)
+        assert code(old.error) is ErrorCode.FENCED_LEADER_EPOCH
+        assert (old.leader, old.leader_epoch) == (leader, epoch)
+        assert code(cluster.fetch(leader, orders, 0, leader_epoch=epoch + 1).error) is ErrorCode.UNKNOWN_LEADER_EPOCH
+        assert code(cluster.fetch(leader, orders, 0, last_epoch=epoch + 5).error) is ErrorCode.UNKNOWN_LEADER_EPOCH
+        cluster.check()
+
+
+def test_a_duplicate_is_acknowledged_only_when_its_original_is_replicated() -> None:
+    with ReplicationCluster(404) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"warm")
+        for broker in (12, 13):
+            cluster.network.block(NodeId(broker), NodeId(11))
+        data = batch(b"once", producer_id=7, producer_epoch=0, base_sequence=0)
+        first = cluster.produce(11, orders, data, timeout_ms=300)
+        assert code(first.error) is ErrorCode.REQUEST_TIMED_OUT
+        again = cluster.produce(11, orders, data, timeout_ms=300)
+        assert code(again.error) is ErrorCode.REQUEST_TIMED_OUT, "the original is not replicated either"
+        cluster.network.heal()
+        last = cluster.produce(11, orders, data, timeout_ms=20_000)
+        assert (last.error, last.base_offset) == (None, 1)
+        assert cluster.leading(orders).high_watermark == 2
+        assert cluster.values(orders) == [b"warm", b"once"]
+        cluster.check()
+
+
+@pytest.mark.source("a:C-09", "a:C-10")
+def test_a_fetch_waits_for_enough_bytes_or_for_its_time() -> None:
+    with ReplicationCluster(405) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        began_s = cluster.now_s()
+        empty = cluster.fetch(11, orders, 1, max_wait_ms=700)
+        assert empty.data == b""
+        assert 0.69 < cluster.now_s() - began_s < 0.8
+
+        async def poll(found: RunningBroker) -> tuple[bytes, float]:
+            loop = asyncio.get_running_loop()
+            waiting = loop.create_task(
+                found.service.fetch(
+                    [FetchItem(orders, 1, 1 << 20)], min_bytes=100, max_bytes=1 << 20, max_wait_ms=10_000
+                )
+            )
+            await asyncio.sleep(0.1)
+            small, large = batch(b"x"), batch(b"y" * 200)
+            began = loop.time()
+            await found.service.produce([ProduceItem(orders, small)], acks=-1, timeout_ms=5000)
+            assert not waiting.done(), "not enough yet"
+            await found.service.produce([ProduceItem(orders, large)], acks=-1, timeout_ms=5000)
+            (result,) = await waiting
+            return result.data, loop.time() - began
+
+        data, took_s = cluster.on_broker(11, poll)
+        assert values_of(data) == [b"x", b"y" * 200]
+        assert took_s < 1
+        service = cluster.brokers[NodeId(11)].service
+        assert service.waiting_fetches == 0
+        assert len(cluster.brokers[NodeId(11)].replicas.wakers) == 0, "nobody waits"
+        cluster.check()
+
+
+def test_an_answer_is_bounded_but_has_at_least_one_batch() -> None:
+    with ReplicationCluster(406) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        one, two = cluster.topic("one", BROKERS), cluster.topic("two", BROKERS)
+        for partition in (one, two):
+            for _ in range(3):
+                cluster.write(partition, bytes(1000))
+
+        async def fetch(found: RunningBroker, bytes_max: int, each: int) -> list[int]:
+            items = [FetchItem(one, 0, each), FetchItem(two, 0, each)]
+            results = await found.service.fetch(items, min_bytes=1, max_bytes=bytes_max, max_wait_ms=0)
+            return [len(values_of(result.data)) for result in results]
+
+        assert cluster.on_broker(11, lambda found: fetch(found, 1, 1)) == [1, 0], "one batch, however small the limit"
+        assert cluster.on_broker(11, lambda found: fetch(found, 100_000, 1)) == [1, 1]
+        assert cluster.on_broker(11, lambda found: fetch(found, 2500, 100_000)) == [2, 0]
+        assert cluster.on_broker(11, lambda found: fetch(found, 100_000, 100_000)) == [3, 3]
+        cluster.check()
+
+
+@pytest.mark.source("a:B-02")
+def test_a_follower_serves_readers_of_its_rack_and_the_leader_names_it() -> None:
+    with ReplicationCluster(407) as cluster:
+        cluster.start()
+        for broker, rack in ((11, "east"), (12, "west"), (13, "north")):
+            cluster.start_brokers(broker, rack=rack)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.fetch(11, orders, 0, rack="west").preferred_replica == 12
+        assert cluster.fetch(11, orders, 0, rack="east").data, "it is there already"
+        assert cluster.fetch(11, orders, 0, rack="moon").data, "nobody is there"
+        assert values_of(cluster.fetch(12, orders, 0, rack="west").data) == [b"0"]
+        assert code(cluster.fetch(12, orders, 0).error) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert code(cluster.fetch(12, orders, 5, rack="west").error) is ErrorCode.OFFSET_NOT_AVAILABLE
+        # Never past what it knows as committed.
+        for broker in (12, 13):
+            cluster.network.block(NodeId(broker), NodeId(11))
+        cluster.produce(11, orders, batch(b"1"), acks=1)
+        cluster.until(lambda: cluster.log(12, orders).durable_end == 2)
+        assert cluster.fetch(12, orders, 1, rack="west").data == b""
+        cluster.check()
+
+
+def test_offsets_are_found_by_time() -> None:
+    with ReplicationCluster(408) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for _ in range(3):
+            cluster.write(orders, b"a", b"b")
+        epoch = cluster.partition(orders).leader_epoch
+
+        def look(timestamp: int) -> tuple[int, int, int]:
+            return cluster.on_broker(11, lambda found: found.service.list_offsets(orders, timestamp))
+
+        assert look(-1) == (6, -1, epoch)
+        assert look(-2) == (0, -1, epoch)
+        assert look(-3) == (1, 1001, epoch)
+        assert look(1001) == (1, 1001, epoch)
+        assert look(2000) == (-1, -1, -1)
+        assert cluster.brokers[NodeId(11)].service.offset_for_leader_epoch(orders, epoch) == (epoch, 6)
+        assert cluster.brokers[NodeId(11)].service.offset_for_leader_epoch(orders, epoch + 1) == (-1, -1)
+        size = cluster.log(11, orders).size
+        whole = cluster.on_broker(11, lambda found: found.service.range_bytes(orders, 0, 100))
+        assert whole == size
+        assert cluster.on_broker(11, lambda found: found.service.range_bytes(orders, 2, 4)) == size // 3
+        cluster.check()
+
+
+@pytest.mark.source("a:G-01")
+def test_deleted_records_are_gone_from_every_replica_and_stay_gone() -> None:
+    with ReplicationCluster(409) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(6):
+            cluster.write(orders, b"%d" % number)
+        with pytest.raises(OffsetOutOfRangeError):
+            cluster.on_broker(11, lambda found: found.service.delete_records(orders, 7))
+        assert cluster.on_broker(11, lambda found: found.service.delete_records(orders, 3)) == 3
+        cluster.until(lambda: all(cluster.log(b, orders).start_offset == 3 for b in BROKERS))
+        early = cluster.fetch(11, orders, 2)
+        assert (code(early.error), early.start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 3)
+        cluster.kill(NodeId(11))
+        cluster.leader(orders)
+        cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
+        assert cluster.values(orders) == [b"3", b"4", b"5"]
+        leader = cluster.leader(orders)
+        assert cluster.on_broker(leader, lambda found: found.service.delete_records(orders, -1)) == 6
+        cluster.check()
+
+
+def test_high_watermarks_of_many_partitions_are_watched_at_once() -> None:
+    with ReplicationCluster(410) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        one, two = cluster.topic("one", BROKERS), cluster.topic("two", BROKERS)
+
+        async def watch(found: RunningBroker) -> list[list[tuple[PartitionId, int, int]]]:
+            changes = found.service.watch([one, two])
+            seen = [await anext(changes)]
+            for _ in range(3):
+                await found.service.produce([ProduceItem(two, batch(b"x"))], acks=-1, timeout_ms=5000)
+            seen.append(await anext(changes))
+            changes.close()
+            return seen
+
+        first, after = cluster.on_broker(11, watch)
+        assert sorted(first) == sorted([(one, 0, 0), (two, 0, 0)])
+        assert after == [(two, 3, 3)], "several changes are told as one"
+        assert len(cluster.brokers[NodeId(11)].replicas.wakers) == 0
+        cluster.check()
+
+
+def test_producer_ids_are_given_once() -> None:
+    with ReplicationCluster(411) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+
+        async def ids(service: PartitionService) -> list[tuple[int, int]]:
+            return list(await asyncio.gather(*(service.init_producer_id() for _ in range(700))))
+
+        given = [
+            one for broker in (*BROKERS, 11) for one in cluster.on_broker(broker, lambda found: ids(found.service))
+        ]
+        assert len({producer for producer, _ in given}) == len(given) == 2800
+        assert {epoch for _, epoch in given} == {0}
+        cluster.check()
+
+
+def test_too_many_bytes_that_wait_are_refused_and_nothing_is_written() -> None:
+    with ReplicationCluster(412) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        for broker in (12, 13):
+            cluster.network.block(NodeId(broker), NodeId(11))
+
+        async def flood(found: RunningBroker) -> list[ProduceResult | BaseException]:
+            service = PartitionService(found.replicas, ServiceConfig(queued_bytes_max=5_000))
+            items = [ProduceItem(orders, batch(bytes(2000)))]
+            requests = [service.produce(items, acks=-1, timeout_ms=500) for _ in range(4)]
+            results = await asyncio.gather(*requests, return_exceptions=True)
+            assert service.queued_bytes == 0
+            return [result if isinstance(result, BaseException) else result[0] for result in results]
+
+        results = cluster.on_broker(11, flood)
+        assert [isinstance(result, OverloadedError) for result in results] == [False, False, True, True]
+        assert cluster.log(11, orders).end_offset == 3
+        cluster.check()
+
+
+@pytest.mark.source("a:T-13")
+def test_batches_that_a_topic_does_not_take_are_refused_one_by_one() -> None:
+    with ReplicationCluster(413) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS, configs={"max.message.bytes": "1000"})
+        broken = bytearray(batch(b"x"))
+        broken[-1] ^= 1
+
+        async def produce(found: RunningBroker) -> list[ProduceResult]:
+            items = [
+                ProduceItem(orders, batch(b"good")),
+                ProduceItem(orders, batch(bytes(5000))),
+                ProduceItem(orders, bytes(broken)),
+                ProduceItem(orders, batch(b"good too")),
+            ]
+            return await found.service.produce(items, acks=-1, timeout_ms=5000)
+
+        results = cluster.on_broker(11, produce)
+        assert [code(result.error) for result in results] == [
+            None,
+            ErrorCode.MESSAGE_TOO_LARGE,
+            ErrorCode.CORRUPT_MESSAGE,
+            None,
+        ]
+        assert cluster.values(orders) == [b"good", b"good too"]
+        cluster.check()
+
+
+def test_directories_tell_what_they_hold() -> None:
+    with ReplicationCluster(414, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        described = cluster.brokers[NodeId(12)].service.log_directories()
+        assert len(described) == 2
+        sizes = {size.partition: size.size for directory in described for size in directory.replicas}
+        assert sizes == {orders: cluster.log(12, orders).size}
+        assert all(directory.error is None and directory.free_bytes > 0 for directory in described)
+        cluster.check()
