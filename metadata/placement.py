@@ -66,16 +66,23 @@ def place(sites: Sequence[Site], *, partitions: int, replication_factor: int, fi
 
 
 def _choose(order: list[Site], load: dict[int, int], replication_factor: int) -> tuple[int, ...]:
-    in_rack: dict[str | None, int] = {site.rack: 0 for site in order}
-    left = list(order)
-    replicas = []
+    """Each replica in the rack with the fewest of this partition, there on the emptiest broker, the first in order."""
+    in_rack: dict[str | None, int] = dict.fromkeys((site.rack for site in order), 0)
+    lowest = min(load.values())
+    replicas: list[int] = []
     for _ in range(replication_factor):
-        fewest = min(in_rack[site.rack] for site in left)
-        site = min((s for s in left if in_rack[s.rack] == fewest), key=lambda s: load[s.broker])
-        left.remove(site)
-        in_rack[site.rack] += 1
-        load[site.broker] += 1
-        replicas.append(site.broker)
+        best: Site | None = None
+        best_key = unbeaten = (min(in_rack.values()), lowest)
+        for site in order:
+            key = (in_rack[site.rack], load[site.broker])
+            if (best is None or key < best_key) and site.broker not in replicas:
+                best, best_key = site, key
+                if key == unbeaten:
+                    break
+        assert best is not None, "there are as many brokers as replicas"
+        in_rack[best.rack] += 1
+        load[best.broker] += 1
+        replicas.append(best.broker)
     return tuple(replicas)
 
 

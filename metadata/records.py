@@ -270,9 +270,14 @@ _DEFAULTS: dict[type[Record], dict[str, Any]] = {
 _UUID_EXT = 1
 
 
+@lru_cache(maxsize=1 << 16)
+def _packed(value: UUID) -> msgpack.ExtType:
+    return msgpack.ExtType(_UUID_EXT, value.bytes)
+
+
 def _pack_default(value: object) -> msgpack.ExtType:
     if isinstance(value, UUID):
-        return msgpack.ExtType(_UUID_EXT, value.bytes)
+        return _packed(value)
     raise TypeError(f"a record cannot hold {type(value).__name__}")
 
 

@@ -71,6 +71,10 @@ def decode_entries(data: bytes) -> tuple[list[tuple[Offset, Entry]], int]:
     return found, position
 
 
+def _records_of(entry: Entry) -> tuple[Record, ...]:
+    return decode_records(entry.data) if entry.kind is EntryKind.DATA else ()
+
+
 class MetadataTail:
     """`open`, then `run` is its task. Implements `raft.state_machine.Follower`."""
 
@@ -181,7 +185,7 @@ class MetadataTail:
                 file.close()
             for offset, entry in entries:
                 if offset == self.offset:
-                    self._apply(offset, entry)
+                    self._apply(_records_of(entry), entry)
         # What follows begins a file of its own: the last one may end in the middle of a frame.
         for first, path in self._tails():
             if first >= self.offset:
@@ -214,23 +218,20 @@ class MetadataTail:
     def apply(self, first: Offset, entries: Sequence[Entry]) -> None:
         assert first == self.offset, f"entries from {first} on an image at {self.offset}"
         older = self.image
-        records: list[Record] = []
-        frames = [encode_entry(Offset(first + number), entry) for number, entry in enumerate(entries)]
-        self._write(first, frames)
+        # Read before anything is kept: what cannot be read must not be met again by every life that follows.
+        decoded = [_records_of(entry) for entry in entries]
+        self._write(first, [encode_entry(Offset(first + number), entry) for number, entry in enumerate(entries)])
         was_open = self._replay.is_open
-        for number, entry in enumerate(entries):
-            records += self._apply(Offset(first + number), entry)
+        for records, entry in zip(decoded, entries, strict=True):
+            self._apply(records, entry)
         self.fetched += len(entries)
         # A large decision names its topics in earlier calls: then everything is compared.
-        self._hand_on(older, None if was_open else records)
+        self._hand_on(older, None if was_open else [record for records in decoded for record in records])
 
-    def _apply(self, offset: Offset, entry: Entry) -> tuple[Record, ...]:
-        records: tuple[Record, ...] = ()
-        if entry.kind is EntryKind.DATA:
-            records = decode_records(entry.data)
+    def _apply(self, records: tuple[Record, ...], entry: Entry) -> None:
+        if records:
             self._replay.apply(records)
-        self.offset, self.epoch = Offset(offset + 1), entry.epoch
-        return records
+        self.offset, self.epoch = Offset(self.offset + 1), entry.epoch
 
     async def prepare_snapshot(self, data: bytes) -> None:
         await self._loader.prepare(data)

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from metadata_quorum import CLUSTER, CONTROLLERS, Quorum
 
-from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop
+from tidelog.metadata.broker_side import CLEAN_STOP_KEY, BrokerAgent, BrokerConfig, store_clean_stop
 from tidelog.metadata.brokers import Register
 from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage, Partition
@@ -19,7 +19,7 @@ from tidelog.metadata.replay import Replay
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
 from tidelog.metadata.topics import CreateTopics, NewTopic
-from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
+from tidelog.model.errors import DiskFullError, ErrorCode, RemoteError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.raft.driver import DriverConfig
 from tidelog.raft.membership import Member, Membership
@@ -398,3 +398,70 @@ def test_a_controller_that_may_not_campaign_tells_tails_of_no_leader_that_it_doe
 
 async def _told(controller: ControllerNode) -> NodeId | None:
     return controller.driver._tails._state().leader
+
+
+def test_a_broker_that_cannot_read_how_it_stopped_counts_as_one_that_did_not_stop_cleanly() -> None:
+    with Quorum(170) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        agent = quorum.brokers[NodeId(11)].agent
+
+        async def stop(process: SimNode) -> int:
+            epoch = await agent.shut_down()
+            await store_clean_stop(process.store(), epoch)
+            return epoch
+
+        epoch = quorum.world.run(quorum.brokers[NodeId(11)].node, stop)
+        quorum.kill(NodeId(11))
+        quorum.start_brokers(11)
+        assert quorum.brokers[NodeId(11)].agent.registration.clean_stop_epoch == epoch
+        quorum.kill(NodeId(11))
+        quorum.world.machine("b11").store().flip_bit(CLEAN_STOP_KEY, 4)
+        quorum.start_brokers(11)
+        assert quorum.brokers[NodeId(11)].agent.registration.clean_stop_epoch == -1
+
+
+def test_a_tail_on_a_full_disk_ends_with_that_error_and_loses_nothing() -> None:
+    with Quorum(171) as quorum:
+        quorum.start()
+        quorum.start_brokers(11, 12, 13)
+        machine = quorum.world.machine("spare")
+
+        async def follow(process: SimNode) -> None:
+            _, tail = _twin(quorum, 21, process)
+            await tail.open()
+            await tail.run()
+
+        machine.disk().fill(300)
+        with pytest.raises(DiskFullError):
+            quorum.world.run(machine.boot(), follow, timeout=20)
+        machine.kill()
+        machine.disk().heal()
+        process = machine.boot()
+        _, tail = _twin(quorum, 21, process)
+
+        async def follow_again(_: SimNode) -> None:
+            await tail.open()
+            process.spawn(tail.run())
+            await tail.until(lambda image: len(image.live_brokers()) == 3)
+
+        quorum.world.run(process, follow_again, timeout=20)
+
+
+def test_an_entry_that_cannot_be_read_is_not_kept_for_the_next_life() -> None:
+    with Quorum(172) as quorum:
+        quorum.start()
+        quorum.start_brokers(11, 12, 13)
+        broker = quorum.brokers[NodeId(11)]
+
+        async def spoil(_: SimNode) -> None:
+            offset = broker.tail.offset
+            with pytest.raises(TidelogError):
+                broker.tail.apply(offset, [Entry(broker.tail.epoch, EntryKind.DATA, b"\xc1 is no msgpack")])
+            assert broker.tail.offset == offset
+
+        quorum.world.run(broker.node, spoil)
+        quorum.kill(NodeId(11))
+        quorum.start_brokers(11)
+        quorum.create("t")
+        until_equal(quorum)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 from metadata_quorum import ADMIN, CLUSTER, CONTROLLERS, Quorum
 
-from tidelog.metadata.broker_side import store_clean_stop
+from tidelog.metadata.broker_side import BrokerAgent, store_clean_stop
 from tidelog.metadata.brokers import Fence, Heartbeat, Register
 from tidelog.metadata.delta import ImageDelta
 from tidelog.metadata.describe import DescribeTopics
@@ -363,6 +364,10 @@ def test_one_controller_alone_is_a_quorum_and_comes_back_with_everything() -> No
         assert quorum.controller(only).image == quorum.replayed(only)
 
 
+async def _ask(agent: BrokerAgent, request: object, _node: object) -> Any:
+    return await agent.ask(request)
+
+
 def _rejoin(quorum: Quorum, topic: str) -> None:
     """The leaders take broker 11 back into every in-sync set, as replication would."""
     image = quorum.controller(quorum.active()).image
@@ -382,9 +387,7 @@ def _rejoin(quorum: Quorum, topic: str) -> None:
             for number, partition in sorted(mine.items())
         )
         request = AlterPartition(broker=leader, broker_epoch=agent.broker_epoch, partitions=items)
-        reply = quorum.world.run(
-            quorum.brokers[NodeId(leader)].node, lambda _, ask=agent.ask, request=request: ask(request)
-        )
+        reply = quorum.world.run(quorum.brokers[NodeId(leader)].node, partial(_ask, agent, request))
         assert [state.error for state in reply.partitions] == [None] * len(items)
 
 
