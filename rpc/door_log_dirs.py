@@ -1,0 +1,93 @@
+"""Log directories of this broker at the front door: sizes, and moving replicas between them.
+
+A move may take hours. It goes on when its client has gone or its time is up; asking again waits for the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tidelog.metadata.image import ClusterImage
+from tidelog.model.errors import CallTimeoutError, TidelogError
+from tidelog.model.ids import DirectoryId, PartitionId
+from tidelog.replication.service import DirectoryDescription, PartitionService
+from tidelog.rpc.door_topics import partition_of, read_id
+from tidelog.rpc.errors import as_message
+from tidelog.rpc.v1 import admin_pb2 as pb
+from tidelog.rpc.v1 import common_pb2 as common
+
+LOGGER = logging.getLogger(__name__)
+
+
+class LogDirs:
+    def __init__(self, service: PartitionService) -> None:
+        self._service = service
+        self._moves: dict[tuple[PartitionId, DirectoryId], asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """Give up the moves that are under way."""
+        moves = list(self._moves.values())
+        for task in moves:
+            task.cancel()
+        await asyncio.gather(*moves, return_exceptions=True)
+
+    def describe(self, image: ClusterImage, topics: frozenset[str]) -> list[pb.LogDir]:
+        """`topics` empty: of all."""
+        return [_directory(image, topics, found) for found in self._service.log_directories()]
+
+    async def move(
+        self, image: ClusterImage, replicas: Sequence[pb.MovedReplica], *, timeout_ms: int
+    ) -> list[common.PartitionOutcome]:
+        """All at once; each is answered when it is moved, or has failed."""
+        return list(await asyncio.gather(*(self._moved(image, item, timeout_ms) for item in replicas)))
+
+    async def _moved(self, image: ClusterImage, item: pb.MovedReplica, timeout_ms: int) -> common.PartitionOutcome:
+        row = common.PartitionOutcome(topic=item.topic, partition=item.partition)
+        try:
+            where = partition_of(image, item)
+            directory = DirectoryId(read_id(item.directory_id, "directory id"))
+            moving = self._start(where, directory)
+            async with asyncio.timeout(timeout_ms / 1000):
+                await asyncio.shield(moving)
+        except TimeoutError:
+            late = CallTimeoutError(f"not moved in {timeout_ms} ms; it goes on")
+            row.error.CopyFrom(as_message(late))
+        except TidelogError as error:
+            row.error.CopyFrom(as_message(error))
+        return row
+
+    def _start(self, where: PartitionId, directory: DirectoryId) -> asyncio.Task[None]:
+        key = (where, directory)
+        if key not in self._moves:
+            task = asyncio.get_running_loop().create_task(self._service.move_replica(where, directory))
+            self._moves[key] = task
+            task.add_done_callback(lambda done: self._ended(key, done))
+        return self._moves[key]
+
+    def _ended(self, key: tuple[PartitionId, DirectoryId], task: asyncio.Task[None]) -> None:
+        del self._moves[key]
+        if not task.cancelled() and task.exception() is not None:
+            LOGGER.warning("%s was not moved to %s: %s", *key, task.exception())
+
+
+def _directory(image: ClusterImage, topics: frozenset[str], found: DirectoryDescription) -> pb.LogDir:
+    row = pb.LogDir(
+        directory_id=b"" if found.directory_id is None else found.directory_id.bytes,
+        path=found.label,
+        error=None if found.error is None else as_message(found.error),
+        usable_bytes=found.free_bytes,
+    )
+    for replica in found.replicas:
+        topic = image.topics.get(replica.partition.topic_id)
+        name = "" if topic is None else topic.name
+        if not topics or name in topics:
+            row.replicas.add(
+                topic=name,
+                topic_id=replica.partition.topic_id.bytes,
+                partition=replica.partition.partition,
+                bytes=replica.size,
+                lag=replica.offset_lag,
+            )
+    return row

@@ -1,0 +1,178 @@
+"""The memory of the doors: who may enter, who waits, and that nothing is ever forgotten in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from tidelog.model.errors import CallTimeoutError, OverloadedError, RecordTooLargeError
+from tidelog.rpc.limits import DoorLimits, RequestMemory, ResponseMemory
+
+
+def limits(bytes_max: int, *, wait_ms: int = 10_000, **more: int) -> DoorLimits:
+    return DoorLimits(request_bytes_max=bytes_max, request_wait_ms=wait_ms, **more)
+
+
+def run(job: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await job()
+
+    asyncio.run(main())
+
+
+def test_whoever_comes_waits_while_it_is_full_and_enters_in_order() -> None:
+    async def job() -> None:
+        memory = RequestMemory(limits(100))
+        first = await memory.enter()
+        first.count(150)  # one message may be larger than what is left: its size is known only when it is read
+        entered: list[int] = []
+
+        async def enter(number: int) -> None:
+            held = await memory.enter()
+            entered.append(number)
+            held.count(60)
+            await asyncio.sleep(0)
+            held.leave()
+
+        tasks = [asyncio.create_task(enter(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        assert memory.waiting == 5
+        assert entered == []
+        first.leave()
+        first.leave()
+        await asyncio.gather(*tasks)
+        assert entered == [0, 1, 2, 3, 4]
+        assert (memory.used, memory.waiting) == (0, 0)
+
+    run(job)
+
+
+def test_who_waits_too_long_is_refused_and_the_patient_one_is_not() -> None:
+    async def job() -> None:
+        memory = RequestMemory(limits(100, wait_ms=20))
+        first = await memory.enter()
+        first.count(100)
+        patient = asyncio.create_task(memory.enter_stream())
+        with pytest.raises(OverloadedError, match=r"queued\.max\.request\.bytes is 100"):
+            await memory.enter()
+        assert (memory.refused, memory.waiting) == (1, 0)
+        assert not patient.done()
+        first.leave()
+        (await patient).leave()
+        assert (memory.used, memory.waiting) == (0, 0)
+
+    run(job)
+
+
+def test_one_that_is_cancelled_in_line_or_at_its_turn_holds_up_nobody() -> None:
+    async def job() -> None:
+        memory = RequestMemory(limits(10))
+        first = await memory.enter()
+        first.count(10)
+        in_line, at_turn, last = (asyncio.create_task(memory.enter()) for _ in range(3))
+        await asyncio.sleep(0)
+        in_line.cancel()
+        await asyncio.sleep(0)
+        assert memory.waiting == 2
+        first.leave()  # the turn of `at_turn` has come, and it is cancelled before it runs
+        at_turn.cancel()
+        (await last).leave()
+        assert at_turn.cancelled()
+        assert (memory.used, memory.waiting) == (0, 0)
+
+    run(job)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_the_memory_is_empty_in_the_end_and_was_never_far_over(seed: int) -> None:
+    async def job() -> None:
+        random = Random(seed)
+        memory = RequestMemory(limits(1_000, wait_ms=50, reading_max=4))
+        most = refused = 0
+
+        async def request() -> None:
+            nonlocal most, refused
+            try:
+                held = await memory.enter()
+            except OverloadedError:
+                refused += 1
+                return
+            try:
+                await held.read(asyncio.sleep(random.random() * 0.01), 1_000)
+                assert memory.reading <= 4
+                held.count(random.randrange(1, 300))
+                most = max(most, memory.used)
+                await asyncio.sleep(random.random() * 0.01)
+            finally:
+                held.leave()
+
+        tasks = [asyncio.create_task(request()) for _ in range(300)]
+        for task in tasks[::7]:
+            await asyncio.sleep(0)
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(end) for end in ends} <= {type(None), asyncio.CancelledError}
+        assert (memory.used, memory.waiting, memory.reading, memory.refused) == (0, 0, 0, refused)
+        assert 300 < most < 1_000 + 4 * 300
+
+    run(job)
+
+
+def test_only_so_many_are_read_at_once_and_a_slow_sender_gives_way_to_those_who_wait() -> None:
+    async def job() -> None:
+        memory = RequestMemory(limits(1_000, reading_max=2, slow_read_ms=50))
+        slow = [await memory.enter(), await memory.enter()]
+        reads = [asyncio.create_task(held.read(asyncio.sleep(99, b""), 10_000)) for held in slow]
+        await asyncio.sleep(0.2)
+        assert not any(read.done() for read in reads), "while nobody waits it may take its time"
+
+        async def quick() -> None:
+            held = await memory.enter()
+            assert await held.read(asyncio.sleep(0, b"x"), 1_000) == b"x"
+            held.leave()
+
+        waiting = asyncio.create_task(quick())
+        with pytest.raises(OverloadedError, match="too slowly"):
+            await reads[0]
+        slow[0].leave()
+        await waiting
+        assert not reads[1].done()
+        reads[1].cancel()
+        slow[1].leave()
+        assert (memory.reading, memory.waiting) == (0, 0)
+
+    run(job)
+
+
+def test_a_message_that_never_comes_is_given_up() -> None:
+    async def job() -> None:
+        memory = RequestMemory(limits(1_000))
+        held = await memory.enter()
+        never: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        with pytest.raises(CallTimeoutError, match="did not arrive in 20 ms"):
+            await held.read(never, 20)
+        held.leave()
+        assert memory.reading == 0
+
+    run(job)
+
+
+def test_fetches_shrink_as_responses_pile_up_but_never_to_nothing() -> None:
+    memory = ResponseMemory(DoorLimits(response_bytes_max=1_000, fetch_bytes_max=800, fetch_bytes_min=50))
+    assert [memory.allowed(asked) for asked in (0, 300, 10_000)] == [800, 300, 800]
+    memory.used = 600
+    assert [memory.allowed(asked) for asked in (0, 300, 10_000)] == [400, 300, 400]
+    memory.used = 5_000
+    assert [memory.allowed(asked) for asked in (0, 20, 10_000)] == [50, 20, 50]
+
+
+def test_times_are_the_clients_within_the_servers_bounds() -> None:
+    bounds = DoorLimits(admin_timeout_ms=10, admin_timeout_max_ms=50, message_bytes_max=7)
+    assert [bounds.admin_timeout(asked) for asked in (0, -1, 20, 90)] == [10, 10, 20, 50]
+    bounds.check_message(7)
+    with pytest.raises(RecordTooLargeError, match="8 bytes is over this node's limit of 7"):
+        bounds.check_message(8)
