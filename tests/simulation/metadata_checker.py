@@ -119,7 +119,9 @@ class MetadataChecker:
         if now.leader != before.leader:
             if now.leader_epoch == before.leader_epoch:
                 self._fail("log", f"{who}: two leaders in epoch {now.leader_epoch}")
-            if now.leader >= 0 and now.leader not in (*before.isr, *before.eligible):
+            # A leader's proposal may complete a reassignment: who joins by it leads at once, if the target says so.
+            completes = bool(before.target) and not now.target and now.leader in before.target
+            if now.leader >= 0 and now.leader not in (*before.isr, *before.eligible) and not completes:
                 self._fail("log", f"{who}: broker {now.leader} leads, from outside of {before.isr}, {before.eligible}")
 
     def _check_leaders(self, image: ClusterImage) -> None:

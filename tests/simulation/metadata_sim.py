@@ -23,7 +23,7 @@ from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Context, Program, Station
 from simulation.driver_node import CLUSTER_ID, DriverStack
 from simulation.metadata_checker import MetadataChecker
-from simulation.metadata_workload import Admin, AdminChecker
+from simulation.metadata_workload import BROKERS, Admin, AdminChecker
 from simulation.more_faults import MORE_FAULTS, draw_more_steps
 from simulation.nemesis import Nemesis, draw_plan
 from simulation.raft_sim import LEADER_S, SETTLE_S, RaftSimulation, Result, Shape, draw_shape
@@ -47,7 +47,6 @@ from tidelog.raft.storage import RaftStorage
 from tidelog.world.simulated import Loss, SimLoop, SimulationError, SimWorld
 from tidelog.world.simulated.loop import SimFuture
 
-BROKERS = tuple(NodeId(number) for number in range(11, 16))
 ADMINS = (NodeId(101), NodeId(102), NodeId(103))
 READER = NodeId(103)
 FAULT_S = {8.0: 4.0, 12.0: 6.0, 20.0: 10.0}
@@ -284,7 +283,7 @@ class MetadataSimulation(RaftSimulation):
         self.founding = Membership(tuple(Member(s.node_id, s.durable["directory"]) for s in founders))
         for station in founders:
             station.durable["founding"] = self.founding
-        self.brokers = [self.cluster.add(f"b{node}", node, self._broker) for node in BROKERS]
+        self.brokers = [self.cluster.add(f"b{node}", node, self._broker) for node in map(NodeId, BROKERS)]
         for station in self.brokers:
             _lose_power_at_crash_point(station)
         self.observers: list[Station] = []

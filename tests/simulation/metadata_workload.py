@@ -1,4 +1,5 @@
-"""Admin clients of the metadata runs: topics come and go, configs change, questions are asked. All answers are checked.
+"""Admin clients of the metadata runs: topics come, grow and go, configs change, replicas and leaderships move, brokers
+are drained, questions are asked. All answers are checked.
 
 A name is used for one topic only, and each topic's configs are changed by the one client that made it, one change after
 the other: so what the end must look like follows from what was answered.
@@ -14,15 +15,20 @@ from uuid import UUID
 from simulation.cluster import Context
 from simulation.metadata_checker import MetadataChecker
 from tidelog.metadata.broker_side import BrokerConfig, ControllerClient
+from tidelog.metadata.brokers import Drain
 from tidelog.metadata.describe import DescribeTopics
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.partitions import ElectLeaders
+from tidelog.metadata.reassignments import AlterReassignments, Reassigned
 from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
-from tidelog.metadata.topics import CreateTopics, DeleteTopics, NewTopic
+from tidelog.metadata.topics import AddPartitions, CreateTopics, DeleteTopics, MoreOfTopic, NewTopic
 from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId
 
 KEY = "retention.ms"
 TOPICS_MAX = 6
+PARTITIONS_MAX = 12
+BROKERS = tuple(range(11, 16))
 
 
 @dataclass(slots=True)
@@ -31,6 +37,8 @@ class KnownTopic:
     """Set when its making was acknowledged."""
     delete_asked: bool = False
     deleted: bool = False
+    partitions: int = 0
+    """At least so many, as was acknowledged."""
     values: list[str | None] = field(default_factory=lambda: [None])
     """What its config may be now: the last acknowledged value, and those since whose outcome is not known."""
 
@@ -55,6 +63,11 @@ class AdminChecker:
         if self._checker.image.topic_named(name) is not None:
             self._fail(who, f"topic {name} is acknowledged as removed and still there")
 
+    def grown(self, who: str, name: str, total: int) -> None:
+        self.acknowledged += 1
+        self.topics[name].partitions = total
+        self.check_topic(who, self._checker.image, name)
+
     def configured(self, who: str, name: str, value: str) -> None:
         self.acknowledged += 1
         self.topics[name].values = [value]
@@ -67,6 +80,8 @@ class AdminChecker:
         if known.topic_id is not None and not known.delete_asked:
             if found is None or found.topic_id != known.topic_id:
                 self._fail(who, f"topic {name} was made as {known.topic_id}, and is {found}")
+            elif len(found.partitions) < known.partitions:
+                self._fail(who, f"topic {name} has {len(found.partitions)} partitions, not {known.partitions}")
             value = image.config("topic", name).get(KEY)
             if value not in known.values:
                 self._fail(who, f"the config of {name} is {value}, not one of {known.values}")
@@ -117,7 +132,7 @@ class Admin:
             await self._read(who, client)
             return
         live = [name for name in self._mine if not self._checker.topics[name].delete_asked]
-        kind = self._random.choices(("create", "delete", "config", "read"), (3, 1, 3, 3))[0]
+        kind = self._random.choices(("create", "delete", "config", "read", "grow", "move"), (3, 1, 3, 3, 1, 3))[0]
         if len(live) >= TOPICS_MAX and kind == "create":
             kind = "delete"
         if kind == "create" or not live:
@@ -126,6 +141,10 @@ class Admin:
             await self._delete(who, client, self._random.choice(live))
         elif kind == "config":
             await self._configure(who, client, self._random.choice(live))
+        elif kind == "grow":
+            await self._grow(who, client, self._random.choice(live))
+        elif kind == "move":
+            await self._move(client, self._random.choice(live))
         else:
             await self._read(who, client)
 
@@ -133,12 +152,12 @@ class Admin:
         self._number += 1
         name = f"{who}.{self._number}"
         self._checker.topics[name] = KnownTopic()
-        topic = NewTopic(
-            name=name, partitions=self._random.choice((1, 3, 8)), replication_factor=self._random.choice((1, 2, 3))
-        )
+        partitions = self._random.choice((1, 3, 8))
+        topic = NewTopic(name=name, partitions=partitions, replication_factor=self._random.choice((1, 2, 3)))
         (made,) = (await client.call(CreateTopics(topics=(topic,)))).topics
         if made.error is None:
             self._mine.append(name)
+            self._checker.topics[name].partitions = partitions
             self._checker.created(who, name, made.topic_id)
 
     async def _delete(self, who: str, client: ControllerClient, name: str) -> None:
@@ -156,6 +175,30 @@ class Admin:
         (outcome,) = (await client.call(AlterConfigs(resources=(resource,)))).items
         if outcome.error is None:
             self._checker.configured(who, name, value)
+
+    async def _grow(self, who: str, client: ControllerClient, name: str) -> None:
+        total = min(self._checker.topics[name].partitions + self._random.choice((1, 2, 4)), PARTITIONS_MAX)
+        (outcome,) = (await client.call(AddPartitions(topics=(MoreOfTopic(name=name, total=total),)))).items
+        if outcome.error is None:
+            self._checker.grown(who, name, total)
+
+    async def _move(self, client: ControllerClient, name: str) -> None:
+        """Replicas and leaderships go elsewhere; what must hold of that is checked record by record."""
+        kind, broker = (
+            self._random.choice(("reassign", "reassign", "cancel", "elect", "drain")),
+            self._random.choice(BROKERS),
+        )
+        where = tuple(self._random.sample(BROKERS, self._random.choice((1, 2, 3))))
+        partition = self._random.randrange(3)
+        request: object
+        if kind == "elect":
+            request = ElectLeaders(kind="preferred")
+        elif kind == "drain":
+            request = Drain(broker=broker, on=self._random.random() < 0.5)
+        else:
+            replicas = where if kind == "reassign" else None
+            request = AlterReassignments(partitions=(Reassigned(topic=name, partition=partition, replicas=replicas),))
+        await client.call(request)
 
     async def _read(self, who: str, client: ControllerClient) -> None:
         """What was made before this is asked is seen, unless somebody may have removed it meanwhile."""

@@ -1,0 +1,307 @@
+"""What must hold of replicated partitions. Two views: what clients are told, and what replicas hold.
+
+    one leader       a leader epoch of a partition is led by one incarnation of one broker
+    high watermark   as a role sees it, it never moves back; a leader that has confirmed its epoch is not behind an
+                     acks=all acknowledgement of this or an earlier epoch; a client is never told an older one than it,
+                     or an acknowledgement that it got, knew when it asked
+    equal            replicas have, below their high watermarks, the same batches byte for byte
+    committed        whatever two clients read at an offset is the same, and lies below the high watermark told with it
+    acknowledged     with acks=all: readable at the offset that was told, exactly once, in the order of its producer
+    once             no value of an idempotent producer is stored twice, whatever its acks
+
+Where a topic allows unclean election the promises are weaker: there only the first, and that replicas end equal, hold.
+Checks draw no random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from simulation.metadata_checker import MetadataChecker
+from tidelog.log.batch import check_batch, decode, read_header
+from tidelog.log.log import Log
+from tidelog.metadata.image import Partition
+from tidelog.model.errors import TidelogError
+from tidelog.model.ids import PartitionId
+from tidelog.replication.leading import Leading
+
+if TYPE_CHECKING:
+    from simulation.broker_node import BrokerApp
+    from tidelog.replication.replica import Replica
+
+Fail = Callable[[str, str], None]
+LARGEST = 1 << 24
+UNCLEAN_PREFIX = "unclean"
+"""Names of topics that allow unclean election begin so."""
+
+
+@dataclass(slots=True, eq=False)
+class KnownTopic:
+    """A topic as its maker knows it."""
+
+    name: str
+    topic_id: UUID
+    partitions: int
+    min_isr: int
+    delete_asked: bool = False
+
+    @property
+    def is_unclean(self) -> bool:
+        return self.name.startswith(UNCLEAN_PREFIX)
+
+
+@dataclass(slots=True, eq=False)
+class KnownPartition:
+    """One partition, as clients and replicas together have shown it."""
+
+    topic: KnownTopic
+    partition_id: PartitionId
+    records: list[bytes | None] = field(default_factory=list)
+    """By offset, as clients have read them; None where nobody has."""
+    acked: dict[int, bytes] = field(default_factory=dict)
+    """By offset: acknowledged with acks=all."""
+    stored: set[bytes] = field(default_factory=set)
+    """Acknowledged with acks=all as a duplicate, without an offset."""
+    floor: int = 0
+    """The end of what was acknowledged with acks=all."""
+    floor_epoch: int = -1
+    batches: list[tuple[int, bytes]] = field(default_factory=list)
+    """What replicas have shown below their high watermarks: base offset and bytes, without gaps from 0 on."""
+    end: int = 0
+    """Of `batches`."""
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}-{self.partition_id.partition}"
+
+
+def sound_batches(data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
+    """(base offset, next offset, bytes) of whole batches, up to the first that its CRC does not fit."""
+    position, data = 0, bytes(data)
+    while position < len(data):
+        try:
+            header = check_batch(data, position, size_max=LARGEST)
+        except TidelogError:
+            return
+        yield int(header.base_offset), int(header.next_offset), data[position : position + header.size]
+        position += header.size
+
+
+def is_sound(data: bytes) -> bool:
+    """Whether the CRC of every batch fits."""
+    return sum(len(batch) for _, _, batch in sound_batches(data)) == len(data)
+
+
+def records_of(data: bytes) -> list[tuple[int, bytes, int]]:
+    """(offset, value, leader epoch) of all records."""
+    found, position = [], 0
+    while position < len(data):
+        header = read_header(data, position)
+        for record in decode(data, position, decompressed_bytes_max=LARGEST):
+            found.append((int(record.offset), record.value or b"", int(header.leader_epoch)))
+        position += header.size
+    return found
+
+
+class ClusterChecker(MetadataChecker):
+    """As its base, but where a topic allows it a leader may come from outside of the in-sync set."""
+
+    def _check_partition(self, topic_id: UUID, number: int, before: Partition | None, now: Partition) -> None:
+        topic = self.image.topics.get(topic_id)
+        if before is not None and topic is not None and topic.name.startswith(UNCLEAN_PREFIX):
+            if now.partition_epoch <= before.partition_epoch or now.leader_epoch < before.leader_epoch:
+                self._fail("log", f"{topic_id}-{number}: epochs do not rise from {before} to {now}")
+            return
+        super()._check_partition(topic_id, number, before, now)
+
+
+class ReplicaChecker:
+    """Looks at a broker after each of its events; what has not changed since costs next to nothing."""
+
+    def __init__(self, fail: Fail) -> None:
+        self.partitions: dict[PartitionId, KnownPartition] = {}
+        self.acknowledged = 0
+        self.reads = 0
+        self.compared = 0
+        self._fail = fail
+        self._leaders: dict[tuple[PartitionId, int], tuple[str, int]] = {}
+        self._compared: dict[tuple[str, int, PartitionId], tuple[Log, int]] = {}
+
+    def add(self, topic: KnownTopic) -> list[KnownPartition]:
+        made = []
+        for number in range(topic.partitions):
+            partition_id = PartitionId(topic.topic_id, number)  # type: ignore[arg-type]
+            made.append(KnownPartition(topic, partition_id))
+            self.partitions[partition_id] = made[-1]
+        return made
+
+    # What replicas hold.
+
+    def look(self, app: BrokerApp) -> None:
+        looked = app.looked
+        for replica in app.replicas._replicas.values():
+            role = replica.role
+            if role is None:
+                continue
+            high_watermark = role.state.high_watermark
+            before = looked.get(replica.partition_id)
+            if before is None or before[0] is not role or before[1] != high_watermark:
+                looked[replica.partition_id] = (role, high_watermark)
+                self._changed(app, replica, before)
+
+    def _changed(self, app: BrokerApp, replica: Replica, before: tuple[object, int] | None) -> None:
+        role = replica.role
+        assert role is not None
+        known = self.partitions.get(replica.partition_id)
+        role.state.validate()
+        if isinstance(role, Leading):
+            me = (app.name, app.context.node.incarnation)
+            led = self._leaders.setdefault((replica.partition_id, role.leader_epoch), me)
+            if led != me:
+                self._fail(app.name, f"{known} is led in epoch {role.leader_epoch} here and by {led}")
+            if before is not None and before[0] is role and before[1] > role.high_watermark:
+                self._fail(app.name, f"the high watermark of {known} moves back from {before[1]}: {role.high_watermark}")
+        if known is None or known.topic.is_unclean:
+            return
+        if isinstance(role, Leading):
+            self._check_floor(app, known, role)
+        self._compare(app, known, role.log, role.high_watermark)
+
+    def _check_floor(self, app: BrokerApp, known: KnownPartition, role: Leading) -> None:
+        state = role.state
+        if state.is_confirmed and role.leader_epoch >= known.floor_epoch and state.high_watermark < known.floor:
+            self._fail(
+                app.name,
+                f"{known} is led in epoch {role.leader_epoch} and confirmed up to {state.high_watermark}, but "
+                f"{known.floor} was acknowledged in epoch {known.floor_epoch}",
+            )
+
+    def _compare(self, app: BrokerApp, known: KnownPartition, log: Log, end: int) -> None:
+        """What this replica has newly come to know as committed."""
+        key = (app.name, app.context.node.incarnation, known.partition_id)
+        compared_log, start = self._compared.get(key, (log, 0))
+        if compared_log is not log:
+            start = 0
+        if start >= end or log.is_changing or log.is_closed or log.start_offset > start:
+            return
+        try:
+            found = log.read_nowait(start, bytes_max=LARGEST, end=end)
+        except TidelogError:
+            return  # rot; what it serves is checked where it is served
+        if found is None:
+            return  # not in memory: another time, or at the end
+        for base, following, batch in sound_batches(found.data):
+            self.compare_batch(app.name, known, base, following, batch)
+            start = following
+        self._compared[key] = (log, start)
+
+    def compare_batch(self, who: str, known: KnownPartition, base: int, following: int, batch: bytes) -> None:
+        self.compared += 1
+        if base == known.end:
+            known.batches.append((base, batch))
+            known.end = following
+            return
+        if base > known.end:
+            self._fail(who, f"{known}: a batch at {base} is committed, and nobody has had what lies from {known.end} on")
+            return
+        at = _find(known.batches, base)
+        if at is None or known.batches[at][1] != batch:
+            self._fail(who, f"{known}: its batch at {base} is not the one that another replica has")
+
+    # What clients are told.
+
+    def acked(
+        self, who: str, known: KnownPartition, values: Sequence[bytes], *, base_offset: int, leader_epoch: int
+    ) -> None:
+        """An acknowledgement of acks=all; `base_offset` is -1 where a duplicate was told."""
+        self.acknowledged += 1
+        if base_offset < 0:
+            known.stored.update(values)
+            return
+        for offset, value in enumerate(values, base_offset):
+            if known.acked.setdefault(offset, value) != value:
+                self._fail(who, f"{known}: offset {offset} was acknowledged for {known.acked[offset]!r} and {value!r}")
+            self._record(who, known, offset, value)
+        end = base_offset + len(values)
+        if end > known.floor:
+            known.floor = end
+        known.floor_epoch = max(known.floor_epoch, leader_epoch)
+
+    def read(self, who: str, known: KnownPartition, offset: int, data: bytes, high_watermark: int) -> tuple[int, int]:
+        """What a fetch from `offset` on has brought; the next offset, and the epoch of the last record."""
+        self.reads += 1
+        expected, epoch = offset, -1
+        for at, value, epoch in records_of(data):
+            if at < offset:
+                continue  # the first batch begins before what was asked for
+            if known.topic.is_unclean:
+                expected = at + 1
+                continue
+            if at != expected:
+                self._fail(who, f"{known}: offset {at} is read where {expected} is due")
+            if 0 <= high_watermark <= at:
+                self._fail(who, f"{known}: offset {at} is read, past the high watermark {high_watermark}")
+            self._record(who, known, at, value)
+            expected = at + 1
+        return expected, epoch
+
+    def _record(self, who: str, known: KnownPartition, offset: int, value: bytes) -> None:
+        if known.topic.is_unclean:
+            return
+        records = known.records
+        while len(records) <= offset:
+            records.append(None)
+        if records[offset] is None:
+            records[offset] = value
+        elif records[offset] != value:
+            self._fail(who, f"{known}: offset {offset} is {value!r}, and was {records[offset]!r}")
+
+    # The end.
+
+    def check_end(self, known: KnownPartition, logs: dict[str, bytes]) -> None:
+        """The logs of all replicas, as a whole."""
+        data = next(iter(logs.values()))
+        for name, other in logs.items():
+            if other != data:
+                self._fail(name, f"{known}: its log of {len(other)} bytes is not that of {next(iter(logs))}")
+        values = [value for _, value, _ in records_of(data)]
+        if len(set(values)) != len(values):
+            twice = sorted(value for value in set(values) if values.count(value) > 1)
+            self._fail("end", f"{known}: {twice[:3]} are stored twice")
+        if known.topic.is_unclean:
+            return
+        for base, following, batch in sound_batches(data):
+            self.compare_batch("end", known, base, following, batch)
+        for offset, value in sorted(known.acked.items()):
+            if offset >= len(values) or values[offset] != value:
+                found = values[offset] if offset < len(values) else None
+                self._fail("end", f"{known}: {value!r} was acknowledged at {offset}, where {found!r} is")
+        for offset, read in enumerate(known.records):
+            if read is not None and (offset >= len(values) or values[offset] != read):
+                self._fail("end", f"{known}: {read!r} was read at {offset}, and is not there")
+        missing = known.stored - set(values)
+        if missing:
+            self._fail("end", f"{known}: {sorted(missing)[:3]} were acknowledged as duplicates and are not stored")
+        self._check_order(known, values)
+
+    def _check_order(self, known: KnownPartition, values: Sequence[bytes]) -> None:
+        """Values are `producer/number`: those of a producer come in order."""
+        last: dict[bytes, int] = {}
+        for value in values:
+            producer, _, number = value.partition(b"/")
+            if int(number) <= last.get(producer, -1):
+                self._fail("end", f"{known}: {value!r} comes after {last[producer]}")
+            last[producer] = int(number)
+
+
+def _find(batches: Sequence[tuple[int, bytes]], base: int) -> int | None:
+    low, high = 0, len(batches)
+    while low < high:
+        middle = (low + high) // 2
+        if batches[middle][0] < base:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(batches) and batches[low][0] == base else None

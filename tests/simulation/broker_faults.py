@@ -1,0 +1,258 @@
+"""Faults of the broker runs: those of `nemesis` on brokers and controllers alike, and those that only brokers have.
+
+What a fault may not do: destroy stored data where no other replica is sure to have it. Bits of a partition's files
+change on one broker only, in a whole run, and only where two replicas in sync are promised (`min.insync.replicas` 2).
+Errors of a disk, after which a broker trusts nothing that it has not marked as durable, strike one broker at a time,
+while every partition has all of its replicas in sync.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from simulation import nemesis as base
+from simulation.cluster import Station
+from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, start_of
+from tidelog.world.simulated import Loss
+
+if TYPE_CHECKING:
+    from simulation.broker_sim import BrokerSimulation
+
+CALM = 0.2
+
+
+class BrokerNemesis(Nemesis):
+    """Strikes leaders of partitions more often than their share."""
+
+    simulation: "BrokerSimulation"  # type: ignore[assignment]
+
+    def one(self, draw: Random) -> Station:
+        leaders = self.simulation.leader_stations()
+        kind = draw.random()
+        if leaders and kind < 0.4:
+            return draw.choice(leaders)
+        if kind < 0.85:
+            return draw.choice(self.simulation.brokers)
+        return draw.choice(self.simulation.stations)
+
+    def running_broker(self, draw: Random) -> Station | None:
+        leaders = self.simulation.leader_stations()
+        station = draw.choice(leaders if leaders and draw.random() < 0.5 else self.simulation.brokers)
+        if station.context is None or station.context.node.loop.is_held:
+            return None
+        return station if self.simulation.broker(station) is not None else None
+
+    def victim(self, draw: Random) -> Station | None:
+        """A broker whose stored data may be harmed now."""
+        return self.running_broker(draw) if self.simulation.are_all_in_sync() else None
+
+
+def fail_disk(nemesis: Nemesis, draw: Random) -> Undo | None:
+    assert isinstance(nemesis, BrokerNemesis)
+    station = nemesis.victim(draw)
+    if station is None or "weak" in nemesis.simulation.shape.topics:
+        return None
+    nemesis.trace(f"the disk of {station.name} fails")
+    return nemesis.simulation.stack.fail_logs(station, draw)
+
+
+def flip_bit(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """A bit of a stored batch changes, under a running broker or while it is down."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation = nemesis.simulation
+    station = nemesis.victim(draw)
+    if station is None:
+        return None
+    known = [
+        known
+        for known in simulation.replica_checker.partitions.values()
+        if known.topic.min_isr >= 2 and simulation.rotten.get(known.partition_id, station) is station
+    ]
+    if not known:
+        return None
+    partition = draw.choice(known).partition_id
+    what = simulation.stack.flip_in_log(station, partition, draw)
+    if what is None:
+        return None
+    nemesis.trace(f"{station.name}: {what}")
+    simulation.rotten[partition] = station
+    if draw.random() < 0.3:
+        return lambda: None
+    if draw.random() < 0.5:
+        station.kill()
+    else:
+        station.lose_power(draw.choice(list(Loss)))
+    return start_of(station)
+
+
+def stop_in_order(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """Controlled shutdown; after a while the process ends, whether it was let go or not."""
+    assert isinstance(nemesis, BrokerNemesis)
+    station = nemesis.running_broker(draw)
+    app = None if station is None else nemesis.simulation.broker(station)
+    if station is None or app is None or app.is_stopping:
+        return None
+    nemesis.trace(f"{station.name} is stopped in order")
+    app.context.node.spawn(app.stop())
+    loop, waited = nemesis.simulation.world.loop, [0]
+
+    def look() -> None:
+        waited[0] += 1
+        if station.context is not app.context:
+            return
+        if app.is_stopped or waited[0] > 30:
+            station.kill()
+        else:
+            loop.call_later(0.1, look)
+
+    look()
+
+    def undo() -> None:
+        if station.context is app.context:
+            station.kill()
+        station.start()
+
+    return undo
+
+
+def roll(nemesis: Nemesis, draw: Random) -> Undo:
+    """Brokers lose power one after the other, each just after the one before is back: who was just elected goes next."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation, loop = nemesis.simulation, nemesis.simulation.world.loop
+    state = {"on": True}
+    loss = draw.choice(list(Loss))
+    nemesis.trace(f"brokers go one after the other, {loss.name}")
+    gone: list[Station] = []
+
+    def strike() -> None:
+        if not state["on"]:
+            return
+        for station in gone:
+            station.start()
+        gone.clear()
+        station = nemesis.running_broker(draw)
+        if station is not None:
+            station.lose_power(loss)
+            gone.append(station)
+        loop.call_later(draw.uniform(0.1, 1.0), strike)
+
+    strike()
+
+    def undo() -> None:
+        state["on"] = False
+        for station in gone:
+            station.start()
+
+    return undo
+
+
+def strand_leader(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """A leader of partitions does not hear from controllers, or only not from followers, or from neither, while clients
+    still reach it; its clock may run slow."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation, leaders = nemesis.simulation, nemesis.simulation.leader_stations()
+    if not leaders:
+        return None
+    station = draw.choice(leaders)
+    nodes = [other.node_id for other in simulation.stations if other is not station]
+    followers = [other.node_id for other in simulation.brokers if other is not station]
+    some = draw.choice((nodes, nodes, followers, [node for node in simulation.controllers if node != station.node_id]))
+    nemesis.trace(f"{station.name} is stranded: no way between it and {some}")
+    undo = block(nemesis, [link for node in some for link in ((station.node_id, node), (node, station.node_id))])
+    rate = draw.choice((1.0, 1.0, 0.2))
+    station.machine.set_clock_rate(rate)
+
+    def end() -> None:
+        undo()
+        station.machine.set_clock_rate(1.0)
+
+    return end
+
+
+def lag_then_fail(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """One follower is cut off from a leader until it leaves the in-sync set; then the leader goes, and perhaps another
+    one, and the one that lagged is back."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation, leaders = nemesis.simulation, nemesis.simulation.leader_stations()
+    if not leaders:
+        return None
+    leader = draw.choice(leaders)
+    others = [station for station in simulation.brokers if station is not leader]
+    draw.shuffle(others)
+    lagging = others[: draw.choice((1, 1, 2))]
+    nemesis.trace(f"{[s.name for s in lagging]} lag behind {leader.name}, which then goes")
+    links = [(leader.node_id, s.node_id) for s in lagging] + [(s.node_id, leader.node_id) for s in lagging]
+    undo = [block(nemesis, links)]
+    gone: list[Station] = []
+
+    def strike() -> None:
+        if not undo:
+            return
+        undo.pop()()
+        for station in [leader, *others[len(lagging) :]][: draw.choice((1, 1, 2))]:
+            if station.is_up and not station.is_held_down:
+                if draw.random() < 0.5:
+                    station.kill()
+                else:
+                    station.lose_power(draw.choice(list(Loss)))
+                gone.append(station)
+
+    simulation.world.loop.call_later(draw.uniform(0.3, 0.5 + simulation.shape.lag_ms / 600), strike)
+
+    def end() -> None:
+        while undo:
+            undo.pop()()
+        for station in gone:
+            station.start()
+
+    return end
+
+
+FAULTS: tuple[FaultRow, ...] = (
+    ("kill", 3, base.kill),
+    ("lose_power", 4, base.lose_power),
+    ("lose_power_everywhere", 2, base.lose_power_everywhere),
+    ("crash_soon", 3, base.crash_soon),
+    ("pause", 3, base.pause),
+    ("partition", 2, base.partition),
+    ("isolate", 2, base.isolate),
+    ("one_way", 2, base.one_way),
+    ("bridge", 3, base.bridge),
+    ("delay", 1, base.delay),
+    ("reorder", 2, base.reorder),
+    ("lose_calls", 1, base.lose_calls),
+    ("cut_streams", 2, base.cut_streams),
+    ("silence_streams", 1, base.silence_streams),
+    ("clock_rate", 1, base.clock_rate),
+    ("stall_disk", 2, base.stall_disk),
+    ("slow_disk", 2, base.slow_disk),
+    ("fill_disk", 1, base.fill_disk),
+    ("fail_disk", 1, fail_disk),
+    ("flip_bit", 2, flip_bit),
+    ("stop_in_order", 2, stop_in_order),
+    ("roll", 2, roll),
+    ("strand_leader", 3, strand_leader),
+    ("lag_then_fail", 3, lag_then_fail),
+)
+
+LONG = ("isolate", "partition", "bridge", "strand_leader", "lag_then_fail", "roll", "stall_disk")
+"""What matters is what happens after the others have noticed."""
+
+
+def draw_broker_plan(draw: Random, *, from_s: float, until_s: float) -> list[PlanStep]:
+    """Faults in turn, now and then two at once, none for about a fifth of the time."""
+    weights = {name: weight * draw.choice((0, 1, 1, 1, 4)) for name, weight, _ in FAULTS}
+    names = list(weights)
+    mean_s = draw.choice((0.4, 0.8, 1.5))
+    steps: list[PlanStep] = []
+    at_s = from_s + draw.uniform(0.0, 0.5)
+    while at_s < until_s:
+        duration_s = 0.1 + draw.expovariate(1 / mean_s)
+        if draw.random() >= CALM:
+            for _ in range(draw.choice((1, 1, 1, 2))):
+                name = draw.choices(names, list(weights.values()))[0]
+                lasts_s = duration_s * draw.uniform(0.5, 1.5)
+                if name in LONG and draw.random() < 0.7:
+                    lasts_s = max(lasts_s, draw.uniform(1.0, 4.0))
+                steps.append(PlanStep(len(steps), at_s, name, lasts_s))
+        at_s += duration_s
+    return steps
