@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tidelog import __version__
+from tidelog.cli import client_grammar, demo_grammar, node_grammar
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
@@ -32,6 +33,10 @@ _CHOICE = re.compile(r"argument (?P<what>[^:]+): invalid choice: '(?P<given>[^']
 
 class WrongCallError(Exception):
     """The call cannot be meant as it is: a path that does not exist, options that exclude each other."""
+
+
+class RefusedError(Exception):
+    """It cannot be done now, and the message is all that there is to say: no cluster answers, a port is taken."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,16 +60,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"tidelog {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command", parser_class=_Parser, required=True)
 
-    demo = commands.add_parser(
-        "demo",
-        help="write a log, kill the writer, recover, read everything that was acknowledged",
-        description="Writes a log in a child process, kills it with SIGKILL in the middle, recovers the log and checks "
-        "that every acknowledged record is there.",
-    )
-    demo.add_argument("--data", metavar="DIR", help="keep the log in this directory (default: a temporary one)")
-    demo.add_argument("--records", type=int, default=20_000, metavar="N", help="acknowledged records before the kill")
-    demo.set_defaults(run="tidelog.cli.demo:run")
-
+    demo_grammar.add(commands, _Parser)
     log = commands.add_parser("log", help="files of a log, offline", description="Files of a log, offline.")
     log_commands = log.add_subparsers(dest="log command", metavar="command", parser_class=_Parser, required=True)
     dump = log_commands.add_parser(
@@ -80,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
     )
     dump.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
     dump.set_defaults(run="tidelog.cli.log_dump:run")
+    node_grammar.add(commands, _Parser)
+    client_grammar.add(commands, _Parser)
     return top
 
 
@@ -111,6 +109,8 @@ def _run(arguments: Sequence[str]) -> int:
         raise
     except WrongCallError as error:
         return _complain(str(error), EXIT_WRONG_CALL)
+    except RefusedError as error:
+        return _complain(str(error), EXIT_REFUSED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}", EXIT_REFUSED)

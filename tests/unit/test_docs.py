@@ -3,12 +3,20 @@
 The rule: in a `console` block each line that starts with `$ ` is a command of the shell and must succeed (what follows
 it is an example of its output); a `python` block is a program. The blocks of one document run in order, in one empty
 directory, with this environment's commands first in the path. `make` lines are left to CI, which runs them itself.
+
+`tidelog dev` stays in the foreground until Ctrl-C: it is started on free ports, awaited, serves the commands after it
+(they find it by TIDELOG_BOOTSTRAP), and is stopped by Ctrl-C at the end of the document, which must go well too.
 """
 
+import contextlib
 import os
 import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +34,58 @@ def programs(text: str) -> list[tuple[str, str]]:
             found.append((kind, body))
             continue
         commands = [line[2:] for line in body.splitlines() if line.startswith("$ ")]
-        wanted = [command for command in commands if not command.startswith("make ")]
-        if wanted:
-            found.append((kind, "set -e\n" + "\n".join(wanted)))
+        wanted: list[str] = []
+        for command in commands:
+            if command.split()[:2] == ["tidelog", "dev"]:
+                found.extend([*_script(wanted), ("dev", command)])
+                wanted = []
+            elif not command.startswith("make "):
+                wanted.append(command)
+        found.extend(_script(wanted))
     return found
+
+
+def _script(commands: list[str]) -> list[tuple[str, str]]:
+    return [("console", "set -eo pipefail\n" + "\n".join(commands))] if commands else []
+
+
+def port_offset() -> int:
+    """Where the usual ports of three nodes are free."""
+    for offset in range(10_000 + os.getpid() % 1000 * 10, 40_000, 10):
+        try:
+            with contextlib.ExitStack() as held:
+                for port in (9192, 9193, 9194, 9292, 9293, 9294, 9392, 9393, 9394):
+                    held.enter_context(socket.create_server(("127.0.0.1", port + offset)))
+                return offset
+        except OSError:
+            continue
+    raise AssertionError("no free ports")
+
+
+@contextlib.contextmanager
+def dev(command: str, *, offset: int, directory: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A `tidelog dev` that serves; stopped as a person would."""
+    process = subprocess.Popen(
+        [*shlex.split(command), "--port-offset", str(offset)],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            said = ""
+            while "Ctrl-C stops it" not in said:
+                line = process.stdout.readline()
+                assert line, f"{command} has ended: {said}"
+                said += line
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=60)
+        assert (process.returncode, rest) == (0, "stopping...\n"), f"{command}:\n{rest}"
 
 
 RUNNABLE = [path for path in DOCUMENTS if programs(path.read_text(encoding="utf-8"))]
@@ -38,18 +94,37 @@ RUNNABLE = [path for path in DOCUMENTS if programs(path.read_text(encoding="utf-
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.name)
 def test_the_commands_and_programs_of_a_document_run(path: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONSAFEPATH": "1"}
-    for kind, program in programs(path.read_text(encoding="utf-8")):
-        interpreter = [sys.executable, "-"] if kind == "python" else ["bash"]
-        run = subprocess.run(
-            interpreter, input=program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert run.returncode == 0, f"{path.name}:\n{program}\n{run.stdout}\n{run.stderr}"
+    offset = port_offset()
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONSAFEPATH": "1",
+        "TIDELOG_BOOTSTRAP": f"localhost:{9292 + offset}",
+    }
+    with contextlib.ExitStack() as clusters:
+        for kind, program in programs(path.read_text(encoding="utf-8")):
+            if kind == "dev":
+                clusters.enter_context(dev(program, offset=offset, directory=tmp_path, environment=environment))
+                continue
+            interpreter = [sys.executable, "-"] if kind == "python" else ["bash"]
+            run = subprocess.run(
+                interpreter, input=program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert run.returncode == 0, f"{path.name}:\n{program}\n{run.stdout}\n{run.stderr}"
 
 
 def test_make_lines_and_sample_output_are_not_run() -> None:
     text = "```console\n$ make test\n$ true\noutput\n```\n```python\nx = 1\n```\n```\n$ rm -rf x\n```\n"
-    assert programs(text) == [("console", "set -e\ntrue"), ("python", "x = 1\n")]
+    assert programs(text) == [("console", "set -eo pipefail\ntrue"), ("python", "x = 1\n")]
+
+
+def test_a_cluster_in_the_foreground_is_started_between_the_commands() -> None:
+    text = "```console\n$ true\n$ tidelog dev --nodes 3\n$ tidelog topics list\n```\n"
+    assert programs(text) == [
+        ("console", "set -eo pipefail\ntrue"),
+        ("dev", "tidelog dev --nodes 3"),
+        ("console", "set -eo pipefail\ntidelog topics list"),
+    ]
 
 
 def test_the_readme_shows_something_that_runs() -> None:

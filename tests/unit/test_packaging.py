@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -71,12 +72,48 @@ def check_round_trip(home: Path, work: Path) -> None:
 
     command = home / "bin" / "tidelog"
     assert call(command, "--version").stdout.startswith("tidelog 0.")
-    demo = call(command, "demo", "--records", 500, "--data", work / "data")
+    demo = call(command, "demo", "log", "--records", 500, "--data", work / "data")
     assert demo.returncode == 0, demo.stdout + demo.stderr
     verified = call(command, "log", "dump", work / "data", "--verify")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     for room in ("log", "raft", "cli"):
         assert call(home / "bin" / "python", "-c", f"import {room}").returncode == 1, f"there is a package {room}"
+
+
+def check_cluster(home: Path, work: Path) -> None:
+    """The first minute of a new user: a cluster, a topic, a record in, the same record out; also after a restart."""
+    command = str(home / "bin" / "tidelog")
+    offset = 10_000 + os.getpid() % 1000 * 10
+    environment = {"PATH": os.environ["PATH"], "TIDELOG_BOOTSTRAP": f"localhost:{9292 + offset}"}
+
+    def call(*arguments: str, given: str | None = None) -> str:
+        run = subprocess.run(
+            [command, *arguments],
+            cwd=work,
+            env=environment,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
+        return run.stdout
+
+    for life in (1, 2):
+        start = [command, "dev", "--port-offset", str(offset)]
+        with subprocess.Popen(start, cwd=work, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert any("Ctrl-C stops it" in line for line in process.stdout), "it has ended"
+                if life == 1:
+                    call("topics", "create", "greetings", "--partitions", "3")
+                call("produce", "greetings", given=f"hello {life}\n")
+                read = call("consume", "greetings", "--from-beginning", "--max-messages", str(life))
+                assert sorted(read.splitlines()) == [f"hello {n}" for n in range(1, life + 1)]
+            finally:
+                process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
 
 
 @pytest.mark.timeout(400)
@@ -87,3 +124,4 @@ def test_the_package_builds_and_works_in_an_empty_environment(tmp_path: Path) ->
     check_names(wheel, tree)
     install(wheel, tmp_path / "venv")
     check_round_trip(tmp_path / "venv", tmp_path)
+    check_cluster(tmp_path / "venv", tmp_path)

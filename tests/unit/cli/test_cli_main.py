@@ -57,7 +57,6 @@ def test_the_version_imports_nothing_heavy() -> None:
     [
         (["lgo"], "tidelog: no such command: 'lgo'; did you mean 'log'? (see 'tidelog --help')"),
         (["log", "dmp", "x"], "tidelog log: no such command: 'dmp'; did you mean 'dump'? (see 'tidelog log --help')"),
-        (["xyzzy"], "tidelog: no such command: 'xyzzy'; there are: demo, log (see 'tidelog --help')"),
         (
             ["log", "dump"],
             "tidelog log dump: the following arguments are required: PATH (see 'tidelog log dump --help')",
@@ -76,6 +75,13 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == message + "\n"
+
+
+def test_a_command_that_is_near_to_none_is_answered_with_all_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["xyzzy"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tidelog: no such command: 'xyzzy'; there are: demo, log, ")
+    assert said.endswith(" (see 'tidelog --help')\n")
 
 
 def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,139 @@
+"""`tidelog brokers list|describe|drain`. Keys of the JSON documents are listed in docs/cli.md."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from tidelog.cli import session, table
+from tidelog.cli.main import EXIT_OK
+from tidelog.client.admin import AdminClient
+from tidelog.client.cluster import ClusterClient
+from tidelog.client.metadata import address_of
+from tidelog.rpc.v1 import admin_pb2 as pb
+
+
+def _document(broker: pb.BrokerDescription, controller: int) -> dict[str, Any]:
+    return {
+        "id": broker.id,
+        "epoch": broker.epoch,
+        "endpoints": {end.listener: address_of(end.host, end.port) for end in broker.endpoints},
+        "rack": broker.rack or None,
+        "state": _state(broker),
+        "is_fenced": broker.is_fenced,
+        "is_draining": broker.is_draining,
+        "is_controller": broker.id == controller,
+        "replicas": broker.replicas,
+        "preferred_for": broker.preferred_for,
+        "offline_directories": [str(UUID(bytes=one)) for one in broker.offline_directories],
+    }
+
+
+def _state(broker: pb.BrokerDescription) -> str:
+    if broker.is_fenced:
+        return "fenced"
+    return "draining" if broker.is_draining else "live"
+
+
+def _print(documents: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        [
+            one["id"],
+            one["state"] + (", active controller" if one["is_controller"] else ""),
+            ", ".join(f"{name} {address}" for name, address in one["endpoints"].items()),
+            one["rack"],
+            one["replicas"],
+            one["preferred_for"],
+        ]
+        for one in documents
+    ]
+    headings = ["id", "state", "endpoints", "rack", "replicas", "preferred for"]
+    table.write(sys.stdout, headings, rows, right=["id", "replicas", "preferred for"])
+
+
+def run_list(options: argparse.Namespace) -> int:
+    async def job(cluster: ClusterClient) -> int:
+        admin = AdminClient(cluster)
+        controller = (await admin.describe_cluster()).controller
+        documents = [_document(broker, controller) for broker in await admin.describe_brokers()]
+        if options.output == "json":
+            print(json.dumps({"brokers": documents}, indent=2))
+        else:
+            _print(documents)
+        return EXIT_OK
+
+    return session.run(options, job)
+
+
+def run_describe(options: argparse.Namespace) -> int:
+    async def job(cluster: ClusterClient) -> int:
+        admin = AdminClient(cluster)
+        controller = (await admin.describe_cluster()).controller
+        found = await admin.describe_brokers(options.broker)
+        live = [broker.id for broker in found if not broker.is_fenced]
+        answers = {one.broker: one for one in await admin.describe_log_dirs(live)} if live else {}
+        documents = []
+        for broker in found:
+            document = _document(broker, controller)
+            dirs = answers.get(broker.id)
+            document["directories"] = [] if dirs is None else [_directory(one) for one in dirs.directories]
+            document["error"] = None if dirs is None else session.error_document(dirs)
+            documents.append(document)
+        if options.output == "json":
+            print(json.dumps({"brokers": documents}, indent=2))
+        else:
+            _print(documents)
+            _print_directories(documents)
+        return session.tell_errors([(f"broker {broker}", dirs) for broker, dirs in sorted(answers.items())])
+
+    return session.run(options, job)
+
+
+def _directory(one: pb.LogDir) -> dict[str, Any]:
+    return {
+        "directory_id": str(UUID(bytes=one.directory_id)) if one.directory_id else None,
+        "path": one.path,
+        "error": session.error_document(one),
+        "usable_bytes": one.usable_bytes if one.usable_bytes >= 0 else None,
+        "replicas": [
+            {"topic": row.topic, "partition": row.partition, "bytes": row.bytes, "lag": row.lag} for row in one.replicas
+        ],
+    }
+
+
+def _print_directories(documents: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for document in documents:
+        for one in document["directories"]:
+            size = sum(replica["bytes"] for replica in one["replicas"])
+            state = "good" if one["error"] is None else one["error"]["message"]
+            rows.append([document["id"], one["path"], len(one["replicas"]), size, one["usable_bytes"], state])
+    if rows:
+        print()
+        headings = ["broker", "directory", "replicas", "bytes", "free bytes", "state"]
+        table.write(sys.stdout, headings, rows, right=["broker", "replicas", "bytes", "free bytes"])
+
+
+def run_drain(options: argparse.Namespace) -> int:
+    async def job(cluster: ClusterClient) -> int:
+        admin = AdminClient(cluster)
+        answer = await admin.drain_broker(options.broker, undo=options.undo, validate_only=options.validate_only)
+        document = {
+            "broker": options.broker,
+            "is_draining": not options.undo,
+            "leads": answer.leads,
+            "replicas": answer.replicas,
+            "validate_only": options.validate_only,
+        }
+        if options.output == "json":
+            print(json.dumps(document, indent=2))
+        elif options.undo:
+            print(f"broker {options.broker} takes part again")
+        else:
+            left = f"it leads {answer.leads} partitions that nobody else can, and holds {answer.replicas} replicas"
+            print(f"broker {options.broker} is drained: {left}")
+        return EXIT_OK
+
+    return session.run(options, job)

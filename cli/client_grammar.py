@@ -1,0 +1,266 @@
+"""The grammar of the commands that talk to a cluster; nothing is imported until one of them runs."""
+
+import argparse
+from typing import Any
+
+BOOTSTRAP_HELP = "a node of the cluster, or several (default: TIDELOG_BOOTSTRAP, the profile, or localhost:9292)"
+
+
+def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
+    """Add the commands to the grammar of `tidelog`."""
+
+    def group(name: str, says: str) -> Any:
+        made = commands.add_parser(name, help=says, description=says[0].upper() + says[1:] + ".")
+        return made.add_subparsers(dest=f"{name} command", metavar="command", parser_class=kind, required=True)
+
+    _add_topics(group("topics", "topics: create, look at, change, delete"))
+    _add_configs(group("configs", "settings of topics, brokers and the cluster"))
+    _add_produce(commands)
+    _add_consume(commands)
+    _add_brokers(group("brokers", "the brokers of a cluster"))
+    _add_reassign(group("reassign", "move replicas between brokers"))
+    _add_elections(commands)
+    _add_records(commands)
+    _add_verify(group("verify", "numbered records in, every acknowledgement and every read checked"))
+    _add_bench(group("bench", "measure a cluster"))
+
+
+def _command(
+    commands: Any, name: str, runs: str, says: str, *, more: str = "", has_output: bool = True
+) -> argparse.ArgumentParser:
+    description = says[0].upper() + says[1:] + "." + (f" {more}" if more else "")
+    made: argparse.ArgumentParser = commands.add_parser(name, help=says, description=description)
+    made.add_argument("--bootstrap", "--bootstrap-server", metavar="HOST:PORT,...", help=BOOTSTRAP_HELP)
+    if has_output:
+        made.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
+    made.set_defaults(run=f"tidelog.cli.{runs}")
+    return made
+
+
+def _dry_run(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--validate-only", action="store_true", help="check everything, change nothing")
+
+
+def _yes(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _add_topics(topics: Any) -> None:
+    create = _command(topics, "create", "topics:run_create", "create topics")
+    create.add_argument("topic", metavar="NAME", nargs="+", help="1 to 249 letters, digits, '.', '_', '-'")
+    create.add_argument("--partitions", type=int, metavar="N", help="default: the cluster's num.partitions")
+    create.add_argument("--replication-factor", type=int, metavar="N", help="default: default.replication.factor")
+    create.add_argument(
+        "--replica-assignment", metavar="LIST", help="instead of both: brokers of each partition, like 1:2:3,2:3:1"
+    )
+    create.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of the topic")
+    create.add_argument("--if-not-exists", action="store_true", help="be content with one that is there")
+    _dry_run(create)
+    listed = _command(topics, "list", "topics:run_list", "names of topics")
+    listed.add_argument("--exclude-internal", action="store_true", help="without those of the cluster itself")
+    describe = _command(topics, "describe", "topics:run_describe", "partitions, leaders, replicas, settings")
+    describe.add_argument("topic", metavar="NAME", nargs="*", help="default: all")
+    for option, says in (
+        ("--under-replicated", "only partitions with fewer replicas in sync than they have"),
+        ("--unavailable", "only partitions that nobody leads"),
+        ("--under-min-isr", "only partitions with fewer in sync than min.insync.replicas"),
+        ("--at-min-isr", "only partitions with just min.insync.replicas in sync"),
+        ("--with-overrides", "only topics with settings of their own"),
+    ):
+        describe.add_argument(option, action="store_true", help=says)
+    alter = _command(topics, "alter", "topics:run_alter", "give a topic more partitions")
+    alter.add_argument("topic", metavar="NAME", nargs="+")
+    alter.add_argument("--partitions", type=int, required=True, metavar="N", help="how many it shall have, all told")
+    _dry_run(alter)
+    delete = _command(topics, "delete", "topics:run_delete", "delete topics and their records")
+    delete.add_argument("topic", metavar="NAME", nargs="+")
+    delete.add_argument("--if-exists", action="store_true", help="be content if it is not there")
+    _yes(delete)
+    _dry_run(delete)
+
+
+def _add_configs(configs: Any) -> None:
+    describe = _command(configs, "describe", "configs_cmd:run_describe", "value, source and default of each key")
+    alter = _command(configs, "alter", "configs_cmd:run_alter", "change settings; they take effect at once")
+    for made in (describe, alter):
+        which = made.add_mutually_exclusive_group(required=True)
+        which.add_argument("--topic", metavar="NAME")
+        which.add_argument("--broker", metavar="ID")
+        which.add_argument("--cluster", action="store_true", help="the default of all brokers")
+    describe.add_argument("--all", action="store_true", help="also keys that have their default")
+    describe.add_argument("--key", action="append", default=[], metavar="KEY", help="only this one")
+    alter.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    alter.add_argument("--delete", action="append", default=[], metavar="KEY", help="back to the default")
+    alter.add_argument("--append", action="append", default=[], metavar="KEY=VALUE", help="add to a list")
+    alter.add_argument("--subtract", action="append", default=[], metavar="KEY=VALUE", help="take from a list")
+    _dry_run(alter)
+
+
+def _add_produce(commands: Any) -> None:
+    made = _command(
+        commands,
+        "produce",
+        "produce:run",
+        "write lines of stdin as records",
+        more="Each line is a value; with --key-separator KEY:VALUE. With --input json each line is an object with "
+        "value, key, headers, partition, timestamp.",
+    )
+    made.add_argument("topic", metavar="TOPIC")
+    made.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value")
+    made.add_argument("--headers", action="append", default=[], metavar="NAME=VALUE", help="a header for every record")
+    made.add_argument("--partition", type=int, metavar="P", help="default: by the key, else in turn")
+    made.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")
+    made.add_argument("--input", choices=("lines", "json"), default="lines", help="what a line of stdin is")
+    made.add_argument("--null-marker", metavar="TEXT", help="a key or value that is this text is null")
+    made.add_argument("--compression", choices=("none", "gzip", "snappy", "lz4", "zstd"), default="none")
+    made.add_argument("--timeout-ms", type=int, default=30_000, metavar="MS", help="how long to try to store a record")
+
+
+def _add_consume(commands: Any) -> None:
+    made = _command(
+        commands,
+        "consume",
+        "consume:run",
+        "print records as they come, until Ctrl-C",
+        more="From the end on, unless told otherwise.",
+        has_output=False,
+    )
+    made.add_argument("topic", metavar="TOPIC")
+    where = made.add_mutually_exclusive_group()
+    where.add_argument("--from-beginning", action="store_true", help="from the first record on")
+    where.add_argument("--offset", metavar="O", help="from here on: a number, earliest or latest")
+    where.add_argument("--timestamp", metavar="T", help="from this time on: ms since 1970, or 2026-01-31T12:00[:00][Z]")
+    made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
+    made.add_argument("--max-messages", type=int, metavar="N", help="stop after so many")
+    made.add_argument("--timeout-ms", type=int, metavar="MS", help="stop when nothing came for so long")
+    made.add_argument("--exit-at-end", action="store_true", help="stop at what is the end now")
+    made.add_argument("--keys", action="store_true", help="print keys before values")
+    made.add_argument("--key-separator", default="\t", metavar="TEXT", help="between what is printed (default: a tab)")
+    made.add_argument("--headers", action="store_true", help="print headers")
+    made.add_argument("--offsets", action="store_true", help="print partition, offset and time")
+    made.add_argument(
+        "--output",
+        choices=("lines", "json", "jsonl"),
+        default="lines",
+        help="values; one JSON document; or one JSON object a line",
+    )
+
+
+def _add_brokers(brokers: Any) -> None:
+    _command(brokers, "list", "brokers:run_list", "brokers with address and state")
+    describe = _command(brokers, "describe", "brokers:run_describe", "one broker, with its log directories")
+    describe.add_argument("broker", type=int, metavar="ID", nargs="*", help="default: all")
+    drain = _command(
+        brokers,
+        "drain",
+        "brokers:run_drain",
+        "let a broker lead nothing, and get no new replicas",
+        more="Its replicas stay; `tidelog reassign plan` moves them.",
+    )
+    drain.add_argument("broker", type=int, metavar="ID")
+    drain.add_argument("--undo", action="store_true", help="let it take part again")
+    _dry_run(drain)
+
+
+def _add_reassign(reassign: Any) -> None:
+    plan = _command(
+        reassign,
+        "plan",
+        "reassign:run_plan",
+        "say what to move so that replicas are spread evenly",
+        more="Changes nothing; --save writes the plan for `execute`.",
+    )
+    plan.add_argument("--topic", action="append", metavar="NAME", help="only this one (default: all)")
+    plan.add_argument("--brokers", metavar="IDS", help="where they may be, like 1,2,3 (default: all that take part)")
+    plan.add_argument("--save", metavar="FILE", help="write the plan here")
+    execute = _command(reassign, "execute", "reassign:run_execute", "begin the moves of a plan")
+    execute.add_argument("--plan", required=True, metavar="FILE")
+    execute.add_argument("--throttle", type=int, metavar="BYTES", help="bytes a second that each broker may use for it")
+    execute.add_argument("--wait", action="store_true", help="until all moves are done")
+    _dry_run(execute)
+    status = _command(reassign, "status", "reassign:run_status", "what is under way; ends throttles when nothing is")
+    status.add_argument("--plan", metavar="FILE", help="only what this plan names")
+    cancel = _command(reassign, "cancel", "reassign:run_cancel", "go back to where replicas were")
+    cancel.add_argument("--plan", metavar="FILE", help="only what this plan names (default: all)")
+    _yes(cancel)
+
+
+def _add_elections(commands: Any) -> None:
+    made = _command(
+        commands,
+        "elect-leaders",
+        "elections:run",
+        "give leadership to preferred replicas, or to any live one",
+        more="--unclean elects for partitions without a leader; acknowledged records may be lost.",
+    )
+    made.add_argument("--topic", metavar="NAME", help="only this one (default: all that need it)")
+    made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one, with --topic")
+    made.add_argument("--all", action="store_true", help="all partitions of the cluster")
+    made.add_argument("--unclean", action="store_true", help="any live replica, where nobody leads")
+    _yes(made)
+    _dry_run(made)
+
+
+def _add_records(commands: Any) -> None:
+    made = _command(commands, "delete-records", "records:run_delete", "delete records before an offset")
+    made.add_argument("topic", metavar="TOPIC")
+    made.add_argument("--before", required=True, metavar="OFFSET", help="the new start; 'end': all that can be read")
+    made.add_argument("--partition", type=int, action="append", metavar="P", help="default with 'end': all")
+    _yes(made)
+
+
+def _add_verify(verify: Any) -> None:
+    produce = _command(
+        verify, "produce", "verify:run_produce", "write numbered records, and note every acknowledgement"
+    )
+    produce.add_argument("topic", metavar="TOPIC")
+    produce.add_argument("--records", type=int, metavar="N", help="how many (default: until Ctrl-C)")
+    produce.add_argument("--rate", type=float, default=1000.0, metavar="R", help="records a second (default 1000)")
+    produce.add_argument("--batch", type=int, default=10, metavar="N", help="records of a batch (default 10)")
+    produce.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")
+    produce.add_argument("--timeout-ms", type=int, default=120_000, metavar="MS", help="to store a batch")
+    consume = _command(verify, "consume", "verify:run_consume", "read everything, and note every record")
+    consume.add_argument("topic", metavar="TOPIC")
+    consume.add_argument("--records", type=int, metavar="N", help="stop after so many")
+    consume.add_argument("--follow", action="store_true", help="go on at the end, until Ctrl-C")
+    check = verify.add_parser(
+        "check",
+        help="compare what was acknowledged with what was read",
+        description="Exits with 1 if a record was lost, stored twice, out of order or out of place.",
+    )
+    check.add_argument("history", nargs="+", metavar="FILE", help="of `verify produce` and `verify consume`")
+    check.add_argument("--allow", action="append", default=[], choices=("lost",), help="as with acks=1")
+    check.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
+    check.set_defaults(run="tidelog.cli.verify:run_check")
+    for made in (produce, consume):
+        made.add_argument("--history", required=True, metavar="FILE", help="lines of JSON are added to it")
+
+
+def _add_bench(bench: Any) -> None:
+    produce = _command(bench, "produce", "bench_cmd:run_produce", "how much can be written, acknowledged")
+    consume = _command(bench, "consume", "bench_cmd:run_consume", "how much can be read")
+    latency = _command(bench, "latency", "bench_cmd:run_latency", "how long one small batch takes at light load")
+    failover = _command(
+        bench,
+        "failover",
+        "bench_failover:run",
+        "how long writing stands still when a leader is killed",
+        more="Starts a cluster of three nodes of its own and kills its leaders with -9. With --watch it kills nobody: "
+        "it writes to the given cluster and reports how long it stood still.",
+    )
+    for made in (produce, consume, latency):
+        made.add_argument("--topic", metavar="NAME", help="write to this one (default: one of its own, deleted after)")
+        made.add_argument("--partitions", type=int, default=3, metavar="N", help="of its own topic (default 3)")
+        made.add_argument("--replication-factor", type=int, metavar="N", help="of its own topic")
+        made.add_argument("--record-bytes", type=int, default=100, metavar="N", help="of a value (default 100)")
+        made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default 10)")
+        made.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")
+    for made in (produce, consume):
+        made.add_argument("--batch-bytes", type=int, default=1 << 20, metavar="N", help="of a batch (default 1 MiB)")
+    consume.add_argument("--decode", action="store_true", help="decode every record")
+    latency.add_argument("--rate", type=float, default=50.0, metavar="R", help="batches a second (default 50)")
+    failover.add_argument("--rounds", type=int, default=5, metavar="N", help="how often (default 5)")
+    failover.add_argument("--frozen", action="store_true", help="stop the leader (SIGSTOP) instead of killing it")
+    failover.add_argument("--nodes", type=int, default=3, metavar="N", help="of its own cluster (default 3)")
+    failover.add_argument("--watch", action="store_true", help="measure on the cluster of --bootstrap, kill nobody")
+    failover.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of --watch (default 60)")

@@ -1,0 +1,46 @@
+"""`tidelog metadata show|dump`: from a stopped node's files, or live. Keys of the JSON are listed in docs/cli.md."""
+
+import argparse
+import json
+import sys
+
+from tidelog.cli import metadata_view
+from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.metadata_reading import StoredMetadata, read_stored
+
+
+def run_show(options: argparse.Namespace) -> int:
+    stored = _source(options)
+    state = stored.state()
+    found = metadata_view.at_path(metadata_view.tree(state), options.path)
+    if options.output == "json":
+        print(json.dumps({"path": options.path, "value": found, "problems": stored.problems}, indent=2))
+    else:
+        metadata_view.write(sys.stdout, found, options.path)
+    return _verdict(stored)
+
+
+def run_dump(options: argparse.Namespace) -> int:
+    stored = _source(options)
+    for line in stored.lines():
+        print(json.dumps(metadata_view.line_document(line)))
+    return _verdict(stored)
+
+
+def _source(options: argparse.Namespace) -> StoredMetadata:
+    if options.data is None:
+        from tidelog.cli.metadata_live import read_live
+
+        return read_live(options)
+    if options.bootstrap is not None:
+        raise WrongCallError("--data reads files and --bootstrap a running cluster: give one of them")
+    return read_stored(options.data, options.copy)
+
+
+def _verdict(stored: StoredMetadata) -> int:
+    sys.stdout.flush()
+    for note in stored.notes:
+        print(f"tidelog: {note}", file=sys.stderr)
+    for problem in stored.problems:
+        print(f"tidelog: {problem}", file=sys.stderr)
+    return EXIT_REFUSED if stored.problems else EXIT_OK

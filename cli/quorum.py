@@ -1,0 +1,137 @@
+"""`tidelog quorum describe|add|remove|update-voter`. Keys of the JSON document are listed in docs/cli.md."""
+
+import argparse
+import json
+import sys
+from typing import Any
+from uuid import UUID
+
+from tidelog.cli import table
+from tidelog.cli.channel import ClusterChannel
+from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.rpc.v1 import cluster_pb2 as pb
+from tidelog.server.listeners import ListenerError, parse_address
+from tidelog.server.uuids import from_text, to_text
+
+CHANGE_TIMEOUT_S = 90.0
+
+
+def run_describe(options: argparse.Namespace) -> int:
+    with ClusterChannel(options) as channel:
+        found = channel.call("Cluster/DescribeQuorum", pb.DescribeQuorumRequest(), pb.DescribeQuorumResponse)
+    document = describe_document(found)
+    if options.output == "json":
+        print(json.dumps(document, indent=2))
+        return EXIT_OK
+    pairs = [("leader", "leader"), ("epoch", "epoch"), ("high watermark", "high_watermark")]
+    pairs += [("log", "log_start_offset"), ("log end", "log_end_offset")]
+    print(", ".join(f"{says} {document[key]}" for says, key in pairs))
+    rows = [
+        [
+            member["node"],
+            "voter" if member["is_voter"] else "learner",
+            member["directory_id"],
+            ",".join(member["endpoints"].values()),
+            _or_none(member["log_end_offset"]),
+            _or_none(member["lag"]),
+            _or_none(member["silent_ms"]),
+            "recovers" if member["is_recovering"] else member["error"] or "good",
+        ]
+        for member in document["members"]
+    ]
+    headings = ["node", "is", "directory id", "address", "log end", "lag", "silent ms", "state"]
+    table.write(sys.stdout, headings, rows, right=["node", "log end", "lag", "silent ms"])
+    if document["observers"]:
+        told = ", ".join(f"{one['node']} at {one['offset']}" for one in document["observers"])
+        print(f"observers here: {told}")
+    return EXIT_OK
+
+
+def _or_none(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
+    names = ("node", "role", "leader", "epoch", "high_watermark", "log_start_offset", "log_end_offset")
+    more = ("durable_end_offset", "without_leader_ms", "snapshot_offset", "snapshot_epoch")
+    document: dict[str, Any] = {name: getattr(found, name) for name in (*names, *more)}
+    document["members"] = [
+        {
+            "node": member.node,
+            "directory_id": to_text(UUID(bytes=member.directory_id)),
+            "endpoints": {one.listener: one.address for one in member.endpoints},
+            "is_voter": member.is_voter,
+            "is_connected": member.is_connected,
+            "error": member.error or None,
+            "log_end_offset": member.log_end_offset,
+            "lag": member.lag,
+            "silent_ms": member.silent_ms,
+            "is_recovering": member.is_recovering,
+        }
+        for member in found.members
+    ]
+    document["observers"] = [{"node": one.node, "offset": one.offset} for one in found.observers]
+    return document
+
+
+def _directory(options: argparse.Namespace) -> bytes:
+    if options.directory_id is None:
+        return b""
+    found = from_text(options.directory_id)
+    if found is None:
+        raise WrongCallError(f"--directory-id {options.directory_id!r}: an id has 22 characters, see `storage info`")
+    return found.bytes
+
+
+def _endpoints(options: argparse.Namespace) -> list[pb.VoterEndpoint]:
+    found = []
+    for index, text in enumerate(options.endpoint):
+        try:
+            address = str(parse_address(text))
+        except ListenerError as error:
+            raise WrongCallError(f"--endpoint: {error}") from error
+        name = options.listener if index == 0 else f"{options.listener}_{index + 1}"
+        found.append(pb.VoterEndpoint(listener=name, address=address))
+    return found
+
+
+def _check_node(options: argparse.Namespace) -> None:
+    if not 0 <= options.node_id < 1 << 31:
+        raise WrongCallError(f"--node-id {options.node_id}: from 0 to {(1 << 31) - 1}")
+
+
+def run_add(options: argparse.Namespace) -> int:
+    _check_node(options)
+    request = pb.AddVoterRequest(node=options.node_id, directory_id=_directory(options), endpoints=_endpoints(options))
+    with ClusterChannel(options) as channel:
+        channel.call("Cluster/AddVoter", request, pb.AddVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+    print(f"node {options.node_id} is a voter")
+    return EXIT_OK
+
+
+def run_update_voter(options: argparse.Namespace) -> int:
+    _check_node(options)
+    request = pb.UpdateVoterRequest(
+        node=options.node_id, directory_id=_directory(options), endpoints=_endpoints(options)
+    )
+    with ClusterChannel(options) as channel:
+        channel.call("Cluster/UpdateVoter", request, pb.UpdateVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+    print(f"node {options.node_id} is at {', '.join(options.endpoint)}")
+    return EXIT_OK
+
+
+def run_remove(options: argparse.Namespace) -> int:
+    _check_node(options)
+    request = pb.RemoveVoterRequest(node=options.node_id, directory_id=_directory(options))
+    with ClusterChannel(options) as channel:
+        if not options.yes and sys.stdin.isatty():
+            print(
+                f"Take node {options.node_id} out of the quorum at {channel.address}? [y/N] ", end="", file=sys.stderr
+            )
+            sys.stderr.flush()
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                print("tidelog: nothing was changed", file=sys.stderr)
+                return EXIT_REFUSED
+        channel.call("Cluster/RemoveVoter", request, pb.RemoveVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+    print(f"node {options.node_id} is no voter any more")
+    return EXIT_OK

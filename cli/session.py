@@ -1,0 +1,97 @@
+"""How a command of a client runs: a `ClusterClient` for the length of one coroutine, and its errors in one line."""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: what it has to say comes as errors
+
+from tidelog.cli.channel import bootstrap_of
+from tidelog.cli.main import EXIT_REFUSED, RefusedError
+from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.client.config import ClientConfig
+from tidelog.client.errors import NoClusterError
+from tidelog.client.grpc_connections import GrpcConnections
+from tidelog.model.errors import ErrorCode, TidelogError, UnreachableError
+from tidelog.world.real.clock import SystemClock
+
+Job = Callable[[ClusterClient], Awaitable[int]]
+_NOBODY = ("connection refused", "connect failed")
+
+
+def run(options: argparse.Namespace, job: Job) -> int:
+    """Run the job against the cluster that the options name; its exit code."""
+    return run_at(bootstrap_of(options), job)
+
+
+def run_at(addresses: Sequence[str], job: Job) -> int:
+    try:
+        return asyncio.run(_run(addresses, job))
+    except NoClusterError as error:
+        raise RefusedError(_no_cluster(error)) from error
+    except UnreachableError as error:
+        raise RefusedError(str(error)) from error
+
+
+async def _run(addresses: Sequence[str], job: Job) -> int:
+    cluster = ClusterClient(
+        addresses, GrpcConnections(), random=random.Random(), clock=SystemClock(), config=ClientConfig()
+    )
+    try:
+        return await job(cluster)
+    finally:
+        await cluster.close()
+
+
+def _no_cluster(error: NoClusterError) -> str:
+    odd = [
+        f"{where}: {why}" if where not in why else why
+        for where, why in zip(error.addresses, error.reasons, strict=True)
+        if not any(word in why.lower() for word in _NOBODY)
+    ]
+    told = f" ({'; '.join(odd)})" if odd else ""
+    return f"no cluster at {', '.join(error.addresses)}{told}; start one with: tidelog dev"
+
+
+def tell(message: str) -> None:
+    """Talk: to stderr, so that stdout is data alone."""
+    sys.stdout.flush()
+    print(f"tidelog: {message}", file=sys.stderr, flush=True)
+
+
+def is_sure(options: argparse.Namespace, question: str) -> bool:
+    """Ask on a terminal, unless --yes; a program that calls is taken at its word."""
+    if options.yes or not sys.stdin.isatty():
+        return True
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    tell("nothing was changed")
+    return False
+
+
+def error_text(error: TidelogError) -> str:
+    return f"{error} ({error.code.name}: {error.advice})"
+
+
+def error_document(row: Any) -> dict[str, Any] | None:
+    """The error of one item, for a JSON document."""
+    error = error_in(row)
+    if error is None:
+        return None
+    return {"code": error.code.value.code, "name": error.code.name, "message": str(error), "retriable": error.retriable}
+
+
+def tell_errors(rows: Sequence[tuple[str, Any]], *, but: Sequence[ErrorCode] = ()) -> int:
+    """One line for each item that failed; the exit code."""
+    code = 0
+    for name, row in rows:
+        error = error_in(row)
+        if error is not None and error.code not in but:
+            tell(f"{name}: {error_text(error)}")
+            code = EXIT_REFUSED
+    return code

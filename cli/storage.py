@@ -1,0 +1,139 @@
+"""`tidelog storage format|random-uuid|info`. Keys of the JSON documents are listed in docs/cli.md."""
+
+import argparse
+import asyncio
+import json
+import sys
+from random import SystemRandom
+
+from tidelog.cli import table
+from tidelog.cli.config import read_config
+from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.model.errors import InvalidRequestError
+from tidelog.server.config import NodeConfig
+from tidelog.server.storage import (
+    Formatted,
+    Meta,
+    Voters,
+    format_node,
+    inspect,
+    parse_controllers,
+    standalone,
+    voters_of_file,
+)
+from tidelog.server.uuids import from_text, random_uuid, to_text
+
+
+def run_random_uuid(_options: argparse.Namespace) -> int:
+    print(to_text(random_uuid(SystemRandom())))
+    return EXIT_OK
+
+
+def run_format(options: argparse.Namespace) -> int:
+    config = read_config(options.config)
+    if from_text(options.cluster_id) is None:
+        raise WrongCallError(
+            f"--cluster-id {options.cluster_id!r}: an id has 22 characters, as of `tidelog storage random-uuid`"
+        )
+    if options.node_id is not None and options.node_id != config.node:
+        raise WrongCallError(f"--node-id {options.node_id}: {options.config} says node.id={config.node}")
+    try:
+        voters = _voters(options, config)
+        done = asyncio.run(
+            format_node(
+                config,
+                options.cluster_id,
+                voters,
+                ignore_formatted=options.ignore_formatted,
+                random=SystemRandom(),
+            )
+        )
+    except InvalidRequestError as error:
+        raise WrongCallError(str(error)) from error
+    if options.output == "json":
+        print(json.dumps({"directories": [_row(one) for one in done]}, indent=2))
+    else:
+        for one in done:
+            what = "was formatted before" if one.was_there else "formatted"
+            print(f"{one.path}: {what}, directory id {to_text(one.meta.directory)}")
+    if voters is not None and voters.are_derived and not all(one.was_there for one in done):
+        print(
+            "tidelog: the first voters are those of controller.quorum.voters. If this directory is ever lost, do not "
+            "format it so again: remove the voter, format with --no-initial-controllers, and `tidelog quorum add`.",
+            file=sys.stderr,
+        )
+    return EXIT_OK
+
+
+def _voters(options: argparse.Namespace, config: NodeConfig) -> Voters | None:
+    is_told = options.standalone or options.initial_controllers or options.no_initial_controllers
+    if not config.is_controller:
+        if options.standalone or options.initial_controllers:
+            raise WrongCallError("this node is no controller (process.roles): it has no voters to be told")
+        return None
+    if options.standalone:
+        return standalone(config)
+    if options.initial_controllers:
+        return parse_controllers(options.initial_controllers)
+    if options.no_initial_controllers:
+        return Voters(())
+    assert not is_told, "every way to tell is above"
+    if config.voters:
+        return voters_of_file(config, options.cluster_id)
+    raise WrongCallError(
+        "who votes first? --standalone for a cluster of one controller, --initial-controllers "
+        "id@host:port:directory-id,... for several, --no-initial-controllers to join a running cluster"
+    )
+
+
+def _meta(meta: Meta | None) -> dict[str, object]:
+    return {
+        "cluster_id": None if meta is None else meta.cluster_id,
+        "node_id": None if meta is None else meta.node,
+        "directory_id": None if meta is None else to_text(meta.directory),
+        "version": None if meta is None else meta.version,
+    }
+
+
+def _row(one: Formatted) -> dict[str, object]:
+    return {"path": one.path, "was_formatted": one.was_there, **_meta(one.meta)}
+
+
+def run_info(options: argparse.Namespace) -> int:
+    config = read_config(options.config)
+    reports = inspect(config)
+    problems = [f"{report.path}: {problem}" for report in reports for problem in report.problems]
+    if options.output == "json":
+        rows = [
+            {
+                "path": report.path,
+                "holds": report.role,
+                "logs": report.logs,
+                "free_bytes": report.free_bytes,
+                **_meta(report.meta),
+                "problems": report.problems,
+            }
+            for report in reports
+        ]
+        print(json.dumps({"node_id": config.node, "directories": rows}, indent=2))
+    else:
+        headings = ["directory", "holds", "cluster id", "node", "directory id", "logs"]
+        cells = [
+            [
+                report.path,
+                report.role,
+                None if report.meta is None else report.meta.cluster_id,
+                None if report.meta is None else report.meta.node,
+                None if report.meta is None else to_text(report.meta.directory),
+                report.logs,
+            ]
+            for report in reports
+        ]
+        table.write(sys.stdout, headings, cells, right=["node", "logs"])
+        for problem in problems:
+            print(table.red(problem, sys.stdout))
+    sys.stdout.flush()
+    if problems:
+        print(f"tidelog: {len(problems)} problem{'s' if len(problems) > 1 else ''} found", file=sys.stderr)
+        return EXIT_REFUSED
+    return EXIT_OK

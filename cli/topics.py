@@ -1,0 +1,253 @@
+"""`tidelog topics create|list|describe|alter|delete`. Keys of the JSON documents are listed in docs/cli.md."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from tidelog.cli import session, table
+from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.client.admin import AdminClient
+from tidelog.client.cluster import ClusterClient
+from tidelog.model.errors import ErrorCode
+from tidelog.rpc.v1 import admin_pb2 as pb
+
+
+def pairs_of(items: list[str], option: str) -> list[tuple[str, str]]:
+    """KEY=VALUE, as given on a command line."""
+    found = []
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise WrongCallError(f"{option} {item!r}: KEY=VALUE")
+        found.append((key, value))
+    return found
+
+
+def _assignment(text: str | None) -> list[pb.Replicas]:
+    if text is None:
+        return []
+    try:
+        return [pb.Replicas(brokers=[int(one) for one in row.split(":")]) for row in text.split(",")]
+    except ValueError as error:
+        raise WrongCallError(f"--replica-assignment {text!r}: brokers of each partition, like 1:2:3,2:3:1") from error
+
+
+def run_create(options: argparse.Namespace) -> int:
+    assignment = _assignment(options.replica_assignment)
+    if assignment and (options.partitions is not None or options.replication_factor is not None):
+        raise WrongCallError(
+            "--replica-assignment says how many partitions and replicas there are; leave the others out"
+        )
+    configs = [pb.ConfigPair(key=key, value=value) for key, value in pairs_of(options.config, "--config")]
+    wanted = [
+        pb.NewTopic(
+            name=name,
+            partitions=options.partitions,
+            replication_factor=options.replication_factor,
+            assignment=assignment,
+            configs=configs,
+        )
+        for name in options.topic
+    ]
+
+    async def job(cluster: ClusterClient) -> int:
+        rows = await AdminClient(cluster).create_topics(wanted, validate_only=options.validate_only)
+        accepted = [ErrorCode.TOPIC_ALREADY_EXISTS] if options.if_not_exists else []
+        if options.output == "json":
+            document = {"topics": [_created(row) for row in rows], "validate_only": options.validate_only}
+            print(json.dumps(document, indent=2))
+        else:
+            for row in rows:
+                if not row.HasField("error"):
+                    would = "would be created" if options.validate_only else "created"
+                    print(f"{row.name}: {would}, {row.partitions} partitions, {row.replication_factor} replicas")
+                    if row.note:
+                        session.tell(f"{row.name}: {row.note}")
+        return session.tell_errors([(row.name, row) for row in rows], but=accepted)
+
+    return session.run(options, job)
+
+
+def _id(data: bytes) -> str | None:
+    return str(UUID(bytes=data)) if len(data) == 16 else None
+
+
+def _created(row: pb.CreatedTopic) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "topic_id": _id(row.topic_id),
+        "partitions": row.partitions,
+        "replication_factor": row.replication_factor,
+        "note": row.note or None,
+        "error": session.error_document(row),
+    }
+
+
+def run_list(options: argparse.Namespace) -> int:
+    async def job(cluster: ClusterClient) -> int:
+        found = [t for t in await cluster.all_topics() if not (options.exclude_internal and t.is_internal)]
+        if options.output == "json":
+            rows = [
+                {
+                    "name": topic.name,
+                    "topic_id": str(topic.topic_id),
+                    "is_internal": topic.is_internal,
+                    "partitions": len(topic.partitions),
+                }
+                for topic in found
+            ]
+            print(json.dumps({"topics": rows}, indent=2))
+        else:
+            for topic in found:
+                print(topic.name)
+        return EXIT_OK
+
+    return session.run(options, job)
+
+
+def partition_filter(options: argparse.Namespace) -> Callable[[pb.PartitionDescription], bool] | None:
+    """Which partitions were asked for; None: all."""
+    tests: list[Callable[[pb.PartitionDescription], bool]] = []
+    if options.under_replicated:
+        tests.append(lambda row: len(row.isr) < len(set(row.replicas) - set(row.adding_replicas)))
+    if options.unavailable:
+        tests.append(lambda row: row.leader < 0)
+    if options.under_min_isr:
+        tests.append(lambda row: len(row.isr) < row.min_isr)
+    if options.at_min_isr:
+        tests.append(lambda row: len(row.isr) == row.min_isr)
+    return (lambda row: any(test(row) for test in tests)) if tests else None
+
+
+def run_describe(options: argparse.Namespace) -> int:
+    asked = partition_filter(options)
+
+    async def job(cluster: ClusterClient) -> int:
+        found = list(await AdminClient(cluster).describe_topics(options.topic or None))
+        if options.with_overrides:
+            found = [topic for topic in found if topic.HasField("error") or topic.configs]
+        shown = []
+        for topic in found:
+            rows = [row for row in topic.partitions if asked is None or asked(row)]
+            if not topic.HasField("error") and (rows or asked is None):
+                shown.append((topic, rows))
+        if options.output == "json":
+            document = [describe_document(topic, rows) for topic, rows in shown]
+            document += [_missing(topic) for topic in found if topic.HasField("error")]
+            print(json.dumps({"topics": document}, indent=2))
+        elif asked is not None:
+            _print_partitions([(topic.name, row) for topic, rows in shown for row in rows])
+        else:
+            for number, (topic, rows) in enumerate(shown):
+                _print_topic(topic, rows, is_first=number == 0)
+        return session.tell_errors([(topic.name, topic) for topic in found])
+
+    return session.run(options, job)
+
+
+def _missing(topic: pb.TopicDescription) -> dict[str, Any]:
+    return {"name": topic.name, "error": session.error_document(topic)}
+
+
+def describe_document(topic: pb.TopicDescription, rows: list[pb.PartitionDescription]) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": _id(topic.topic_id),
+        "is_internal": topic.is_internal,
+        "replication_factor": topic.replication_factor,
+        "configs": {pair.key: pair.value for pair in topic.configs},
+        "error": None,
+        "partitions": [
+            {
+                "partition": row.partition,
+                "state": row.state,
+                "leader": row.leader if row.leader >= 0 else None,
+                "leader_epoch": row.leader_epoch,
+                "partition_epoch": row.partition_epoch,
+                "replicas": list(row.replicas),
+                "isr": list(row.isr),
+                "min_isr": row.min_isr,
+                "eligible_leader_replicas": list(row.eligible_leader_replicas),
+                "offline_replicas": list(row.offline_replicas),
+                "adding_replicas": list(row.adding_replicas),
+                "removing_replicas": list(row.removing_replicas),
+                "start_offset": row.start_offset,
+                "advice": row.advice or None,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _print_topic(topic: pb.TopicDescription, rows: list[pb.PartitionDescription], *, is_first: bool) -> None:
+    if not is_first:
+        print()
+    configs = ", ".join(f"{pair.key}={pair.value}" for pair in topic.configs)
+    facts = f"{len(topic.partitions)} partitions, {topic.replication_factor} replicas, id {_id(topic.topic_id)}"
+    print(f"{table.bold(topic.name, sys.stdout)}: {facts}{f'; {configs}' if configs else ''}")
+    _print_partitions([("", row) for row in rows])
+
+
+def _print_partitions(rows: list[tuple[str, pb.PartitionDescription]]) -> None:
+    has_names = any(name for name, _ in rows)
+    headings = ["partition", "leader", "epoch", "replicas", "in sync", "min", "state"]
+    cells = []
+    for name, row in rows:
+        state = row.state + (f": {row.advice}" if row.advice else "")
+        if row.adding_replicas or row.removing_replicas:
+            state += f"; moving (+{_ids(row.adding_replicas) or 'none'} -{_ids(row.removing_replicas) or 'none'})"
+        leader = row.leader if row.leader >= 0 else "none"
+        cell = [row.partition, leader, row.leader_epoch, _ids(row.replicas), _ids(row.isr), row.min_isr, state]
+        cells.append([name, *cell] if has_names else cell)
+    table.write(
+        sys.stdout,
+        ["topic", *headings] if has_names else headings,
+        cells,
+        right=["partition", "leader", "epoch", "min"],
+    )
+
+
+def _ids(brokers: Any) -> str:
+    return ",".join(map(str, brokers))
+
+
+def run_alter(options: argparse.Namespace) -> int:
+    async def job(cluster: ClusterClient) -> int:
+        wanted = [pb.MorePartitions(topic=name, total=options.partitions) for name in options.topic]
+        rows = await AdminClient(cluster).add_partitions(wanted, validate_only=options.validate_only)
+        return print_outcomes(options, "topics", rows, f"{options.partitions} partitions")
+
+    return session.run(options, job)
+
+
+def print_outcomes(
+    options: argparse.Namespace, what: str, rows: Any, done: str, *, but: tuple[ErrorCode, ...] = ()
+) -> int:
+    """How each named item of a change ended."""
+    if options.output == "json":
+        items = [{"name": row.name, "error": session.error_document(row)} for row in rows]
+        print(json.dumps({what: items, "validate_only": options.validate_only}, indent=2))
+    else:
+        for row in rows:
+            if not row.HasField("error"):
+                print(f"{row.name}: {'would be: ' if options.validate_only else ''}{done}")
+    return session.tell_errors([(row.name, row) for row in rows], but=but)
+
+
+def run_delete(options: argparse.Namespace) -> int:
+    async def job(cluster: ClusterClient) -> int:
+        admin = AdminClient(cluster)
+        if not options.validate_only:
+            # What is asked about is what is there: a name that is wrong is told before the question.
+            checked = await admin.delete_topics(options.topic, validate_only=True)
+            named = ", ".join(row.name for row in checked if not row.HasField("error"))
+            if named and not session.is_sure(options, f"Delete {named} and all records at {cluster.answered}?"):
+                return EXIT_REFUSED
+        rows = await admin.delete_topics(options.topic, validate_only=options.validate_only)
+        accepted = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,) if options.if_exists else ()
+        return print_outcomes(options, "topics", rows, "deleted", but=accepted)
+
+    return session.run(options, job)

@@ -1,0 +1,154 @@
+"""From files and the environment to flat text: key -> (value, where it comes from). Nothing is checked here but form.
+
+node.toml            tables, dotted and quoted keys mean the same: {"log": {"dirs": [..]}} is log.dirs
+server.properties    Kafka's: `key=value`, continued with a backslash
+TIDELOG_LOG_DIRS     overrides log.dirs
+${env:NAME} ${file:PATH} ${credential:NAME}   inside of a value; what comes so is not shown again
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+PREFIX = "TIDELOG_"
+NOT_SETTINGS = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_PROFILE", "TIDELOG_TRACEBACK", "TIDELOG_PURE"})
+"""Variables of the command itself."""
+SECRET_BYTES_MAX = 64 << 10
+_REFERENCE = re.compile(r"\$\{(?P<kind>[a-z]+):(?P<what>[^}]*)\}")
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class SourceError(ValueError):
+    """A file that cannot be read as what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as text, and where it was given."""
+
+    text: str
+    source: str
+    is_secret: bool = False
+
+
+def read_file(path: str) -> tuple[dict[str, str], bool]:
+    """(key -> text, whether it is a `.properties` file). OSError if it cannot be read, `SourceError` if it is none."""
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        text = data.decode("utf-8")
+        if path.endswith(".properties"):
+            return read_properties(text), True
+        return flatten(tomllib.loads(text)), False
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SourceError(f"it is not TOML: {error}") from error
+
+
+def flatten(tables: Mapping[str, object]) -> dict[str, str]:
+    """Keys of nested tables joined with dots; values as text, lists with commas."""
+    found: dict[str, str] = {}
+    for key, value in _leaves("", tables):
+        if key in found:
+            raise SourceError(f"{key} is there twice, once dotted or in a table and once in quotes")
+        found[key] = as_text(key, value)
+    return found
+
+
+def _leaves(prefix: str, tables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def as_text(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float | str):
+        return str(value)
+    if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+        items = [as_text(key, item) for item in value]
+        if any("," in item for item in items):
+            raise SourceError(f"{key}: an item of a list has a comma in it")
+        return ",".join(items)
+    raise SourceError(f"{key}: a value is text, a number, true or false, or a list of these")
+
+
+def read_properties(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in _logical_lines(text):
+        match = re.match(r"((?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(.*)", line, re.DOTALL)
+        assert match is not None, "a logical line is not empty"
+        found[_unescaped(match[1])] = _unescaped(match[2]).rstrip()
+    return found
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    whole = ""
+    for line in text.splitlines():
+        line = line.lstrip()
+        if not whole and (not line or line[0] in "#!"):
+            continue
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            whole += line[:-1]
+            continue
+        whole += line
+        if whole.strip():
+            yield whole
+        whole = ""
+    if whole.strip():
+        yield whole
+
+
+def _unescaped(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1], 16))
+        return _ESCAPES.get(match[2], match[2])
+
+    return re.sub(r"\\(?:u([0-9A-Fa-f]{4})|(.))", one, text)
+
+
+def variable_of(key: str) -> str:
+    return PREFIX + key.replace(".", "_").replace("-", "_").upper()
+
+
+def resolve(text: str, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """The value with its references filled in, and whether it had any; `SourceError` says which cannot be."""
+
+    def one(match: re.Match[str]) -> str:
+        kind, what = match["kind"], match["what"]
+        if kind == "env":
+            if what not in environ:
+                raise SourceError(f"{match[0]}: the variable is not set")
+            return environ[what]
+        if kind == "credential":
+            directory = environ.get("CREDENTIALS_DIRECTORY")
+            if directory is None:
+                raise SourceError(f"{match[0]}: CREDENTIALS_DIRECTORY is not set; the unit needs LoadCredential=")
+            if os.sep in what:
+                raise SourceError(f"{match[0]}: a credential has a name, not a path")
+            what = os.path.join(directory, what)
+        elif kind != "file":
+            raise SourceError(f"{match[0]}: there are env, file and credential")
+        return _secret_of(match[0], what)
+
+    filled = _REFERENCE.sub(one, text)
+    return filled, filled != text or _REFERENCE.search(text) is not None
+
+
+def _secret_of(reference: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = file.read(SECRET_BYTES_MAX + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{reference}: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > SECRET_BYTES_MAX:
+        raise SourceError(f"{reference}: more than {SECRET_BYTES_MAX} bytes")
+    return content.rstrip("\r\n")

@@ -1,0 +1,110 @@
+"""Which controllers there are, and where: from the file at first, then from the controllers themselves.
+
+    file: controller.quorum.voters (ids and addresses), controller.quorum.bootstrap.servers (addresses)
+      |
+      v   asked at the start, and every REFRESH_S
+    call "node-controllers" of any controller -> the voters of its newest membership, with their addresses
+
+The list only ever grows within a life: a controller that was removed answers no more, or says who leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+import grpc  # type: ignore[import-untyped]
+import msgpack
+from grpc import aio
+
+from tidelog.model.errors import CorruptStateError, TidelogError
+from tidelog.model.ids import NodeId
+from tidelog.raft.membership import Member
+from tidelog.rpc.transport import CALL_PREFIX, CHANNEL_OPTIONS, CLUSTER_KEY, NODE_KEY, GrpcTransport
+
+LOGGER = logging.getLogger(__name__)
+
+METHOD = "node-controllers"
+REFRESH_S = 30.0
+RETRY_S = 0.5
+CALL_TIMEOUT_MS = 2_000
+CONTROLLERS_MAX = 64
+
+Rows = list[tuple[NodeId, str]]
+
+
+def encode_rows(members: Iterable[Member]) -> bytes:
+    rows = [[member.node, member.endpoints[0][1]] for member in members if member.endpoints]
+    return bytes(msgpack.packb(["controllers", 1, rows]))
+
+
+def decode_rows(data: bytes) -> Rows:
+    try:
+        kind, _version, rows = msgpack.unpackb(data)
+        if kind == "controllers" and len(rows) <= CONTROLLERS_MAX:
+            return [(NodeId(int(node)), str(address)) for node, address in rows]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"an answer about controllers cannot be read: {error}") from error
+    raise CorruptStateError("an answer about controllers is none")
+
+
+class KnownControllers:
+    """`run` is its task, on nodes that are no controllers themselves."""
+
+    def __init__(
+        self, transport: GrpcTransport, cluster_id: str, voters: Iterable[tuple[NodeId, str]], bootstrap: Sequence[str]
+    ) -> None:
+        self._transport = transport
+        self._cluster_id = cluster_id
+        self._bootstrap = tuple(bootstrap)
+        self._addresses: dict[NodeId, str] = {}
+        self._turn = 0
+        self.learn(voters)
+
+    def nodes(self) -> Sequence[NodeId]:
+        return list(self._addresses)
+
+    def learn(self, rows: Iterable[tuple[NodeId, str]]) -> None:
+        for node, address in rows:
+            if self._addresses.get(node) != address:
+                self._addresses[node] = address
+                self._transport.set_address(node, address)
+
+    async def run(self) -> None:
+        while True:
+            is_answered = await self._ask()
+            await asyncio.sleep(REFRESH_S if is_answered else RETRY_S)
+
+    async def _ask(self) -> bool:
+        """Ask one, another at each call; whether it has answered."""
+        known = self.nodes()
+        self._turn += 1
+        if not known and not self._bootstrap:
+            return False
+        try:
+            if known:
+                node = known[self._turn % len(known)]
+                data = await self._transport.call(node, METHOD, b"?", timeout_ms=CALL_TIMEOUT_MS)
+            else:
+                data = await self._call_address(self._bootstrap[self._turn % len(self._bootstrap)])
+            rows = decode_rows(data)
+        except (TidelogError, aio.AioRpcError) as error:
+            LOGGER.info("no list of controllers yet: %s", _reason(error))
+            return False
+        self.learn(rows)
+        return bool(rows)
+
+    async def _call_address(self, address: str) -> bytes:
+        """A call to whoever is there: its id is not known yet."""
+        metadata = ((CLUSTER_KEY, self._cluster_id), (NODE_KEY, str(self._transport.me)))
+        async with aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call = channel.unary_unary(CALL_PREFIX + METHOD)(b"?", metadata=metadata, timeout=CALL_TIMEOUT_MS / 1000)
+            return bytes(await call)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aio.AioRpcError):
+        status: grpc.StatusCode = error.code()
+        return f"{status.name}: {error.details()}"
+    return str(error)

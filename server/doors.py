@@ -1,0 +1,96 @@
+"""The public API of a node: its doors, built from what the node is, and the listener that they stand behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+from tidelog import __version__
+from tidelog.metadata.broker_side import BrokerConfig, ControllerClient
+from tidelog.model.ids import NodeId
+from tidelog.replication.service import PartitionService, ServiceConfig
+from tidelog.rpc.admin_door import AdminDoor
+from tidelog.rpc.cluster_door import ClusterDoor
+from tidelog.rpc.door import Doors, serve_forwarded
+from tidelog.rpc.door_log_dirs import LogDirs
+from tidelog.rpc.door_quorum import QuorumLink
+from tidelog.rpc.grpc_server import GrpcServer, Listener
+from tidelog.rpc.limits import DoorLimits, ResponseMemory
+from tidelog.rpc.log_door import LogDoor
+from tidelog.rpc.transport import GrpcTransport
+from tidelog.server.broker_part import BrokerPart
+from tidelog.server.config import NodeConfig
+from tidelog.server.controller_part import ControllerPart
+from tidelog.server.metrics import Sample, counter, gauge
+from tidelog.world.work import Work
+
+
+class PublicDoors:
+    def __init__(
+        self,
+        config: NodeConfig,
+        cluster_id: str,
+        transport: GrpcTransport,
+        controllers: Callable[[], Sequence[NodeId]],
+        *,
+        controller: ControllerPart | None,
+        broker: BrokerPart | None,
+        work: Work,
+        random: Random,
+    ) -> None:
+        limits = door_limits(config)
+        client = (
+            ControllerClient(transport, controllers, BrokerConfig(), random) if broker is None else broker.agent.client
+        )
+        link = QuorumLink(
+            cluster_id=cluster_id,
+            transport=transport,
+            client=client,
+            controller=None if controller is None else controller.node,
+            tail=None if broker is None else broker.tail,
+        )
+        responses = ResponseMemory(limits)
+        self._service = None if broker is None else PartitionService(broker.replicas, service_config(config))
+        log = None if self._service is None else LogDoor(self._service, lambda: link.image, limits, responses)
+        cluster = ClusterDoor(link, work, limits, version=__version__)
+        self._log_dirs = None if self._service is None else LogDirs(self._service)
+        doors = Doors(cluster=cluster, admin=AdminDoor(link, limits, self._log_dirs), log=log)
+        serve_forwarded(transport, doors)
+        listener = Listener(name=config.grpc.name, address=config.grpc.address.to_listen_on)
+        self._server = GrpcServer(doors, [listener], limits, responses)
+
+    async def start(self) -> None:
+        """Listen; the health service says that the node does not serve yet."""
+        await self._server.start(is_serving=False)
+
+    async def set_serving(self, is_serving: bool) -> None:
+        await self._server.set_serving(is_serving)
+
+    async def close(self) -> None:
+        await self._server.close()
+        if self._log_dirs is not None:
+            await self._log_dirs.close()
+
+    def samples(self) -> Iterable[Sample]:
+        server = self._server
+        yield gauge("request_bytes", server.memory.used, "Bytes of requests that are being answered.")
+        yield gauge("requests_waiting", server.memory.waiting, "Requests that wait for room to be read.")
+        yield counter("requests_refused_total", server.memory.refused, "Requests that waited for room in vain.")
+        yield gauge("response_bytes", server.responses.used, "Fetched bytes that clients have not taken yet.")
+        if self._service is not None:
+            yield gauge("produce_bytes", self._service.queued_bytes, "Bytes of writes that are not acknowledged yet.")
+            yield gauge("fetches_waiting", self._service.waiting_fetches, "Fetches that wait for records.")
+
+
+def service_config(config: NodeConfig) -> ServiceConfig:
+    return ServiceConfig(
+        queued_bytes_max=config.number("queued.max.request.bytes"), fetch_bytes_max=config.number("fetch.max.bytes")
+    )
+
+
+def door_limits(config: NodeConfig) -> DoorLimits:
+    return DoorLimits(
+        message_bytes_max=config.number("socket.request.max.bytes"),
+        request_bytes_max=config.number("queued.max.request.bytes"),
+        fetch_bytes_max=config.number("fetch.max.bytes"),
+    )

@@ -1,0 +1,65 @@
+"""A node as a process: its loop, its signals, its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+
+from tidelog.server import log_lines
+from tidelog.server.config import NodeConfig
+from tidelog.server.node import Node
+
+LOGGER = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+EXIT_AT_ONCE = 128 + signal.SIGTERM
+
+
+def run_node(config: NodeConfig, *, ends_with_stdin: bool = False) -> int:
+    """Run until it is told to stop. Raises what kept it from starting.
+
+    `ends_with_stdin`: also stop, in order, when stdin ends. Whoever starts nodes and holds the other end of that pipe
+    takes them along however it dies.
+    """
+    log_lines.set_up(config.node, level=config.text("logging.level"), form=config.text("logging.format"))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(config, ends_with_stdin=ends_with_stdin))
+
+
+async def _run(config: NodeConfig, *, ends_with_stdin: bool) -> int:
+    node = Node(config)
+    signals = 0
+
+    def told() -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            LOGGER.info("stopping in order; once more to stop at once")
+            node.stop()
+        else:
+            # As safe as kill -9 is: nothing was said that is not on disk.
+            LOGGER.warning("stopped at once")
+            os._exit(EXIT_AT_ONCE)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
+    if ends_with_stdin:
+        _watch_stdin(loop, node)
+    return await node.run()
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, node: Node) -> None:
+    def readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            LOGGER.info("whoever started this node is gone: stopping in order")
+            node.stop()
+
+    loop.add_reader(0, readable)
