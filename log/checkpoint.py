@@ -15,6 +15,7 @@ Keys are `log/<topic id: 16 bytes><partition: 4 bytes, big endian>/<field>`, val
     gaps                    offsets may be missing between batches  when the log becomes compacted
     cleaner                 where the last cleaning stopped         after a cleaning; deleted by a cut below it
     high-watermark          the owner's, for its next start         checkpoint
+    moved                   a copy from another directory counts    by a move (`moving`); deleted when it has its name
 
 The rule that holds them together: nothing in the store speaks of bytes that are not on the device. A sealed segment's
 info and a producer snapshot are committed with a mark at or past their end, and deleted with a mark that is lowered.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tidelog.log import housekeeping
+from tidelog.log import housekeeping, moving
 from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
 from tidelog.log.cleaner import CleanerLimits, Sleep
 from tidelog.log.compaction import CleaningPlan, dirtiest
@@ -139,7 +139,13 @@ class Logs:
                 disk, store, open_files_max=logs._config.open_files_max, on_failure=logs._directory_failed
             )
             logs.directories.append(directory)
-            deleted += await logs._find(directory, fresh)
+            try:
+                directory.directory_id = await read_directory_id(directory.store, fresh)
+            except StorageError as error:
+                directory.fail(error)
+        await moving.settle_moves([directory for directory in logs.directories if directory.failed is None])
+        for directory in logs.directories:
+            deleted += await logs._find(directory)
         if all(directory.failed is not None for directory in logs.directories):
             reasons = "; ".join(str(directory.failed) for directory in logs.directories)
             raise StorageError(f"no log directory works: {reasons}" if reasons else "there is no log directory")
@@ -153,10 +159,11 @@ class Logs:
         logs._checkpointer = logs._spawn(logs._checkpoint_all_regularly())
         return logs
 
-    async def _find(self, directory: LogDirectory, fresh: DirectoryId) -> list[tuple[LogDirectory, str]]:
+    async def _find(self, directory: LogDirectory) -> list[tuple[LogDirectory, str]]:
         """Take in what stands in a directory; returns the deleted logs, whose stored state is gone by then."""
+        if directory.failed is not None:
+            return []
         try:
-            directory.directory_id = await read_directory_id(directory.store, fresh)
             listing = list_logs(directory.disk)
             there = {log_id for log_id, _ in listing.logs}
             for log_id, _ in listing.deleted:
@@ -170,9 +177,7 @@ class Logs:
             self._home[log_id] = directory
         return [(directory, name) for _, name in listing.deleted]
 
-    def observe(
-        self, *, on_synced: Callable[[list[Dirty]], None], on_directory_failure: OnDirectoryFailure
-    ) -> None:
+    def observe(self, *, on_synced: Callable[[list[Dirty]], None], on_directory_failure: OnDirectoryFailure) -> None:
         """From now on the owner is told of every group of syncs that has ended well, with its logs, and of every
         directory that fails."""
         self._on_directory_failure = on_directory_failure
@@ -339,6 +344,27 @@ class Logs:
                 LOGGER.warning("directory=%s log=%s is not removed yet: %s", directory.disk.label, path, error)
 
         self._spawn(remove())
+
+    # Moving.
+
+    def move(self, log_id: PartitionId, directory: DirectoryId) -> moving.LogMove:
+        """A move of an open log to another directory; see `moving` for what to do with it."""
+        log, home = self._open.get(log_id), self._home.get(log_id)
+        if log is None or home is None or log.damaged is not None:
+            raise StorageError(f"the log of {log_id} is not open, or damaged")
+        return moving.LogMove(self, log, home, self._choose(directory))
+
+    async def moved(self, log_id: PartitionId, home: LogDirectory, target: LogDirectory, deleted: str | None) -> Log:
+        """The files stand in their new place (`moving`): open the log there."""
+        config, high_watermark = self._open[log_id].config, self.high_watermark(log_id)
+        del self._open[log_id]
+        target.paths[log_id] = home.paths.pop(log_id)
+        self._home[log_id] = target
+        log = await self._open_one(target, log_id, config)
+        self.note_high_watermark(log_id, high_watermark)
+        if deleted is not None:
+            self._remove_later(home, deleted)
+        return log
 
     def _directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
         """Its logs are offline; their data is what is on the device, and a restart finds out how much that is."""

@@ -60,6 +60,7 @@ class FetchResult:
     error: TidelogError | None = None
     data: bytes = b""
     high_watermark: int = -1
+    """-1 while a new leader has not confirmed its epoch: its own may be older than what the last one has told."""
     last_stable: int = -1
     start_offset: int = -1
     leader_epoch: int = -1
@@ -89,6 +90,8 @@ class Fetch:
         self._results: list[FetchResult] = [FetchResult()] * len(items)
         self._read_bytes = 0
         self._is_news = False
+        self._has_waited = False
+        """Whether reading has let others run."""
         self._by_partition: dict[PartitionId, list[int]] = {}
         for at, item in enumerate(items):
             self._by_partition.setdefault(item.partition, []).append(at)
@@ -109,8 +112,8 @@ class Fetch:
         self._replicas.wakers.add(waker, self._by_partition)
         try:
             async with asyncio.timeout(max_wait_ms / 1000):
-                # Something may have come between the reading and the waiting.
-                await self.read_all()
+                if self._has_waited:
+                    await self.read_all()  # something may have come while the device was read
                 while not self.is_enough(min_bytes):
                     await waker.wait()
                     for partition in waker.take():
@@ -138,9 +141,10 @@ class Fetch:
         self._check_offset(item, role)
         high_watermark = role.high_watermark
         stable = log.last_stable_offset(high_watermark)
+        is_told = isinstance(role, Following) or role.state.is_confirmed
         result = FetchResult(
-            high_watermark=high_watermark,
-            last_stable=stable,
+            high_watermark=high_watermark if is_told else -1,
+            last_stable=stable if is_told else -1,
             start_offset=log.start_offset,
             leader_epoch=replica.partition.leader_epoch,
             leader=replica.partition.leader,
@@ -160,6 +164,7 @@ class Fetch:
             return result
         aborted: tuple[tuple[int, int], ...] = ()
         if self._isolation == READ_COMMITTED:
+            self._has_waited = True
             overlapping = await log.aborted_transactions(item.offset, found.next_offset)
             aborted = tuple((one.producer_id, one.first_offset) for one in overlapping)
         return replace(result, data=bytes(found.data), aborted=aborted)
@@ -171,6 +176,7 @@ class Fetch:
         try:
             found = log.read_nowait(offset, bytes_max=bytes_max, end=bound)
             if found is None:
+                self._has_waited = True
                 found = await log.read(offset, bytes_max=bytes_max, end=bound)
         except (CorruptBatchError, DamagedLogError):
             self._replicas.found_rot(replica, offset)
@@ -275,6 +281,8 @@ class OffsetWatch:
             replica = self._replicas.get(partition)
             now = (-1, -1)
             if replica is not None and isinstance(replica.role, Leading):
+                if not replica.role.state.is_confirmed:
+                    continue  # what the last leader has told may be ahead; it is woken again when this is confirmed
                 high_watermark = replica.role.high_watermark
                 now = high_watermark, replica.role.log.last_stable_offset(high_watermark)
             if self._known.get(partition) != now:

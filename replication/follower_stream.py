@@ -122,6 +122,7 @@ class FollowerStream:
         for following in self._members:
             self._subscribe(following)
         sender = asyncio.get_running_loop().create_task(self._send_all(stream))
+        sender.add_done_callback(lambda _: stream.close())
         try:
             while True:
                 self._take(await stream.receive())
@@ -133,6 +134,7 @@ class FollowerStream:
             stream.close()
             sender.cancel()
             await asyncio.wait([sender])
+            self._host.check(sender)
 
     async def _send_all(self, stream: Stream) -> None:
         try:
@@ -145,7 +147,7 @@ class FollowerStream:
                     await stream.send(encode(Acks(self._received_bytes, self._take_acks())))
                     self._reported_bytes = self._received_bytes
         except (StreamBrokenError, StreamClosedError):
-            stream.close()  # whoever receives finds out, and connects again
+            return  # whoever receives finds out, and connects again
 
     def _take_acks(self) -> tuple[Ack, ...]:
         acks: list[Ack] = []

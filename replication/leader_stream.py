@@ -76,26 +76,27 @@ class LeaderStream:
 
     async def run(self) -> None:
         sender = asyncio.get_running_loop().create_task(self._send_all())
+        sender.add_done_callback(lambda _: self._stream.close())
         try:
-            await self._receive_all(sender)
+            await self._receive_all()
         finally:
             self._is_over = True
             for subscription in list(self._subscriptions.values()):
                 subscription.leading.drop(subscription, None)
             for partition in self._parked:
                 self._host.unpark(partition, self)
-            for task in (sender, *self._readers):
+            tasks = [sender, *self._readers]
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([sender, *self._readers])
+            await asyncio.wait(tasks)
+            for task in tasks:
+                self._host.check(task)
 
-    async def _receive_all(self, sender: asyncio.Task[None]) -> None:
+    async def _receive_all(self) -> None:
         while True:
             try:
                 frame = await self._stream.receive()
             except (StreamClosedError, StreamBrokenError):
-                return
-            if sender.done():
-                sender.result()
                 return
             match decode_from_follower(frame):
                 case Subscribe() as asked:
@@ -143,8 +144,8 @@ class LeaderStream:
 
     def _decide(self, leading: Leading, asked: Subscribe) -> None:
         known = leading.subscriptions.get(int(self.peer))
-        if known is not None and known.broker_epoch == asked.broker_epoch and known.number > asked.number:
-            return  # a later one has come by the other stream
+        if known is not None and (known.broker_epoch, known.number) > (asked.broker_epoch, asked.number):
+            return  # a later one has come by another stream
         broker = self._host.image.brokers.get(int(self.peer))
         if broker is not None and broker.broker_epoch > asked.broker_epoch:
             self.tell(Ended(number=asked.number, reason=Reason.NOT_LEADER))
@@ -238,7 +239,7 @@ class LeaderStream:
                         break
                     await self._stream.send(encode(Pushed(pushes)))
         except (StreamBrokenError, StreamClosedError):
-            self._stream.close()
+            return  # whoever receives finds out
 
     def _gather(self) -> list[Push]:
         """What goes out now, and who comes next."""
@@ -276,6 +277,10 @@ class LeaderStream:
         """None if this partition has nothing to push now: something else brings it back into the line."""
         if subscription.is_reading or subscription.is_over:
             return None
+        if subscription.ready is not None:
+            # Counted when it was read.
+            batches, subscription.ready = subscription.ready, None
+            return batches
         leading, log = subscription.leading, subscription.leading.log
         room = min(room, self._host.config.partition_inflight_bytes_max - subscription.unacked_bytes)
         if room <= 0 or self._is_held_back(subscription):
@@ -285,9 +290,6 @@ class LeaderStream:
         if log.gaps and not subscription.takes_gaps:
             leading.drop(subscription, Reason.NEEDS_GAPS)
             return None
-        if subscription.ready is not None:
-            batches, subscription.ready = subscription.ready, None
-            return batches
         try:
             found = log.read_nowait(subscription.next_offset, bytes_max=room)
         except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:

@@ -18,7 +18,7 @@ from tidelog.log.config import FlushMode
 from tidelog.log.log import Appended, Log
 from tidelog.metadata.image import Partition
 from tidelog.metadata.partitions import PartitionState
-from tidelog.model.errors import TidelogError
+from tidelog.model.errors import LeaderNotAvailableError, TidelogError
 from tidelog.model.ids import Offset
 from tidelog.replication.messages import Ended, Reason, Subscribe
 from tidelog.replication.partition import LeaderState
@@ -88,7 +88,7 @@ class Subscription:
 class Leading:
     """See the module."""
 
-    __slots__ = ("_host", "acks", "log", "replica", "state", "subscriptions")
+    __slots__ = ("_host", "acks", "is_held", "log", "replica", "state", "subscriptions")
 
     def __init__(self, host: Replicas, replica: Replica, log: Log, state: LeaderState) -> None:
         self._host = host
@@ -96,6 +96,8 @@ class Leading:
         self.log = log
         self.state = state
         self.acks = AckWaiters()
+        self.is_held = False
+        """The log changes its place: no appends for a moment."""
         self.subscriptions: dict[int, Subscription] = {}
         """By follower: the one with the highest number."""
 
@@ -117,6 +119,8 @@ class Leading:
 
     def append(self, batches: Buffer, *, is_coordinator: bool = False) -> Appended:
         """In the page cache when this returns; all of it or, with an error, nothing."""
+        if self.is_held:
+            raise LeaderNotAvailableError(f"{self.log.path} is being moved to another directory")
         before = self.log.end_offset
         appended = self.log.append(batches, leader_epoch=self.leader_epoch, is_coordinator=is_coordinator)
         if self.log.end_offset > before:

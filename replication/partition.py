@@ -210,6 +210,10 @@ class LeaderState:
                 f"{len(self._isr)} replicas are in sync ({sorted(self._isr)}), min.insync.replicas is {self._min_isr}"
             )
 
+    def set_lag_max(self, lag_max_ms: int) -> None:
+        """`replica.lag.time.max.ms` is another now."""
+        self._lag_max_ms = lag_max_ms
+
     # Progress.
 
     def appended(self, end: Offset, now_ms: int) -> None:

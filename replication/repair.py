@@ -16,13 +16,14 @@ import logging
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tidelog.log.checkpoint import key_prefix
+from tidelog.log.checkpoint import MARK, decode_mark, key_prefix
 from tidelog.log.log import Damage, Log
 from tidelog.log.logs import Logs
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.losses import ReportLost
-from tidelog.model.errors import RemoteError, StorageError, TransportError
+from tidelog.model.errors import CorruptStateError, RemoteError, StorageError, TransportError
 from tidelog.model.ids import DirectoryId, Offset, PartitionId, TopicId
+from tidelog.world.store import StateStore
 
 if TYPE_CHECKING:
     from tidelog.replication.replica import Replica
@@ -136,7 +137,7 @@ class Repair:
 
 def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID, int], ...]:
     """What a broker that starts says in `Register.lost`: damaged logs, those that do not open, and those that are gone
-    although the store of their directory knows them. One that the store does not know never held anything synced.
+    although their directory's store has a recovery point of them. Where it has none, nothing was ever synced.
 
     Of the logs that are not open yet it says nothing: they are told when they are (`ReportLost`).
     """
@@ -147,7 +148,15 @@ def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID,
         partition_id = PartitionId(TopicId(topic_id), number)
         log = logs.get(partition_id)
         directory = working.get(DirectoryId(partition.directory_of(me)))
-        is_gone = partition_id not in known and directory is not None and directory.store.keys(key_prefix(partition_id))
+        is_gone = partition_id not in known and directory is not None and _held_something(directory.store, partition_id)
         if is_gone or partition_id in logs.failures or (log is not None and log.damaged is not None):
             lost.append((topic_id, number))
     return tuple(lost)
+
+
+def _held_something(store: StateStore, partition_id: PartitionId) -> bool:
+    try:
+        mark = store.get(key_prefix(partition_id) + MARK)
+        return mark is not None and decode_mark(mark).offset > 0
+    except CorruptStateError:
+        return True

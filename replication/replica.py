@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from tidelog.log.log import Log
+from tidelog.log.moving import LogMove
 from tidelog.metadata.image import Partition
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import Offset, PartitionId
@@ -45,9 +47,11 @@ class Replica:
         "is_dropped",
         "is_follower_throttled",
         "is_leader_throttled",
+        "is_moving",
         "is_settling",
         "led_epoch",
         "log",
+        "move",
         "offline",
         "partition",
         "partition_id",
@@ -64,6 +68,9 @@ class Replica:
         self.high_watermark = Offset(0)
         self.offline: TidelogError | None = None
         """Why there is no log, if it should be there."""
+        self.move: tuple[LogMove, asyncio.Future[None]] | None = None
+        """Copied to another directory, to be finished."""
+        self.is_moving = False
         self.led_epoch = -1
         """The last that was led here: none is led twice."""
         self.is_dropped = False

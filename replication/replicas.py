@@ -38,6 +38,7 @@ from tidelog.model.errors import (
     FencedLeaderEpochError,
     NotLeaderOrFollowerError,
     StorageError,
+    TidelogError,
 )
 from tidelog.model.ids import DirectoryId, NodeId, Offset, PartitionId, TopicId
 from tidelog.replication import throttle
@@ -47,6 +48,7 @@ from tidelog.replication.isr_updates import IsrUpdates
 from tidelog.replication.leader_stream import LeaderStream
 from tidelog.replication.leading import Leading, safe_end
 from tidelog.replication.messages import CATCH_UP, MAIN
+from tidelog.replication.moves import Moves
 from tidelog.replication.partition import FollowerState, LeaderState
 from tidelog.replication.repair import Repair
 from tidelog.replication.replica import Replica, ReplicaConfig, ReplicaStatus
@@ -90,6 +92,7 @@ class Replicas:
         self.isr_updates = IsrUpdates(self)
         self.streams = FollowerStreams(self)
         self.repair = Repair(self)
+        self.moves = Moves(self)
         self.upkeep = Upkeep(self)
         self.leader_bucket = throttle.Bucket(throttle.NO_LIMIT, 0.0)
         self.follower_bucket = throttle.Bucket(throttle.NO_LIMIT, 0.0)
@@ -147,6 +150,10 @@ class Replicas:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self.check(task)
+
+    def check(self, task: asyncio.Task[Any]) -> None:
+        """A task that has ended by an error is our own fault: those of the world were handled in it."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._crash(task.get_name(), error)
@@ -292,7 +299,7 @@ class Replicas:
         everything = any(
             kind == "cluster" or (kind == "broker" and name == str(self.me)) for kind, name in delta.configs
         )
-        now_s = asyncio.get_running_loop().time()
+        now_s, lag_max_ms = asyncio.get_running_loop().time(), self.lag_max_ms()
         self.leader_bucket.set_rate(throttle.rate_of(self._image, throttle.LEADER, self.me), now_s)
         self.follower_bucket.set_rate(throttle.rate_of(self._image, throttle.FOLLOWER, self.me), now_s)
         for replica in self._replicas.values():
@@ -300,6 +307,7 @@ class Replicas:
                 continue
             self._note_throttles(replica)
             if isinstance(replica.role, Leading):
+                replica.role.state.set_lag_max(lag_max_ms)
                 replica.role.metadata_changed(replica.partition, self.min_isr(replica))
                 self.isr_updates.look(replica)
             self.unsettle(replica)
@@ -366,6 +374,7 @@ class Replicas:
     async def _settle(self, replica: Replica) -> None:
         try:
             if replica.is_dropped:
+                await self.moves.stop(replica)
                 await self._forget(replica)
                 return
             log = replica.log or await self._open(replica)
@@ -374,10 +383,12 @@ class Replicas:
             await self._configure(replica, log)
             if log.damaged is not None and not await self.repair.mend(replica, log):
                 return
+            if replica.move is not None:
+                log = await self.moves.finish(replica, log)
             self._take_role(replica, log)
             await self._follow(replica, log)
             await self._trim(replica, log)
-        except StorageError as error:
+        except TidelogError as error:
             LOGGER.error("broker=%d %s-%d: %s", self.me, replica.topic, replica.partition_id.partition, error)
             directory = self.logs.directory_of(replica.partition_id)
             if directory is not None and directory.failed is not None:

@@ -29,6 +29,7 @@ from tidelog.model.errors import (
     OffsetOutOfRangeError,
     OverloadedError,
     RemoteError,
+    ReplicaNotAvailableError,
     RequestTimedOutError,
     TidelogError,
 )
@@ -329,6 +330,17 @@ class PartitionService:
                 )
             )
         return found
+
+    async def move_replica(self, partition: PartitionId, directory: DirectoryId) -> None:
+        """Returns when the replica of this broker lies in that directory."""
+        replica = self._replicas.get(partition)
+        if replica is None or replica.log is None or replica.is_dropped:
+            raise ReplicaNotAvailableError(f"broker {self._replicas.me} has no open replica of {partition}")
+        known = [d for d in self._replicas.logs.directories if d.directory_id == directory and d.failed is None]
+        if not known:
+            raise InvalidRequestError(f"broker {self._replicas.me} has no working log directory {directory}")
+        if self._replicas.logs.directory_of(partition) is not known[0]:
+            await self._replicas.moves.move(replica, directory)
 
 
 def _stored(leading: Leading, appended: Appended) -> ProduceResult:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 LAG_CHECK_MAX_S = 1.0
+SETTING_CHECK_S = 1.0
 ASSIGNMENTS_PER_REQUEST_MAX = 5_000
 
 
@@ -84,7 +85,8 @@ class Upkeep:
     def directory_failed(self, directory: LogDirectory) -> None:
         agent = self._host.agent
         failed = directory.directory_id
-        if failed is not None and failed not in agent.failed_directories:
+        # One that was not registered is none of the controller's: nothing lies there, as far as it knows.
+        if failed in agent.registration.directories and failed not in agent.failed_directories:
             agent.failed_directories = (*agent.failed_directories, failed)
             agent.beat_soon()
 
@@ -123,8 +125,15 @@ class Upkeep:
     # Housekeeping.
 
     async def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        last_s = loop.time()
         while True:
-            await asyncio.sleep(self._setting_ms("log.retention.check.interval.ms") / 1000)
+            # In small steps: the interval may become shorter meanwhile.
+            interval_s = self._setting_ms("log.retention.check.interval.ms") / 1000
+            await asyncio.sleep(min(interval_s, SETTING_CHECK_S))
+            if loop.time() - last_s < interval_s:
+                continue
+            last_s = loop.time()
             expired = await self._host.logs.expire()
             for partition_id in expired:
                 self._host.wakers.wake(partition_id)

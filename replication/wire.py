@@ -104,7 +104,7 @@ def _subscribe(frame: bytes) -> Subscribe:
     topic, partition, number, epoch, broker_epoch, offset, last_epoch, durable, flags = _SUBSCRIBE_BODY.unpack_from(
         frame, _HEAD.size
     )
-    if partition < 0 or epoch < 0 or offset < 0 or not 0 <= durable <= offset:
+    if partition < 0 or epoch < 0 or last_epoch < -1 or offset < 0 or not 0 <= durable <= offset:
         raise InvalidRequestError(
             f"a subscription to partition {partition}, epoch {epoch}, offset {offset}, durable {durable}"
         )

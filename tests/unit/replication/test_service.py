@@ -21,10 +21,6 @@ from tidelog.model.ids import PartitionId, TopicId
 from tidelog.replication.service import FetchItem, PartitionService, ProduceItem, ProduceResult, ServiceConfig
 
 
-def started(seed: int, brokers: tuple[int, ...] = BROKERS, **more: object) -> ReplicationCluster:
-    return ReplicationCluster(seed, **more)  # type: ignore[arg-type]
-
-
 def code(error: TidelogError | None) -> ErrorCode | None:
     return None if error is None else error.code
 
@@ -57,9 +53,8 @@ def test_a_broker_that_does_not_lead_says_who_does() -> None:
         cluster.start_brokers(*BROKERS, 14)
         orders = cluster.topic("orders", BROKERS)
         for broker in (12, 14):
-            cluster.until(
-                lambda at=broker: cluster.brokers[NodeId(at)].tail.image.partition(orders.topic_id, 0) is not None
-            )  # type: ignore[misc]
+            tail = cluster.brokers[NodeId(broker)].tail
+            cluster.until(lambda tail=tail: orders.topic_id in tail.image.topics)  # type: ignore[misc]
             result = cluster.produce(broker, orders, batch(b"x"))
             assert (code(result.error), result.leader) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 11)
             fetched = cluster.fetch(broker, orders)

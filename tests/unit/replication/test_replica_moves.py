@@ -1,0 +1,135 @@
+"""A replica changes its log directory: used meanwhile, whole afterwards, whatever crashes."""
+
+import asyncio
+
+import pytest
+from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
+from test_replicas import BROKERS
+
+from tidelog.log.directories import LogDirectory
+from tidelog.model.errors import InvalidRequestError, ReplicaNotAvailableError
+from tidelog.model.ids import DirectoryId, PartitionId
+from tidelog.replication.service import ProduceItem
+from tidelog.world.simulated import Loss
+
+
+def homes(cluster: ReplicationCluster, broker: int, partition: PartitionId) -> tuple[LogDirectory, LogDirectory]:
+    """(where it is, another)."""
+    logs = cluster.brokers[NodeId(broker)].logs
+    home = logs.directory_of(partition)
+    assert home is not None
+    return home, next(directory for directory in logs.directories if directory is not home)
+
+
+def id_of(directory: LogDirectory) -> DirectoryId:
+    assert directory.directory_id is not None
+    return directory.directory_id
+
+
+@pytest.mark.parametrize("broker", [11, 12])
+def test_a_replica_is_moved_while_it_leads_or_follows_and_loses_nothing(broker: int) -> None:
+    with ReplicationCluster(501, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS, configs={"segment.bytes": "1048576"})
+        written = [b"%d-" % number + bytes(200_000) for number in range(12)]
+        for value in written:
+            cluster.write(orders, value)
+        home, other = homes(cluster, broker, orders)
+        epoch = cluster.partition(orders).leader_epoch
+        acknowledged: list[int] = []
+
+        async def write_on(found: RunningBroker) -> None:
+            while len(acknowledged) < 40:
+                items = [ProduceItem(orders, batch(b"meanwhile"))]
+                (result,) = await found.service.produce(items, acks=-1, timeout_ms=5000)
+                if result.error is None:
+                    acknowledged.append(result.base_offset)
+                else:
+                    assert result.error.retriable
+                await asyncio.sleep(0.002)
+
+        writer = cluster.brokers[NodeId(11)].node.spawn(write_on(cluster.brokers[NodeId(11)]))
+        cluster.on_broker(broker, lambda found: found.service.move_replica(orders, id_of(other)))
+        cluster.until(writer.done)
+        writer.result()
+        assert homes(cluster, broker, orders)[0] is other
+        assert orders not in home.paths
+        cluster.until(lambda: cluster.partition(orders).directory_of(broker) == other.directory_id)
+        assert cluster.partition(orders).leader_epoch == epoch, "nobody else had to lead"
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.values(orders) == [*written, *([b"meanwhile"] * 40)]
+        assert len(set(acknowledged)) == 40
+        # And after a restart it is found in its new place, whole.
+        cluster.kill(NodeId(broker))
+        cluster.start_brokers(broker)
+        cluster.until_in_sync(orders, *BROKERS)
+        found = cluster.brokers[NodeId(broker)].logs.directory_of(orders)
+        assert found is not None
+        assert found.directory_id == other.directory_id
+        cluster.until_equal(orders, *BROKERS)
+        cluster.check()
+
+
+@pytest.mark.parametrize("step", range(25))
+def test_a_crash_during_a_move_leaves_one_log_and_loses_nothing(step: int) -> None:
+    with ReplicationCluster(600 + step, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(11)
+        orders = cluster.topic("orders", [11], configs={"min.insync.replicas": "1"})
+        written = [b"%d" % number for number in range(5)]
+        for value in written:
+            cluster.write(orders, value)
+        cluster.world.run_for(2)
+        _, other = homes(cluster, 11, orders)
+        found = cluster.brokers[NodeId(11)]
+        found.node.spawn(found.service.move_replica(orders, id_of(other)))
+        cluster.world.run_for(step * 0.0007)
+        cluster.lose_power(11, Loss.ALL)
+        cluster.start_brokers(11)
+        cluster.leader(orders)
+        assert cluster.values(orders) == written
+        logs = cluster.brokers[NodeId(11)].logs
+        places = [
+            name
+            for label in found.labels
+            for name in cluster.brokers[NodeId(11)].node.disk(label).list("")
+            if name.startswith("orders") and not name.endswith(".deleted")
+        ]
+        assert len(places) == 1, "it stands in one place, and no copy is left"
+        assert cluster.write(orders, b"more").base_offset == 5
+        assert logs.directory_of(orders) is not None
+        cluster.check()
+
+
+def test_a_move_to_nowhere_is_refused() -> None:
+    with ReplicationCluster(502, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        home, _ = homes(cluster, 11, orders)
+        service = cluster.brokers[NodeId(11)].service
+        cluster.on_broker(11, lambda _: service.move_replica(orders, id_of(home)))
+        with pytest.raises(InvalidRequestError):
+            cluster.on_broker(11, lambda _: service.move_replica(orders, DirectoryId(orders.topic_id)))
+        with pytest.raises(ReplicaNotAvailableError):
+            cluster.on_broker(11, lambda _: service.move_replica(PartitionId(orders.topic_id, 7), id_of(home)))
+        cluster.check()
+
+
+def test_a_move_to_a_full_disk_is_given_up_and_the_replica_stays() -> None:
+    with ReplicationCluster(503, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, bytes(100_000))
+        home, other = homes(cluster, 11, orders)
+        label = cluster.brokers[NodeId(11)].labels[cluster.brokers[NodeId(11)].logs.directories.index(other)]
+        cluster.world.machine("b11").disk(label).fill(50_000)
+        service = cluster.brokers[NodeId(11)].service
+        with pytest.raises(Exception, match="space"):
+            cluster.on_broker(11, lambda _: service.move_replica(orders, id_of(other)))
+        assert homes(cluster, 11, orders)[0] is home
+        cluster.write(orders, b"goes on")
+        cluster.check()
