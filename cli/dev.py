@@ -82,7 +82,7 @@ def _run(nodes: LocalNodes, *, is_kept: bool) -> int:
     if taken is not None:
         port, what, number = taken
         print(
-            f"tidelog: port {port} ({what} of node {number}) is taken; --port-offset N moves all ports by N",
+            f"tidelog: port {port} ({what}, of node {number}) is taken; --port-offset N moves all ports by N",
             file=sys.stderr,
         )
         return EXIT_REFUSED
@@ -117,8 +117,10 @@ def _stop(nodes: LocalNodes) -> None:
 
 def _tell(nodes: LocalNodes, seconds: float, *, is_kept: bool) -> None:
     count = len(nodes.numbers)
-    bootstrap = nodes.bootstrap.partition(",")[0]
-    option = "" if bootstrap == f"{HOST}:9292" else f" --bootstrap {bootstrap}"
+    option = "" if nodes.bootstrap == f"{HOST}:9292" else f" --bootstrap {nodes.bootstrap}"
+    # With several nodes all of them are named: a command must find the cluster when the first one is gone.
+    export = f"  export TIDELOG_BOOTSTRAP={nodes.bootstrap}\n" if count > 1 else ""
+    option = "" if export else option
     data = f"{nodes.data} (kept)" if is_kept else "temporary (--ephemeral)"
     pages = ", ".join(f"http://{HOST}:{ports.http}/metrics" for ports in nodes.layout.ports)
     print(
@@ -126,7 +128,7 @@ def _tell(nodes: LocalNodes, seconds: float, *, is_kept: bool) -> None:
         f"  gRPC   {nodes.bootstrap.replace(',', ', ')}\n"
         f"  HTTP   {pages}\n"
         f"  data   {data}\n"
-        "Try, in another terminal:\n"
+        f"Try, in another terminal:\n{export}"
         f"  tidelog topics create greetings --partitions 3{option}\n"
         f"  echo hello | tidelog produce greetings{option}\n"
         f"  tidelog consume greetings --from-beginning --max-messages 1{option}\n"
@@ -144,7 +146,11 @@ def _watch(nodes: LocalNodes) -> int:
             if number not in told:
                 told.add(number)
                 path = nodes.path(number) / "node.log"
-                print(f"tidelog: node {number} ended with code {code}; see {path}", file=sys.stderr)
+                print(
+                    f"tidelog: node {number} ended with code {code}; see {path}; "
+                    "Ctrl-C and the same command start all of them again",
+                    file=sys.stderr,
+                )
     return EXIT_REFUSED
 
 

@@ -17,7 +17,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tidelog import __version__
 from tidelog.cli import client_grammar, demo_grammar, node_grammar
@@ -40,7 +40,24 @@ class RefusedError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, and the nearest command for a misspelt one."""
+    """argparse with errors of one line, and the nearest command or option for a misspelt one.
+
+    Options are not shortened: what `--y` means would change with the next option.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{**arguments, "allow_abbrev": False})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """What is left over is wrong here, where the options are known, not in the parser above."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            unknown = rest[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
+            what = "option" if unknown.startswith("-") else "argument"
+            self.error(f"no such {what}: {unknown}" + (f"; did you mean '{near[0]}'?" if near else ""))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         match = _CHOICE.fullmatch(message)

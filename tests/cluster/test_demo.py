@@ -56,7 +56,7 @@ def until_said(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"it never said: {text}")
 
 
-@pytest.mark.source("a:B-60", "a:B-61")
+@pytest.mark.source("a:U-12", "b:D-01")
 def test_a_leader_is_killed_and_every_acknowledged_record_is_read(tmp_path: Path) -> None:
     with start("--data", str(tmp_path / "data")) as process:
         out, err = process.communicate(timeout=DEADLINE_S)

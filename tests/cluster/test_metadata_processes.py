@@ -112,6 +112,7 @@ def test_a_frozen_controller_is_replaced_and_is_no_second_one_when_it_wakes(tmp_
     run(tmp_path, job)
 
 
+@pytest.mark.source("b:C-19")
 def test_a_broker_that_is_gone_is_fenced_and_its_leaderships_move(tmp_path: Path) -> None:
     async def job(cluster: MetadataCluster) -> None:
         await cluster.create(topic("t"), timeout_s=START_S)

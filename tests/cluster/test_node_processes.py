@@ -154,7 +154,7 @@ def test_one_node_from_start_to_stop_and_again(tmp_path: Path) -> None:
         assert produce(cluster, 1, "orders", b"c") == 2
 
 
-@pytest.mark.source("a:B-60", "a:B-61", "a:B-62", "a:O-14")
+@pytest.mark.source("a:B-60", "a:B-61", "a:B-62", "a:O-14", "a:S-03")
 def test_three_nodes_go_on_without_the_active_controller_and_take_it_back() -> None:
     with LocalCluster(3) as cluster:
         create(cluster, 1, "orders", replicas=3)
@@ -327,7 +327,7 @@ def test_a_controller_joins_votes_and_leaves(tmp_path: Path) -> None:
                 nine.wait(30)
 
 
-@pytest.mark.source("a:B-55", "a:O-15")
+@pytest.mark.source("a:B-55", "a:O-15", "a:X3-42")
 def test_a_new_broker_under_an_old_id_takes_the_place_of_the_lost_one() -> None:
     with LocalCluster(4) as cluster:
         with channel(cluster, 1) as one:
@@ -364,7 +364,7 @@ def second_of_its_id(cluster: LocalCluster, path: Path) -> subprocess.CompletedP
     return tidelog("server", "--config", str(config), check=False)
 
 
-@pytest.mark.source("a:A-20")
+@pytest.mark.source("a:A-20", "a:T-07", "a:X3-43", "b:B-04", "b:D-22", "b:E-10")
 def test_a_broker_finds_its_controllers_by_an_address_alone_and_a_second_of_its_id_is_refused(tmp_path: Path) -> None:
     with LocalCluster(1, data=tmp_path / "one") as cluster:
         node, grpc, http = free_ports(3)
@@ -490,7 +490,7 @@ class TestDev:
                 assert f"is in use by process {process.pid} (tidelog dev)" in second.stderr
                 third = tidelog("dev", "--ephemeral", "--port-offset", str(offset), check=False)
                 assert third.returncode == 1
-                assert f"port {9192 + offset} (nodes of node 1) is taken; --port-offset N" in third.stderr
+                assert f"port {9192 + offset} (nodes, of node 1) is taken; --port-offset N" in third.stderr
             finally:
                 process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0

@@ -1,7 +1,8 @@
 """Three real processes on loopback: real disk, gRPC, real signals.
 
-Times are printed, and judged by `bench/raft_failover.py`; here a condition has a generous deadline, since the machine
-that runs the tests has other things to do.
+Times are printed. What is promised of them is measured by `bench/raft_failover.py` on a quiet machine. Here the limits
+are several times that, since the machine that runs the tests has other things to do: they still tell a detection that
+does not work from one that is slow.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from statistics import median
 
 import pytest
 from raft_cluster import NODES, RaftCluster
@@ -19,6 +21,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 START_S = 40.0
 FAIL_OVER_S = 10.0
+KILL_S_MAX, KILL_MEDIAN_S_MAX = 5.0, 1.5
+"""The promise is 1 s, in 20 of 20."""
+FREEZE_S_MAX, FREEZE_MEDIAN_S_MAX = 7.0, 3.0
+"""The promise is 2 s."""
 CATCH_UP_S = 40.0
 
 
@@ -39,14 +45,18 @@ def test_a_killed_leader_is_replaced_and_nothing_acknowledged_is_lost(tmp_path: 
     async def job(cluster: RaftCluster) -> None:
         cluster.start()
         await cluster.propose(b"first", timeout_s=START_S)
+        times: list[float] = []
         for round_ in range(5):
             victim = cluster.leader
             assert victim is not None
             seconds = await cluster.fail_over(b"kill %d" % round_, cluster.kill, timeout_s=FAIL_OVER_S)
+            times.append(seconds)
             print(f"kill -9 of node {victim}: node {cluster.leader} acknowledged after {seconds * 1000:.0f} ms")
             cluster.start(victim)
             await cluster.until_all_have_all(timeout_s=CATCH_UP_S)
         assert len(cluster.acknowledged) == 6
+        assert max(times) < KILL_S_MAX, times
+        assert median(times) < KILL_MEDIAN_S_MAX, times
 
     run(tmp_path, job)
 
@@ -55,10 +65,12 @@ def test_a_frozen_leader_is_replaced_and_follows_when_it_wakes(tmp_path: Path) -
     async def job(cluster: RaftCluster) -> None:
         cluster.start()
         await cluster.propose(b"first", timeout_s=START_S)
-        for round_ in range(2):
+        times: list[float] = []
+        for round_ in range(3):
             victim = cluster.leader
             assert victim is not None
             seconds = await cluster.fail_over(b"freeze %d" % round_, cluster.freeze, timeout_s=FAIL_OVER_S)
+            times.append(seconds)
             print(f"SIGSTOP of node {victim}: node {cluster.leader} acknowledged after {seconds * 1000:.0f} ms")
 
             async def has_noticed(victim: NodeId = victim) -> bool:
@@ -68,6 +80,8 @@ def test_a_frozen_leader_is_replaced_and_follows_when_it_wakes(tmp_path: Path) -
             await cluster.until(has_noticed, timeout_s=30)  # by keep-alive: its sockets are still open
             cluster.thaw(victim)
             await cluster.until_all_have_all(timeout_s=CATCH_UP_S)
+        assert max(times) < FREEZE_S_MAX, times
+        assert median(times) < FREEZE_MEDIAN_S_MAX, times
 
     run(tmp_path, job)
 

@@ -1,8 +1,10 @@
 """The package as a user gets it: what is in the wheel, and that it works in an empty environment."""
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -80,10 +82,24 @@ def check_round_trip(home: Path, work: Path) -> None:
         assert call(home / "bin" / "python", "-c", f"import {room}").returncode == 1, f"there is a package {room}"
 
 
+def free_offset() -> int:
+    """By how much all ports of one node have to be moved to be free at this moment."""
+    for offset in range(10_000 + os.getpid() % 1000 * 10, 30_000, 10):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in (9092, 9192, 9292, 9392):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind(("localhost", port + offset))
+            except OSError:
+                continue
+            return offset
+    raise AssertionError("no free ports")
+
+
 def check_cluster(home: Path, work: Path) -> None:
     """The first minute of a new user: a cluster, a topic, a record in, the same record out; also after a restart."""
     command = str(home / "bin" / "tidelog")
-    offset = 10_000 + os.getpid() % 1000 * 10
+    offset = free_offset()
     environment = {"PATH": os.environ["PATH"], "TIDELOG_BOOTSTRAP": f"localhost:{9292 + offset}"}
 
     def call(*arguments: str, given: str | None = None) -> str:

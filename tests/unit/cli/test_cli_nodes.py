@@ -309,7 +309,7 @@ class TestDev:
                 listener.listen()
                 code, _, err = run(capsys, "dev", "--ephemeral", "--port-offset", str(offset))
                 assert code == 1
-                if f"port {9292 + offset} (gRPC of node 1) is taken; --port-offset N" in err:
+                if f"port {9292 + offset} (gRPC, of node 1) is taken; --port-offset N" in err:
                     return
         pytest.fail("no port was free")
 

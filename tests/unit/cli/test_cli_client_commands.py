@@ -1,0 +1,242 @@
+"""The commands of clients, as far as no cluster is needed: what is wrong with a call, input, plans, histories."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidelog.cli import main as cli
+from tidelog.cli.bench_cmd import made_batch, percentile, times_document
+from tidelog.cli.consume import record_document, text_of, timestamp_of
+from tidelog.cli.main import WrongCallError
+from tidelog.cli.produce import InputError, Line, LineReader
+from tidelog.cli.reassign import read_plan
+from tidelog.cli.stdin_chunks import lines
+from tidelog.cli.topics import partition_filter
+from tidelog.client.cluster import ClusterClient
+from tidelog.client.grpc_connections import GrpcConnections
+from tidelog.client.history import encode_event
+from tidelog.log.batch import read_header
+from tidelog.log.columns import Record
+from tidelog.rpc.v1 import admin_pb2 as pb
+from tidelog.world.real.clock import SystemClock
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["consume", "t", "--offset", "3"], "a number as --offset belongs to a --partition"),
+        (["consume", "t", "--max-messages", "-1"], "--max-messages -1: from 0 on"),
+        (["configs", "alter", "--topic", "t"], "nothing to change"),
+        (["configs", "alter", "--topic", "t", "--set", "retention.ms"], "--set 'retention.ms': KEY=VALUE"),
+        (["configs", "describe", "--broker", "one"], "--broker 'one': the id of a broker"),
+        (["topics", "create", "t", "--replica-assignment", "1:x"], "--replica-assignment '1:x'"),
+        (["topics", "create", "t", "--replica-assignment", "1:2", "--partitions", "3"], "leave the others out"),
+        (["delete-records", "t", "--before", "3"], "an offset belongs to a --partition"),
+        (["delete-records", "t", "--before", "soon"], "--before 'soon': an offset, or 'end'"),
+        (["elect-leaders"], "--topic NAME, or --all"),
+        (["elect-leaders", "--all", "--partition", "1"], "--partition belongs to a --topic"),
+        (["produce", "t", "--input", "json", "--key-separator", ":"], "--key-separator is for lines"),
+        (["produce", "t", "--timeout-ms", "0"], "--timeout-ms 0: above 0"),
+        (["reassign", "execute", "--plan", "nowhere.json"], "--plan nowhere.json: no such file"),
+        (["reassign", "plan", "--brokers", "1,b"], "--brokers '1,b': ids, like 1,2,3"),
+        (["verify", "check", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["verify", "produce", "t", "--history", "h", "--rate", "0"], "--rate and --batch are above 0"),
+        (["bench", "failover", "--bootstrap", NOBODY], "it kills only nodes that it has started itself"),
+        (["bench", "produce", "--seconds", "0"], "are above 0"),
+        (["topics", "list", "--bootstrap", "no port"], "--bootstrap"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["topics", "list"], ["consume", "t"], ["brokers", "list"], ["topics", "describe"]])
+def test_no_cluster_is_one_line_that_says_what_to_do(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command, "--bootstrap", NOBODY]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"tidelog: no cluster at {NOBODY}; start one with: tidelog dev\n"
+
+
+def test_the_environment_names_the_cluster(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDELOG_BOOTSTRAP", "127.0.0.1:2,127.0.0.1:3")
+    assert cli.main(["topics", "list"]) == 1
+    assert "no cluster at 127.0.0.1:2, 127.0.0.1:3; start one" in capsys.readouterr().err
+
+
+# What stdin says.
+
+
+def reader_of(*arguments: str) -> LineReader:
+    return LineReader(cli.parser().parse_args(["produce", "t", *arguments]))
+
+
+def test_lines_are_values_or_keys_and_values() -> None:
+    assert reader_of().read(b"a:b") == Line(b"a:b")
+    assert reader_of("--key-separator", ":").read(b"a:b:c") == Line(b"b:c", b"a")
+    with_null = reader_of("--key-separator", ":", "--null-marker", "NULL", "--headers", "h=1", "--headers", "h=2")
+    assert with_null.read(b"NULL:NULL") == Line(None, None, (("h", b"1"), ("h", b"2")))
+
+
+def test_objects_have_keys_headers_partitions_and_bytes() -> None:
+    reader = reader_of("--input", "json")
+    assert reader.read(b'{"value": "v"}') == Line(b"v")
+    full = {"value": {"a": 1}, "key": {"base64": "AP8="}, "headers": {"h": None}, "partition": 3, "timestamp": 5}
+    assert reader.read(json.dumps(full).encode()) == Line(b'{"a":1}', b"\x00\xff", (("h", None),), 3, 5)
+    record = Record(7, 5, b"k", b"\xff", (("h", b"1"), ("h", b"2")))
+    again = reader.read(json.dumps(record_document(1, record)).encode())
+    assert again == Line(b"\xff", b"k", (("h", b"1"), ("h", b"2")), 1, 5), "what consume prints can be sent again"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "line 1: no JSON"),
+        (b"[]", "line 1: an object with value"),
+        (b'{"valeu": 1}', "line 1: 'valeu' is none of"),
+        (b'{"headers": 3}', "line 1: headers are an object"),
+        (b'{"partition": -1}', "line 1: partition is a whole number"),
+        (b'{"timestamp": "now"}', "line 1: timestamp is a whole number"),
+        (b'{"value": {"base64": "?"}}', "line 1: value is no base64"),
+    ],
+)
+def test_an_object_that_is_no_record_is_told_with_its_line(line: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        reader_of("--input", "json").read(line)
+
+
+def test_a_line_without_the_separator_is_told() -> None:
+    reader = reader_of("--key-separator", "::")
+    reader.read(b"a::b")
+    with pytest.raises(InputError, match=r"line 2: no '::' in it"):
+        reader.read(b"a:b")
+
+
+def read_lines(fd: int, write: Callable[[], None]) -> list[bytes]:
+    async def job() -> list[bytes]:
+        asyncio.get_running_loop().call_later(0.01, write)
+        return [line async for rows in lines(fd) for line in rows]
+
+    return asyncio.run(job())
+
+
+def test_stdin_is_read_line_by_line_from_pipes_and_files(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+
+    def write() -> None:
+        os.write(sink, b"one\r\ntw")
+        os.write(sink, b"o\n\nlast")
+        os.close(sink)
+
+    assert read_lines(source, write) == [b"one", b"two", b"", b"last"]
+    os.close(source)
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\nb\n")
+    with path.open("rb") as file:
+        assert read_lines(file.fileno(), lambda: None) == [b"a", b"b"]
+
+
+# What is printed.
+
+
+def test_bytes_are_text_or_base64() -> None:
+    assert (text_of(None), text_of(b"a"), text_of(b"\xff")) == (None, "a", {"base64": "/w=="})
+
+
+def test_times_are_milliseconds_or_dates() -> None:
+    assert timestamp_of("1000") == 1000
+    assert timestamp_of("1970-01-01T00:00:01Z") == 1000
+    assert timestamp_of("1970-01-01T01:00:01+01:00") == 1000
+    with pytest.raises(WrongCallError, match="yesterday"):
+        timestamp_of("yesterday")
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ("under_replicated", [1, 2, 3]),
+        ("unavailable", [3]),
+        ("under_min_isr", [2, 3]),
+        ("at_min_isr", [1, 4]),
+    ],
+)
+@pytest.mark.source("a:N-02")
+def test_filters_of_describe_choose_partitions(option: str, wanted: list[int]) -> None:
+    rows = [
+        pb.PartitionDescription(partition=0, leader=1, replicas=[1, 2, 3], isr=[1, 2, 3], min_isr=2),
+        pb.PartitionDescription(partition=1, leader=1, replicas=[1, 2, 3], isr=[1, 2], min_isr=2),
+        pb.PartitionDescription(partition=2, leader=1, replicas=[1, 2, 3], isr=[1], min_isr=2),
+        pb.PartitionDescription(partition=3, leader=-1, replicas=[1, 2, 3], isr=[], min_isr=2),
+        # It moves: the one that is added is not missed yet.
+        pb.PartitionDescription(partition=4, leader=1, replicas=[1, 2, 3], isr=[1, 2], adding_replicas=[3], min_isr=2),
+    ]
+    names = ("under_replicated", "unavailable", "under_min_isr", "at_min_isr")
+    asked = partition_filter(argparse.Namespace(**{name: name == option for name in names}))
+    assert asked is not None
+    assert [row.partition for row in rows if asked(row)] == wanted
+    assert partition_filter(argparse.Namespace(**dict.fromkeys(names, False))) is None
+
+
+def test_a_plan_is_read_or_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2]}]}')
+    (move,) = read_plan(str(path))
+    assert (move.topic, move.partition, list(move.replicas)) == ("t", 0, [1, 2])
+    for text, message in (("{", "no JSON"), ("{}", "no plan"), ('{"partitions": []}', "has no partitions")):
+        path.write_text(text)
+        with pytest.raises(WrongCallError, match=message):
+            read_plan(str(path))
+
+
+def test_a_bad_history_exits_with_1_and_a_good_one_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    events: list[dict[str, object]] = [
+        {"event": "ack", "run": "r", "partition": 0, "first": 0, "count": 2, "offset": 0},
+        {"event": "read", "reader": "c", "partition": 0, "records": [[0, "r", 0]]},
+        {"event": "end", "reader": "c", "partition": 0, "start": 0, "end": 2},
+    ]
+    path.write_text("".join(map(encode_event, events)))
+    assert cli.main(["verify", "check", str(path), "--output", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["counts"]["lost"] == 1
+    assert document["is_good"] is False
+    assert cli.main(["verify", "check", str(path), "--allow", "lost"]) == 0
+    assert "good: every acknowledged" in capsys.readouterr().out
+    path.write_text("".join(map(encode_event, events[:1])) + '{"event": "re')
+    assert cli.main(["verify", "check", str(path)]) == 0
+    assert "cut off" in capsys.readouterr().err
+
+
+# Figures.
+
+
+def test_percentiles_are_of_the_sorted_values() -> None:
+    values = [number / 1000 for number in range(1, 101)]
+    assert times_document(values[::-1]) == {"p50_ms": 51.0, "p95_ms": 96.0, "p99_ms": 100.0, "max_ms": 100.0}
+    assert percentile([], 0.5) == 0.0
+
+
+def test_a_batch_for_the_bench_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from random import Random
+
+    client = ClusterClient([NOBODY], GrpcConnections(), random=Random(1), clock=SystemClock())
+    for record_bytes, batch_bytes in ((100, 1 << 20), (1, 1 << 16), (5_000, 1_000)):
+        batch, count = made_batch(client, record_bytes, batch_bytes)
+        assert read_header(batch).count == count
+        assert len(batch) <= batch_bytes or count == 1
+        assert count == 1 or len(batch) > 0.9 * batch_bytes
