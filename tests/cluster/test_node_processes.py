@@ -364,7 +364,7 @@ def second_of_its_id(cluster: LocalCluster, path: Path) -> subprocess.CompletedP
     return tidelog("server", "--config", str(config), check=False)
 
 
-@pytest.mark.source("a:A-20", "a:T-07", "a:X3-43", "b:B-04", "b:D-22", "b:E-10")
+@pytest.mark.source("a:A-20", "a:T-07", "a:X3-43", "b:B-04", "b:D-22", "b:E-10", "b:EX-03")
 def test_a_broker_finds_its_controllers_by_an_address_alone_and_a_second_of_its_id_is_refused(tmp_path: Path) -> None:
     with LocalCluster(1, data=tmp_path / "one") as cluster:
         node, grpc, http = free_ports(3)

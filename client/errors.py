@@ -1,0 +1,90 @@
+"""What the client adds to the catalogue: errors that are found on its own side of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidelog.model.errors import ErrorCode, TidelogError, UnreachableError
+from tidelog.model.ids import PartitionId
+
+
+class NoClusterError(UnreachableError):
+    """None of the bootstrap addresses answers; `reasons` has one text for each of `addresses`."""
+
+    def __init__(self, addresses: Sequence[str], reasons: Sequence[str]) -> None:
+        self.addresses = tuple(addresses)
+        self.reasons = tuple(reasons)
+        told = "; ".join(f"{where}: {why}" for where, why in zip(addresses, reasons, strict=True))
+        super().__init__(f"no cluster at {', '.join(addresses)} ({told})")
+
+
+class AdvertisedAddressError(UnreachableError):
+    """The cluster was found, but a broker cannot be reached where it says it is."""
+
+    def __init__(self, *, broker: int, advertised: str, bootstrap: str, reason: str) -> None:
+        super().__init__(
+            f"broker {broker} advertises {advertised}, which cannot be reached from here ({reason}), while "
+            f"{bootstrap} answers; is the broker down, or advertised.listeners not for this network?",
+            node=broker,
+        )
+        self.advertised = advertised
+        self.bootstrap = bootstrap
+
+
+class DeliveryTimeoutError(TidelogError):
+    """A batch was not acknowledged in time. `was_sent`: it may be stored, now or later; otherwise it is not."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+    def __init__(self, message: str, *, was_sent: bool) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class UnknownDeliveryError(TidelogError):
+    """An attempt to store a batch ended without an answer, and the log has gone on without it or behind it: to send it
+    again could store it twice. It may be stored."""
+
+    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class WriterClosedError(TidelogError):
+    """The writer was closed before the batch was acknowledged. `was_sent` as in `DeliveryTimeoutError`."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+    def __init__(self, message: str, *, was_sent: bool = False) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class TruncatedError(TidelogError):
+    """Records that were read are not in the log any more: an unclean election, or a log that lost what it had. What
+    the log has now departs at `diverging_offset`; read again from there, or go on knowing it."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def __init__(
+        self, topic: str, partition: PartitionId, *, position: int, diverging_epoch: int, diverging_offset: int
+    ) -> None:
+        super().__init__(
+            f"{topic}-{partition.partition}: what was read before offset {position} was replaced from offset "
+            f"{diverging_offset} on (epoch {diverging_epoch} ends there)"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.position = position
+        self.diverging_epoch = diverging_epoch
+        self.diverging_offset = diverging_offset
+
+
+class PositionError(TidelogError):
+    """A position outside of the log: before its start (retention, DeleteRecords) or behind its end."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def __init__(self, message: str, *, topic: str, partition: PartitionId, position: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.position = position

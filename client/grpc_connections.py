@@ -1,0 +1,198 @@
+"""Connections over gRPC: one channel for each address, made when it is first asked for.
+
+A channel belongs to the event loop that made it; use one `GrpcConnections` on one loop. Dead nodes are noticed by
+HTTP/2 pings while calls are under way. The channel connects anew by itself, soon (50 ms to 1 s); until it has, calls
+fail at once with `UnreachableError`, and whoever calls decides how long to try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from tidelog.client.connections import Encodable, Exchange
+from tidelog.model.errors import (
+    CallTimeoutError,
+    RecordTooLargeError,
+    StreamBrokenError,
+    StreamClosedError,
+    TidelogError,
+    TransportError,
+    UnreachableError,
+    UnsupportedVersionError,
+)
+from tidelog.rpc.door import Kind, Method
+from tidelog.rpc.errors import ERROR_KEY
+from tidelog.world.transport import decode_error
+
+MESSAGE_BYTES_MAX = 128 << 20
+CHANNELS_MAX = 1_024
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+]
+_UNSENT = ("failed to connect", "dns resolution failed", "errors resolving", "name resolution failure")
+_CODE = grpc.StatusCode
+
+
+class GrpcConnections:
+    """Implements `Connections`."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, aio.Channel] = {}
+        self._open: set[_GrpcExchange] = set()
+        self._is_closed = False
+
+    def _channel(self, address: str) -> aio.Channel:
+        if self._is_closed:
+            raise UnreachableError(f"{address}: these connections are closed")
+        channel = self._channels.get(address)
+        if channel is None:
+            if len(self._channels) >= CHANNELS_MAX:
+                raise UnreachableError(f"{address}: connected to {CHANNELS_MAX} addresses already")
+            channel = self._channels[address] = aio.insecure_channel(address, options=_OPTIONS)
+        return channel
+
+    async def call(self, address: str, method: Method, request: Message, *, timeout_ms: int) -> Any:
+        assert method.kind is Kind.UNARY, f"{method.full_name} streams"
+        calling = self._channel(address).unary_unary(method.path, request_serializer=_bytes_of)
+        try:
+            data = await calling(request, timeout=timeout_ms / 1000)
+        except aio.AioRpcError as error:
+            raise error_of(error, address, method) from error
+        except (aio.UsageError, asyncio.InvalidStateError) as error:
+            raise TransportError(f"{address}: {error}") from error
+        return _parsed(data, address, method)
+
+    async def open(self, address: str, method: Method, request: Message | None = None) -> Exchange:
+        channel = self._channel(address)
+        if method.kind is Kind.SERVER_STREAM:
+            assert request is not None, f"{method.full_name} takes one request"
+            calling = channel.unary_stream(method.path, request_serializer=_bytes_of)(request)
+        else:
+            assert method.kind is Kind.BOTH_WAYS, f"{method.full_name} does not stream"
+            assert request is None, f"{method.full_name} takes its requests one by one"
+            calling = channel.stream_stream(method.path, request_serializer=_bytes_of)()
+        exchange = _GrpcExchange(calling, address, method, self._open)
+        self._open.add(exchange)
+        return exchange
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for exchange in list(self._open):
+            exchange.close()
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+
+class _GrpcExchange:
+    def __init__(self, calling: Any, address: str, method: Method, all_open: set[_GrpcExchange]) -> None:
+        self._calling = calling
+        self._address = address
+        self._method = method
+        self._all = all_open
+        self._is_closed = False
+
+    async def send(self, request: Encodable) -> None:
+        try:
+            await self._calling.write(request)
+        except aio.AioRpcError as error:
+            raise error_of(error, self._address, self._method) from error
+        except asyncio.InvalidStateError as error:  # grpc's word for a call that is over
+            raise await self._ended() from error
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise self._broken() from None
+            raise
+
+    async def receive(self) -> Any:
+        try:
+            data = await self._calling.read()
+        except aio.AioRpcError as error:
+            raise error_of(error, self._address, self._method) from error
+        except asyncio.CancelledError:
+            # grpc raises this in whoever reads when the call, not the reader, was cancelled.
+            if self._is_closed:
+                raise self._broken() from None
+            raise
+        if data is aio.EOF:
+            raise await self._ended()
+        return _parsed(data, self._address, self._method)
+
+    async def _ended(self) -> TidelogError:
+        if self._is_closed:
+            return self._broken()
+        code = await self._calling.code()
+        if code is _CODE.OK:
+            return StreamClosedError(f"{self._address} has ended {self._method.name}")
+        details, trailing = await self._calling.details(), await self._calling.trailing_metadata()
+        return _error(code, details or "", trailing, self._address, self._method)
+
+    def _broken(self) -> StreamBrokenError:
+        return StreamBrokenError(f"{self._method.name} to {self._address} was closed here")
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._all.discard(self)
+            self._calling.cancel()
+
+
+def _bytes_of(message: Encodable) -> bytes:
+    return message.SerializeToString()
+
+
+def _parsed(data: bytes, address: str, method: Method) -> Any:
+    try:
+        return method.response.FromString(data)
+    except DecodeError as error:
+        raise TransportError(f"{address} answered {method.name} with something else: {error}") from error
+
+
+def error_of(error: aio.AioRpcError, address: str, method: Method) -> TidelogError:
+    """The catalogue's error for a failed call: the node's own, or what the connection says."""
+    return _error(error.code(), error.details() or "", error.trailing_metadata(), address, method)
+
+
+def _error(code: Any, details: str, trailing: Any, address: str, method: Method) -> TidelogError:
+    for key, value in trailing or ():
+        if key == ERROR_KEY:
+            return decode_error(value if isinstance(value, bytes) else value.encode("latin-1"))
+    what = f"{address}, {method.name}"
+    if code is _CODE.DEADLINE_EXCEEDED:
+        return CallTimeoutError(f"{what}: no answer in time")
+    if code is _CODE.RESOURCE_EXHAUSTED:
+        return RecordTooLargeError(f"{what}: {details}")
+    if code is _CODE.UNIMPLEMENTED:
+        return UnsupportedVersionError(
+            f"{what}: it speaks gRPC but not this call; 9292 is the usual port for clients, 9192 is for controllers"
+        )
+    if (door := _other_door(details)) is not None:
+        return UnreachableError(f"{address} {door}; 9292 is the usual gRPC port")
+    if code is _CODE.UNAVAILABLE and details.lower().startswith(_UNSENT):
+        return UnreachableError(f"{address}: {details.rpartition(': ')[2] or details}")
+    return StreamBrokenError(f"{what}: {code.name}: {details}")
+
+
+def _other_door(details: str) -> str | None:
+    """Which door answers there, if it is not ours: by what gRPC says of its first bytes."""
+    text = details.lower()
+    if "http1" in text or "http/1" in text:
+        return "speaks HTTP, not gRPC (the metrics port?)"
+    if "ssl" in text or "tls" in text or "handshake" in text:
+        return "speaks TLS"
+    return None

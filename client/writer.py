@@ -1,0 +1,560 @@
+"""`Writer`: record batches to partitions, each stored once and in order, or failed with an error that says which.
+
+    send(topic, partition, batch) -> a future        bounded by `buffer_bytes_max`: then it waits
+      -> Lane (one for each partition)               order, numbers, what may fly: `lane.py`
+      -> Pipe (one for each broker)                  a ProduceStream: requests in order, answers in order
+      -> the future's result (`Acknowledged`) or error, after `delivery_timeout_ms` at the latest
+
+A pipe lives while there is something to send. It breaks when its stream breaks, when an answer takes longer than
+`request_timeout_ms`, or when one takes longer than `silence_ms` and the metadata says that another broker leads now:
+a broker that hangs breaks no stream. Lanes of a broken pipe find the way anew: fresh metadata, a pause, again.
+
+A lane's batches fly to one broker at a time: when the leader has changed, what flies is awaited first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.client.connections import Exchange
+from tidelog.client.errors import DeliveryTimeoutError, WriterClosedError
+from tidelog.client.lane import IN_FLIGHT_MAX, Batch, Failed, Lane, Producer
+from tidelog.client.metadata import TopicInfo
+from tidelog.client.produce_frame import ProduceFrame
+from tidelog.log.batch_header import Buffer, read_header
+from tidelog.model.errors import (
+    CallTimeoutError,
+    ErrorCode,
+    RecordTooLargeError,
+    StreamClosedError,
+    TidelogError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+    UnreachableError,
+)
+from tidelog.model.ids import PartitionId
+from tidelog.rpc.door import method_named
+from tidelog.rpc.v1 import log_pb2 as pb
+
+LOGGER = logging.getLogger(__name__)
+
+_STREAM = method_named("Log", "ProduceStream")
+_INIT = method_named("Log", "InitProducerId")
+_MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.15
+_SHORT_PAUSES = 100
+"""Between two looks for a leader: an election takes a few hundred milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterConfig:
+    acks: int = -1
+    delivery_timeout_ms: int = 120_000
+    request_timeout_ms: int = 30_000
+    in_flight_max: int = IN_FLIGHT_MAX
+    """Batches of one partition."""
+    requests_max: int = 32
+    """Unanswered requests of one broker."""
+    request_bytes_max: int = 1 << 20
+    """Batches of several partitions go out together up to here."""
+    batch_bytes_max: int = 60 << 20
+    buffer_bytes_max: int = 32 << 20
+    """Batches that are not answered yet (`buffer.memory`); one batch may always enter."""
+    silence_ms: int = 500
+
+    def __post_init__(self) -> None:
+        if self.acks not in (-1, 0, 1):
+            raise ValueError(f"acks={self.acks}: -1 (all), 0 or 1")
+        if not 1 <= self.in_flight_max <= IN_FLIGHT_MAX:
+            raise ValueError(f"in_flight_max={self.in_flight_max}: 1 to {IN_FLIGHT_MAX}")
+        if self.delivery_timeout_ms <= 0 or self.request_timeout_ms <= 0:
+            raise ValueError("timeouts are above 0 ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    topic: str
+    partition: PartitionId
+    base_offset: int
+    """-1 if the log does not say: acks=0, or a repeat of something it had stored long before."""
+    count: int
+    append_time_ms: int
+    """The time that the leader has set, or -1."""
+
+
+Sent = Batch["asyncio.Future[Acknowledged]"]
+_Lane = Lane["asyncio.Future[Acknowledged]"]
+
+
+class Writer:
+    """Used on one event loop. `close` when done; `flush` waits for what was sent."""
+
+    def __init__(self, cluster: ClusterClient, config: WriterConfig | None = None) -> None:
+        self.cluster = cluster
+        self.config = config or WriterConfig()
+        self.buffered_bytes = 0
+        self.retries = 0
+        """Attempts that were not the first one of their batch."""
+        self._lanes: dict[PartitionId, _Lane] = {}
+        self._topics: dict[PartitionId, TopicInfo] = {}
+        self._at: dict[PartitionId, int] = {}  # where a lane's batches fly
+        self._pipes: dict[int, _Pipe] = {}
+        self._lost: dict[PartitionId, None] = {}  # lanes that look for their leader
+        self._resting: set[PartitionId] = set()  # lanes that pause, or wait for a producer
+        self._failures: dict[PartitionId, int] = {}  # attempts in vain since the last good one
+        self._producer: asyncio.Task[Producer] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finding = False
+        self._sweeping = False
+        self._entrance = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._is_closed = False
+        self.last_error: TidelogError | None = None
+
+    # In.
+
+    async def send(self, topic: str, partition: int, batch: Buffer) -> asyncio.Future[Acknowledged]:
+        """Takes one encoded batch; batches of one partition are stored in the order in which `send` is called. Raises
+        if the topic is not there, if the batch is too large, or if there was no room for it in time."""
+        header = read_header(batch)
+        if header.size != len(batch):
+            raise ValueError(f"one whole batch at a time: {len(batch)} bytes, the batch has {header.size}")
+        if header.size > self.config.batch_bytes_max:
+            raise RecordTooLargeError(f"a batch of {header.size} bytes, at most {self.config.batch_bytes_max}")
+        deadline_s = self._now_s() + self.config.delivery_timeout_ms / 1000
+        async with self._entrance:
+            self._check_open()
+            lane = await self._lane(topic, partition)
+            await self._wait_for_room(len(batch), deadline_s)
+            self._check_open()
+            loop = asyncio.get_running_loop()
+            result: asyncio.Future[Acknowledged] = loop.create_future()
+            result.add_done_callback(_looked_at)
+            made = Batch(bytes(batch), count=header.count, deadline_ms=int(deadline_s * 1000), result=result)
+            lane.add(made)
+            self.buffered_bytes += len(made.data)
+            self._kick(lane)
+            self._start_sweeping()
+            return result
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _now_ms(self) -> int:
+        return int(self._now_s() * 1000)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise WriterClosedError("the writer is closed")
+
+    async def _lane(self, topic: str, partition: int) -> _Lane:
+        info = await self.cluster.topic(topic)
+        if not 0 <= partition < len(info.partitions):
+            await self.cluster.refresh(topic)  # it may have got more
+            info = await self.cluster.topic(topic)
+        if not 0 <= partition < len(info.partitions):
+            raise UnknownTopicOrPartitionError(
+                f"'{topic}' has {len(info.partitions)} partitions from 0 on, there is no {partition}"
+            )
+        where = info.partitions[partition]
+        lane = self._lanes.get(where)
+        if lane is None:
+            lane = self._lanes[where] = Lane(topic, where, in_flight_max=self.config.in_flight_max)
+            self._topics[where] = info
+        return lane
+
+    async def _wait_for_room(self, size: int, deadline_s: float) -> None:
+        while self.buffered_bytes and self.buffered_bytes + size > self.config.buffer_bytes_max:
+            self._room.clear()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._room.wait()
+            except TimeoutError:
+                waited = f"no room for {size} bytes in {self.config.delivery_timeout_ms} ms"
+                raise DeliveryTimeoutError(waited + self._because(), was_sent=False) from None
+            self._check_open()
+
+    async def flush(self) -> None:
+        """Until everything that was sent before has a result or an error."""
+        waiting = [batch.result for lane in self._lanes.values() for batch in lane.batches if not batch.is_over]
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def close(self, *, is_flushed: bool = True) -> None:
+        """What is not acknowledged then fails."""
+        try:
+            if is_flushed and not self._is_closed:
+                await self.flush()
+        finally:
+            self._is_closed = True
+            self._room.set()
+            for pipe in list(self._pipes.values()):
+                pipe.close()
+            tasks: list[asyncio.Task[Any]] = list(self._tasks)
+            if self._producer is not None:
+                tasks.append(self._producer)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            for lane in self._lanes.values():
+                for batch in lane.abandon():
+                    error = WriterClosedError("the writer was closed before this was stored", was_sent=batch.was_sent)
+                    self._finish(batch, error)
+
+    # Out.
+
+    def _kick(self, lane: _Lane) -> None:
+        """Something of it may be able to fly."""
+        if self._is_closed or not lane.batches or lane.partition in self._resting:
+            return
+        if lane.needs_producer:
+            self._resting.add(lane.partition)
+            self._spawn(self._give_producer(lane, is_fresh=lane.producer is not None))
+            return
+        leader = self.cluster.leader(lane.partition)
+        if leader is None:
+            self._look_for(lane)
+            return
+        if lane.flying and self._at[lane.partition] != leader.node:
+            return
+        pipe = self._pipes.get(leader.node)
+        if pipe is None:
+            pipe = self._pipes[leader.node] = _Pipe(self, leader.node)
+            self._spawn(pipe.run())
+        pipe.add(lane)
+
+    def fly(self, node: int, lane: _Lane) -> tuple[Sent, bytearray] | None:
+        """For a pipe: the next batch of the lane, if it is to be sent there, as it goes out."""
+        if lane.partition in self._resting:
+            return None
+        leader = self.cluster.leader(lane.partition)
+        if leader is None or leader.node != node:
+            self._kick(lane)
+            return None
+        if lane.flying and self._at[lane.partition] != node:
+            return None
+        batch = lane.next_batch(self._now_ms())
+        if batch is None:
+            return None
+        self.retries += batch.was_sent
+        self._at[lane.partition] = node
+        return batch, lane.took_off(batch, self._now_ms())
+
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        # Our own error: nobody shall wait for what will not come.
+        error = task.exception()
+        LOGGER.error("a task of the writer failed", exc_info=error)
+        self._is_closed = True
+        for lane in self._lanes.values():
+            for batch in lane.abandon():
+                self._finish(batch, WriterClosedError(f"the writer failed: {error!r}", was_sent=batch.was_sent))
+
+    # Producers.
+
+    async def _give_producer(self, lane: _Lane, *, is_fresh: bool) -> None:
+        if is_fresh:
+            # A gap: the numbers of this lane end here, those of the others go on.
+            producer = await self._new_producer()
+            LOGGER.warning("topic=%s partition=%d numbers anew", lane.topic, lane.partition.partition)
+        else:
+            if self._producer is None:
+                self._producer = asyncio.get_running_loop().create_task(self._new_producer())
+            producer = await asyncio.shield(self._producer)
+        self._resting.discard(lane.partition)
+        if lane.needs_producer:
+            for failed in lane.start(producer):
+                self._fail(failed)
+        self._kick(lane)
+
+    async def _new_producer(self) -> Producer:
+        """However long it takes: batches have their own deadlines."""
+        backoff = self.cluster.backoff()
+        while True:
+            brokers = sorted(self.cluster.view.brokers)
+            self.cluster.random.shuffle(brokers)
+            for node in brokers:
+                try:
+                    answer = await self.cluster.call_node(
+                        node, _INIT, pb.InitProducerIdRequest(), timeout_ms=self.config.request_timeout_ms // 3
+                    )
+                    return Producer(answer.producer_id, answer.producer_epoch)
+                except TidelogError as error:
+                    self.last_error = error
+            await asyncio.sleep(backoff.next_s())
+            await self.cluster.refresh_quietly()
+
+    # The way.
+
+    def _look_for(self, lane: _Lane) -> None:
+        self._lost[lane.partition] = None
+        if not self._finding:
+            self._finding = True
+            self._spawn(self._find())
+
+    async def _find(self) -> None:
+        """Fresh metadata until every lost lane has found its leader, or is empty."""
+        looks = 0
+        try:
+            while self._lost:
+                names = dict.fromkeys(self._lanes[partition].topic for partition in self._lost)
+                error = await self.cluster.refresh_quietly(*names)
+                if error is not None:
+                    self.last_error = error
+                for partition in list(self._lost):
+                    lane = self._lanes[partition]
+                    leader = self.cluster.leader(partition)
+                    if not lane.batches or leader is not None:
+                        del self._lost[partition]
+                        self._kick(lane)
+                    elif error is None and self._is_gone(partition):
+                        del self._lost[partition]
+                        self._give_up(lane)
+                if self._lost:
+                    looks += 1
+                    await asyncio.sleep(self._pause_s(looks))
+        finally:
+            self._finding = False
+
+    def _pause_s(self, failures: int) -> float:
+        """Short while it looks like an election, longer when it lasts."""
+        if failures > _SHORT_PAUSES:
+            return self.cluster.config.retry_backoff_max_ms * (0.8 + 0.4 * self.cluster.random.random()) / 1000
+        longest_s = _PAUSE_MAX_S if failures > 1 else 2 * _PAUSE_MIN_S
+        return _PAUSE_MIN_S + (longest_s - _PAUSE_MIN_S) * self.cluster.random.random()
+
+    def _is_gone(self, partition: PartitionId) -> bool:
+        """Its topic was made anew; one that is only unknown may be heard of yet, until the deadline."""
+        known = self.cluster.view.topics.get(self._topics[partition].name)
+        return known is not None and known.topic_id != partition.topic_id
+
+    def _give_up(self, lane: _Lane) -> None:
+        for batch in lane.abandon():
+            error = UnknownTopicIdError(f"'{lane.topic}' was deleted and made anew; this was sent to the old one")
+            self._finish(batch, error)
+
+    # Answers.
+
+    def answered(self, lane: _Lane, batch: Sent, row: pb.ProducedPartition) -> None:
+        error = error_in(row)
+        if error is None or error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            self._failures.pop(lane.partition, None)
+            if lane.stored(batch, self._now_ms()):
+                offset = row.base_offset if error is None else -1
+                self._finish(batch, Acknowledged(lane.topic, lane.partition, offset, batch.count, row.append_time_ms))
+            self._kick(lane)
+            return
+        self.last_error = error
+        failed = lane.refused(batch, error)
+        if failed is not None:
+            self._fail(failed)
+        if lane.flying:
+            return  # the last of them decides how to go on
+        has_hint = error.code in _MOVED and self.cluster.heard(lane.partition, row.leader, row.leader_epoch)
+        if failed is not None or lane.needs_producer or has_hint:
+            self._kick(lane)
+        else:
+            self.go_on(lane)
+
+    def go_on(self, lane: _Lane) -> None:
+        """After an attempt in vain: a pause, fresh metadata, again."""
+        if lane.batches and not self._is_closed and lane.partition not in self._resting:
+            self._resting.add(lane.partition)
+            self._spawn(self._go_on(lane))
+
+    async def _go_on(self, lane: _Lane) -> None:
+        failures = self._failures[lane.partition] = self._failures.get(lane.partition, 0) + 1
+        await asyncio.sleep(self._pause_s(failures))
+        error = await self.cluster.refresh_quietly(lane.topic)
+        if error is not None:
+            self.last_error = error
+        elif self._is_gone(lane.partition):
+            self._give_up(lane)
+        self._resting.discard(lane.partition)
+        self._kick(lane)
+
+    def _fail(self, failed: Failed[asyncio.Future[Acknowledged]]) -> None:
+        self._finish(failed.batch, failed.error)
+
+    def _finish(self, batch: Sent, outcome: Acknowledged | TidelogError) -> None:
+        self.buffered_bytes -= len(batch.data)
+        self._room.set()
+        if batch.result.done():  # cancelled by its owner
+            return
+        if isinstance(outcome, Acknowledged):
+            batch.result.set_result(outcome)
+        else:
+            batch.result.set_exception(outcome)
+
+    # Deadlines.
+
+    def _start_sweeping(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            self._spawn(self._sweep())
+
+    async def _sweep(self) -> None:
+        try:
+            while True:
+                deadlines = [b.deadline_ms for lane in self._lanes.values() for b in lane.batches if not b.is_over]
+                if not deadlines:
+                    return
+                await asyncio.sleep(max(0.01, min(deadlines) / 1000 - self._now_s()))
+                for lane in list(self._lanes.values()):
+                    for batch in lane.expire(self._now_ms()):
+                        why = batch.last_error
+                        self._finish(batch, self._timed_out(lane, batch, f": {why}" if why else self._because()))
+                    self._kick(lane)
+        finally:
+            self._sweeping = False
+
+    def _because(self) -> str:
+        return f"; last: {self.last_error}" if self.last_error is not None else ""
+
+    def _timed_out(self, lane: _Lane, batch: Sent, because: str) -> DeliveryTimeoutError:
+        where = f"{lane.topic}-{lane.partition.partition}"
+        told = "may be stored or not" if batch.is_unknown or batch.is_flying else "were not stored"
+        waited = f"not acknowledged in {self.config.delivery_timeout_ms} ms{because}"
+        return DeliveryTimeoutError(
+            f"{batch.count} records to {where} {told}: {waited}", was_sent=batch.is_unknown or batch.is_flying
+        )
+
+
+class _Pipe:
+    """A ProduceStream to one broker. `ready` are the lanes that may have something to send, in turn."""
+
+    def __init__(self, writer: Writer, node: int) -> None:
+        self._writer = writer
+        self._node = node
+        self._ready: dict[PartitionId, _Lane] = {}
+        self._wake = asyncio.Event()
+        self._unanswered: deque[tuple[float, list[tuple[_Lane, Sent]]]] = deque()
+        self._exchange: Exchange | None = None
+        self._error: TidelogError | None = None
+
+    def add(self, lane: _Lane) -> None:
+        self._ready[lane.partition] = lane
+        self._wake.set()
+
+    def close(self, error: TidelogError | None = None) -> None:
+        self._error = self._error or error
+        if self._exchange is not None:
+            self._exchange.close()
+
+    async def run(self) -> None:
+        """Until the stream breaks; then what was not answered is lost, and all lanes look for their way."""
+        writer = self._writer
+        error: TidelogError
+        try:
+            self._exchange = await writer.cluster.open_node(self._node, _STREAM)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive(self._exchange))
+                group.create_task(self._watch())
+                await self._send(self._exchange)
+            raise AssertionError("a pipe ends by an error")
+        except* TidelogError as found:
+            error = _first(found)
+        finally:
+            if self._exchange is not None:
+                self._exchange.close()
+            if writer._pipes.get(self._node) is self:
+                del writer._pipes[self._node]
+        self._lose(error)
+
+    def _lose(self, error: TidelogError) -> None:
+        error = self._error or error
+        if isinstance(error, UnreachableError):
+            error = self._writer.cluster.unreachable(self._node, error)
+        self._writer.last_error = error
+        lanes = dict(self._ready)
+        was_carried = not isinstance(error, UnreachableError)
+        for _, batches in self._unanswered:
+            for lane, batch in batches:
+                lane.lost(batch, error, was_carried=was_carried)
+                lanes[lane.partition] = lane
+        self._unanswered.clear()
+        for lane in lanes.values():
+            self._writer.go_on(lane)
+
+    async def _send(self, exchange: Exchange) -> None:
+        config = self._writer.config
+        while True:
+            while not self._ready or len(self._unanswered) >= config.requests_max:
+                self._wake.clear()
+                await self._wake.wait()
+            request = ProduceFrame(acks=config.acks, timeout_ms=config.request_timeout_ms)
+            batches: list[tuple[_Lane, Sent]] = []
+            for lane in list(self._ready.values()):
+                flight = self._writer.fly(self._node, lane)
+                # It goes behind the others; what it cannot send now is kicked by an answer.
+                del self._ready[lane.partition]
+                if flight is None:
+                    continue
+                batch, data = flight
+                self._ready[lane.partition] = lane
+                request.add(lane.topic, lane.partition, data)
+                batches.append((lane, batch))
+                if request.size >= config.request_bytes_max:
+                    break
+            if batches:
+                self._unanswered.append((asyncio.get_running_loop().time(), batches))
+                await exchange.send(request)
+
+    async def _receive(self, exchange: Exchange) -> None:
+        while True:
+            response: pb.ProduceResponse = await exchange.receive()
+            if not self._unanswered or len(response.partitions) != len(self._unanswered[0][1]):
+                raise StreamClosedError("an answer to nothing that was asked")
+            _, batches = self._unanswered.popleft()
+            self._wake.set()
+            for (lane, batch), row in zip(batches, response.partitions, strict=True):
+                self._writer.answered(lane, batch, row)
+
+    async def _watch(self) -> None:
+        """Notice that nobody answers: a broker that hangs breaks nothing."""
+        writer, config = self._writer, self._writer.config
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(config.silence_ms / 1000)
+            if not self._unanswered:
+                continue
+            sent_s, batches = self._unanswered[0]
+            silent_ms = (loop.time() - sent_s) * 1000
+            if silent_ms < config.silence_ms:
+                continue
+            if silent_ms > config.request_timeout_ms + config.silence_ms:
+                raise CallTimeoutError(f"broker {self._node} has not answered in {silent_ms:.0f} ms", node=self._node)
+            await writer.cluster.refresh_quietly(*dict.fromkeys(lane.topic for lane, _ in batches))
+            if self._unanswered and self._unanswered[0][0] == sent_s and self._has_moved(batches):
+                raise CallTimeoutError(f"broker {self._node} is silent, and leads no more", node=self._node)
+
+    def _has_moved(self, batches: Sequence[tuple[_Lane, Sent]]) -> bool:
+        leaders = [self._writer.cluster.view.leader(lane.partition) for lane, _ in batches]
+        return any(leader is not None and leader.node not in (self._node, -1) for leader in leaders)
+
+
+def _first(error: BaseException) -> TidelogError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, TidelogError)
+    return error
+
+
+def _looked_at(result: asyncio.Future[Acknowledged]) -> None:
+    """Nobody has to wait for each of many results; whoever does sees the error all the same."""
+    if not result.cancelled():
+        result.exception()
