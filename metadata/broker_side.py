@@ -4,8 +4,11 @@
                                           ^                              |
                                           '-- the controller does not know this incarnation any more
 
-The active controller is found by asking: any controller answers with who leads. A request whose outcome is not known is
-repeated only if it may be (`is_repeatable`): registration is, since an incarnation registers once.
+The active controller is found by asking: any controller answers with who leads. One that has fallen silent (R17: it may
+be frozen, its sockets open) is not asked again for a while, unless another one names it: then it is known to lead, and
+may only be slow to commit. Who stayed away from it then would be fenced as silent.
+A request whose outcome is not known is repeated only if it may be (`is_repeatable`): registration is, since an
+incarnation registers once.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tidelog.metadata.requests import decode_reply, encode_request
 from tidelog.metadata.shell import HEARTBEATS, INCARNATION, METHOD
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.errors import (
+    CallTimeoutError,
     CorruptStateError,
     ErrorCode,
     RemoteError,
@@ -48,6 +52,8 @@ class BrokerConfig:
     heartbeat_ms: int = 500
     silence_ms: int = 2_000
     """A controller that does not answer a heartbeat for so long is left."""
+    avoid_ms: int = 1_000
+    """A controller that fell silent is not asked for so long, while others are known and do not name it."""
     call_timeout_ms: int = 2_000
     retry_min_ms: int = 20
     retry_max_ms: int = 500
@@ -64,6 +70,8 @@ class ControllerClient:
         self._config = config
         self._random = random
         self._leader: NodeId | None = None
+        self._silent: tuple[NodeId, float] | None = None
+        """Who did not answer last, and until when another one is asked instead."""
 
     @property
     def leader(self) -> NodeId | None:
@@ -75,7 +83,16 @@ class ControllerClient:
         if self._leader is not None:
             return self._leader
         known = list(self._controllers())
-        return self._random.choice(known) if known else None
+        others = [node for node in known if not self._is_avoided(node)]
+        return self._random.choice(others or known) if known else None
+
+    def _is_avoided(self, node: NodeId) -> bool:
+        return self._silent is not None and self._silent[0] == node and self._silent[1] > _now_s()
+
+    def fell_silent(self, node: NodeId) -> None:
+        """It took a request, or a connection, and does not answer."""
+        self._silent = (node, _now_s() + self._config.avoid_ms / 1000)
+        self._leader = None
 
     def hint(self, error: TidelogError) -> None:
         """What an answer says about who leads; any other failure means: look elsewhere."""
@@ -106,6 +123,8 @@ class ControllerClient:
                     answer = await self._transport.call(target, METHOD, data, timeout_ms=self._config.call_timeout_ms)
                 except TransportError as error:
                     self.hint(error)
+                    if isinstance(error, CallTimeoutError):
+                        self.fell_silent(target)
                     if not is_repeatable and not isinstance(error, UnreachableError):
                         raise
                 except RemoteError as error:
@@ -214,7 +233,8 @@ class BrokerAgent:
             return True
         stream: Stream | None = None
         try:
-            stream = await self._transport.open_stream(target, HEARTBEATS)
+            async with asyncio.timeout(self._config.silence_ms / 1000):
+                stream = await self._transport.open_stream(target, HEARTBEATS)
             while True:
                 self._beat_now.clear()
                 await stream.send(encode_request(self._heartbeat()))
@@ -224,12 +244,17 @@ class BrokerAgent:
                 await self._until_next_beat()
         except TimeoutError:
             LOGGER.info("controller=%d does not answer heartbeats", target)
-            self.client.hint(TransportError("silent", node=target))
+            self.client.fell_silent(target)
+        except CorruptStateError as error:
+            LOGGER.error("controller=%d: %s", target, error)
+            self.client.fell_silent(target)
         except RemoteError as error:
             LOGGER.info("controller=%d: %s", target, error)
             if error.code in _REGISTER_AGAIN:
                 return False
             self.client.hint(error)
+        except CallTimeoutError:
+            self.client.fell_silent(target)
         except TransportError as error:
             self.client.hint(error)
         finally:
@@ -266,16 +291,24 @@ class BrokerAgent:
             return
 
 
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def _decode_beat(data: bytes) -> HeartbeatReply:
-    """A frame of the stream; raises the error that it holds."""
+    """A frame of the stream; raises the error that it holds, or CorruptStateError if it is nothing that we know."""
     try:
         kind, _version, value = msgpack.unpackb(data)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        refusal = decode_error(value) if kind == 1 else None
+        reply = None if refusal is not None else decode_reply(value)
+    except RemoteError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, msgpack.UnpackException, TidelogError) as error:
         raise CorruptStateError(f"a heartbeat's reply cannot be read: {error}") from error
-    if kind == 1:
-        raise decode_error(value)
-    reply = decode_reply(value)
-    assert isinstance(reply, HeartbeatReply), "the reply to a heartbeat"
+    if refusal is not None:
+        raise refusal
+    if not isinstance(reply, HeartbeatReply):
+        raise CorruptStateError(f"the reply to a heartbeat is a {type(reply).__name__}")
     return reply
 
 

@@ -2,7 +2,7 @@
 
     (unknown) --register--> fenced --heartbeat, caught up--> live --silent or refused--> fenced
                               ^                               |
-                              |                               +--asks to stop, leaderships moved--> fenced
+                              |                               +--asks to stop--> leaving --all moved--> fenced
                               +---- register: a new incarnation, a higher broker epoch, from any state
 
 Rules (design: safety 5, decisions 2.7 and 2.8):
@@ -12,6 +12,12 @@ Rules (design: safety 5, decisions 2.7 and 2.8):
   elected again: a leader epoch belongs to one incarnation of one broker.
 - Before unfencing, replicas that cannot hold what they held leave ISR and eligible leaders: reported as damaged or
   missing, on a directory other than the recorded one, or with `flush.mode=page-cache` after an unclean stop.
+- Who is to be fenced and is in too many ISRs for one decision is *leaving* meanwhile: marked in the first step, from
+  which on it joins and leads nothing new, and fenced in the last one. There is no way back from that but through being
+  fenced; the active controller takes the steps (`metadata.shell`), whoever began them.
+- So do other large decisions go in steps, and say so (`is_more_to_do`): leaders for the partitions of a broker that is let
+  in, the replicas of a directory that is offline, a drain. A directory that runs again stays marked until the last of
+  its replicas has left: the broker is believed again when everything that was said of it is done.
 - A fenced or stopping broker leaves every ISR; where that makes the ISR smaller than `min.insync.replicas` it stays an
   eligible leader. So do the replicas of a directory that stands still; those of one that failed are not eligible.
 """
@@ -26,7 +32,7 @@ from uuid import UUID
 from tidelog.metadata.configs import is_page_cache
 from tidelog.metadata.decision import Context, Decision, Done, Draft
 from tidelog.metadata.image import NIL, Broker, ClusterImage
-from tidelog.metadata.leadership import find_leaders, leave_all, moved_leaderships, shifted, without
+from tidelog.metadata.leadership import Candidates, find_leaders, leave_all, moved_leaderships, shifted, without
 from tidelog.metadata.records import ChangeBroker, Record, RegisterBroker, UnregisterBroker
 from tidelog.model.errors import (
     BrokerNotRegisteredError,
@@ -44,7 +50,7 @@ NAME_LENGTH_MAX = 255
 FEATURES_MAX = 100
 FEATURE_LEVEL_MAX = 32_767
 DEPARTURES_MAX = 2_500
-"""Partitions that a broker leaves in one decision: some 50 ms of the event loop."""
+"""Partitions that change in one decision on a broker's account: some 50 ms of the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,8 @@ class HeartbeatReply:
     may_shut_down: bool
     """Its leaderships are elsewhere: it may stop now."""
     is_caught_up: bool
+    is_more_to_do: bool = False
+    """The heartbeat asks for more than one decision takes: it is to be decided again (by the controller itself)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +132,8 @@ class Drained:
 
     leads: int
     replicas: int
+    is_more_to_do: bool = False
+    """Of what it leads, others can lead some: the request is to be repeated (by the controller itself)."""
 
 
 def known_broker(image: ClusterImage, broker: int, broker_epoch: int | None = None) -> Broker:
@@ -182,9 +192,10 @@ def register(image: ClusterImage, request: Register, context: Context, *, cluste
     known = image.brokers.get(request.broker)
     if known is not None and known.incarnation == request.incarnation:
         return Decision((), Registered(broker_epoch=known.broker_epoch))
-    if known is not None and not known.fenced and not known.in_controlled_shutdown:
+    if known is not None and not known.fenced:
+        how = "leaving" if known.is_leaving else "live"
         raise DuplicateBrokerError(
-            f"broker {request.broker} is live as another process at {_address(known)}; "
+            f"broker {request.broker} is {how} as another process at {_address(known)}; "
             "stop it, or wait until its session has ended"
         )
     draft = Draft(image)
@@ -241,27 +252,28 @@ def fence(image: ClusterImage, request: Fence, _context: Context) -> Decision[Do
     broker = known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
     if not broker.fenced:
-        _leave(draft, ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True))
+        _leave(draft, broker)
     return draft.decide(Done())
 
 
-def _leave(draft: Draft, mark: ChangeBroker) -> bool:
-    """The broker leads nothing, is in no ISR, and is marked; False if there is more to do than one decision takes.
+def _leave(draft: Draft, broker: Broker, *, is_stopping: bool = False) -> None:
+    """The broker leads nothing, is in no ISR, and is fenced; or it is leaving, if that is more than one decision takes.
 
-    Then it has left some, and is marked when the last of them are left: who is in sync is live, at any time. Each step
-    is sound by itself, as if the leaders had dropped it. It may be taken back into an ISR in between, which the next
-    step undoes.
+    Each step is sound by itself, as if the leaders had dropped it. Nobody takes it back in between (`can_serve`), so
+    there are as many steps as its partitions need. What it still leads it goes on leading until its step.
     """
-    leaving = list(islice(leave_all(draft.image, mark.broker), DEPARTURES_MAX + 1))
-    is_last = len(leaving) <= DEPARTURES_MAX
+    number, epoch = broker.broker, broker.broker_epoch
+    departures = list(islice(leave_all(draft.image, number), DEPARTURES_MAX + 1))
+    is_last = len(departures) <= DEPARTURES_MAX
+    if (is_stopping or not is_last) and not broker.in_controlled_shutdown:
+        draft.add([ChangeBroker(broker=number, broker_epoch=epoch, in_controlled_shutdown=True)])
+    draft.add(departures[:DEPARTURES_MAX])
     if is_last:
-        draft.add([mark])
-    draft.add(leaving[:DEPARTURES_MAX])
-    return is_last
+        draft.add([ChangeBroker(broker=number, broker_epoch=epoch, fenced=True)])
 
 
-def _unfence(draft: Draft, broker: Broker) -> None:
-    """The broker is live: partitions without a leader that it may lead get one."""
+def _unfence(draft: Draft, broker: Broker) -> bool:
+    """The broker is live: partitions without a leader that it may lead get one. Whether there are more of them."""
     draft.add(
         [
             ChangeBroker(
@@ -269,7 +281,18 @@ def _unfence(draft: Draft, broker: Broker) -> None:
             )
         ]
     )
-    draft.add(find_leaders(draft.image, draft.image.partitions_on(broker.broker)))
+    return _find_leaders(draft, broker)
+
+
+def _find_leaders(draft: Draft, broker: Broker) -> bool:
+    return _add_some(draft, find_leaders(draft.image, draft.image.partitions_on(broker.broker)))
+
+
+def _add_some(draft: Draft, records: Iterator[Record]) -> bool:
+    """As many as one decision takes; whether there are more."""
+    found = list(islice(records, DEPARTURES_MAX + 1))
+    draft.add(found[:DEPARTURES_MAX])
+    return len(found) > DEPARTURES_MAX
 
 
 def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Decision[HeartbeatReply]:
@@ -277,58 +300,76 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
     draft = Draft(image)
     # The registration stands at offset `broker_epoch`: who has applied more than that has seen itself registered.
     caught_up = request.metadata_offset > max(context.caught_up_from - 1, broker.broker_epoch)
-    _note_directories(draft, broker, request)
-    if request.wants_fence and not broker.fenced:
-        _leave(draft, ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True))
-    elif request.wants_shutdown and not broker.fenced:
-        # Every leadership that can move does so while it still serves; with very many, heartbeat by heartbeat.
-        stopping = ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, in_controlled_shutdown=True)
-        if _leave(draft, stopping):
-            draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, fenced=True)])
+    is_more = _note_directories(draft, broker, request)
+    is_leaving = broker.is_leaving or request.wants_fence or request.wants_shutdown
+    if is_leaving and not broker.fenced:
+        _leave(draft, broker, is_stopping=request.wants_shutdown)
     elif broker.fenced and caught_up and not request.wants_fence and not request.wants_shutdown:
-        _unfence(draft, broker)
+        is_more |= _unfence(draft, broker)
     after = draft.image.brokers[broker.broker]
     return draft.decide(
         HeartbeatReply(
-            is_fenced=after.fenced, may_shut_down=request.wants_shutdown and after.fenced, is_caught_up=caught_up
+            is_fenced=after.fenced,
+            may_shut_down=request.wants_shutdown and after.fenced,
+            is_caught_up=caught_up,
+            is_more_to_do=is_more,
         )
     )
 
 
-def _note_directories(draft: Draft, broker: Broker, request: Heartbeat) -> None:
-    """Nothing in a failed or stalled directory leads or is in sync; one that runs again may lead again."""
+def _note_directories(draft: Draft, broker: Broker, request: Heartbeat) -> bool:
+    """Nothing in a failed or stalled directory leads or is in sync; one that runs again may lead again. Whether there
+    is more to do than one decision takes."""
     unknown = [d for d in (*request.failed_directories, *request.stalled_directories) if d not in broker.directories]
     if unknown:
         raise InvalidRequestError(f"broker {broker.broker} has no log directory {unknown[0]}")
-    offline = tuple(
-        d for d in broker.directories if d in request.failed_directories or d in request.stalled_directories
+    told = {*request.failed_directories, *request.stalled_directories}
+    unfinished = (
+        _still_in_sync(draft.image, broker, set(broker.offline) - told) if set(broker.offline) - told else set()
     )
+    offline = tuple(d for d in broker.directories if d in told or d in unfinished)
     if offline != broker.offline:
         draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, offline=offline)])
+    is_more = bool(unfinished)
     if offline:
-        draft.add(_out_of_directories(draft.image, broker.broker, offline, request.failed_directories))
+        is_more |= _add_some(
+            draft, _out_of_directories(draft.image, broker.broker, offline, request.failed_directories)
+        )
     # Not for a broker that is about to leave: it would be elected, perhaps uncleanly, for nothing.
     is_leaving = request.wants_fence or request.wants_shutdown
     if set(broker.offline) - set(offline) and not is_leaving:
-        draft.add(find_leaders(draft.image, draft.image.partitions_on(broker.broker)))
+        is_more |= _find_leaders(draft, broker)
+    return is_more
+
+
+def _still_in_sync(image: ClusterImage, broker: Broker, directories: set[UUID]) -> set[UUID]:
+    """Those of the directories with a replica that has not left its in-sync set."""
+    number = broker.broker
+    return {
+        directory
+        for _, _, partition in image.partitions_on(number)
+        if number in partition.isr and (directory := partition.directory_of(number)) in directories
+    }
 
 
 def _out_of_directories(
     image: ClusterImage, broker: int, offline: tuple[UUID, ...], failed: tuple[UUID, ...]
 ) -> Iterator[Record]:
     """Replicas there leave the ISR; in a failed directory what they hold cannot be read, so they are not eligible."""
+    candidates = Candidates(image)
     for topic_id, number, partition in image.partitions_on(broker):
         directory = partition.directory_of(broker)
-        if directory in offline and (broker in partition.isr or broker in partition.eligible):
-            after = without(image, topic_id, partition, broker, has_lost_data=directory in failed)
-            record = shifted(image, topic_id, number, partition, after)
+        is_lost = directory in failed
+        if directory in offline and (broker in partition.isr or (is_lost and broker in partition.eligible)):
+            after = without(image, topic_id, partition, broker, has_lost_data=is_lost)
+            record = shifted(image, topic_id, number, partition, after, candidates=candidates)
             if record is not None:
                 yield record
 
 
 def unregister(image: ClusterImage, request: Unregister, _context: Context) -> Decision[Done]:
     broker = known_broker(image, request.broker)
-    if broker.is_live:
+    if not broker.fenced:
         raise InvalidRequestError(f"broker {request.broker} is live; stop it first")
     held = image.replica_count(request.broker)
     if held:
@@ -345,7 +386,6 @@ def drain(image: ClusterImage, request: Drain, _context: Context) -> Decision[Dr
     draft = Draft(image)
     if broker.draining != request.on:
         draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, draining=request.on)])
-    if request.on:
-        draft.add(moved_leaderships(draft.image, broker.broker))
+    is_more = request.on and _add_some(draft, moved_leaderships(draft.image, broker.broker))
     leads = sum(1 for _, _, partition in draft.image.partitions_on(broker.broker) if partition.leader == broker.broker)
-    return draft.decide(Drained(leads=leads, replicas=draft.image.replica_count(broker.broker)))
+    return draft.decide(Drained(leads=leads, replicas=draft.image.replica_count(broker.broker), is_more_to_do=is_more))

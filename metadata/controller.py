@@ -35,6 +35,7 @@ DECISIONS: dict[type[Any], Decide] = {
     partitions.AlterPartition: partitions.alter_partition,
     partitions.ElectLeaders: partitions.elect_leaders,
     partitions.BalanceLeaders: partitions.balance_leaders,
+    partitions.FindLeaders: partitions.elect_missing,
     partitions.AssignDirectories: partitions.assign_directories,
     reassignments.AlterReassignments: reassignments.alter_reassignments,
     reassignments.GrowInternalTopics: reassignments.grow_internal_topics,
@@ -65,6 +66,9 @@ class Controller:
     cluster_id: str
     features: dict[str, tuple[int, int]] = field(default_factory=lambda: dict(KNOWN_FEATURES))
     """name -> (lowest, highest) level that this controller supports."""
+
+    def levels(self) -> tuple[tuple[str, int, int], ...]:
+        return tuple((name, low, high) for name, (low, high) in sorted(self.features.items()))
 
     def _table(self, request: object) -> Decide | None:
         if isinstance(request, brokers.Register):

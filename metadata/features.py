@@ -1,7 +1,8 @@
 """Feature levels: what this version supports, what a new cluster begins with, what its state needs.
 
 `metadata.version` gates the types and fields of records: a level may be written only when every node, brokers and
-controllers, can read it. Raising is checked against every registered node; lowering is safe if nothing that is stored
+controllers, can read it. Raising is checked against what every registered broker has told, and what every controller of
+the quorum tells when it is asked for that purpose (`metadata.shell`); lowering is safe if nothing that is stored
 needs the higher level.
 """
 

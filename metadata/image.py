@@ -9,7 +9,9 @@ Invariants (`validate`), whatever the sequence of records that the controller de
 - the leader is in the ISR, or there is none (or it was elected uncleanly, and then the ISR is the leader alone);
 - a topic's name and id point at each other; the indexes (`hosted` and those below it) mirror the partitions;
 - while a reassignment is under way, `replicas` is the old list with `adding` behind it;
-- epochs of a partition and of a broker only rise (checked between images, by the tests).
+- who is in sync is live, or is leaving and was in sync before it was marked; who is fenced is in no ISR;
+- epochs of a partition and of a broker only rise, and who joins an ISR or begins to lead is live (checked between
+  images, by the tests).
 """
 
 from __future__ import annotations
@@ -45,8 +47,13 @@ class Broker:
 
     @property
     def is_live(self) -> bool:
-        """May hold in-sync replicas and lead."""
+        """May join in-sync sets and lead."""
         return not self.fenced and not self.in_controlled_shutdown
+
+    @property
+    def is_leaving(self) -> bool:
+        """Marked to be fenced: it joins and leads nothing new, and is fenced once it has left what it is in."""
+        return self.in_controlled_shutdown and not self.fenced
 
 
 class Partition(NamedTuple):
@@ -230,7 +237,7 @@ class ClusterImage:
                     hosted[broker, topic_id] = hosted.get((broker, topic_id), 0) | 1 << number
                     counts[broker] = counts.get(broker, 0) + 1
                 for broker in partition.isr:
-                    assert self.brokers[broker].is_live, "who is in sync is live"
+                    assert not self.brokers[broker].fenced, "who is in sync is live, or about to leave"
                 preferred[partition.preferred] = preferred.get(partition.preferred, 0) + 1
                 for name, belongs in _INDEXES.items():
                     if belongs(partition):

@@ -114,7 +114,8 @@ def find_leaders(image: ClusterImage, partitions: Iterator[tuple[UUID, int, Part
     """A leader for those that have none, where the rules now give one."""
     candidates = Candidates(image)
     for topic_id, number, partition in partitions:
-        if partition.leader == NO_LEADER:
+        # Nobody but its replicas may lead, and mostly none of them can: that is seen without an election.
+        if partition.leader == NO_LEADER and any(map(candidates.of(partition), partition.replicas)):
             record = shifted(image, topic_id, number, partition, partition, candidates=candidates)
             if record is not None:
                 yield record

@@ -2,6 +2,14 @@
 
 At registration the same is said in `Register.lost`; the rule is the same (design: safety 5). The replica leaves the
 in-sync set and the eligible leaders, and what it led is led by another, or by nobody until an admin decides.
+
+Every report raises the leader epoch, even of a partition whose in-sync set the replica was not in. Its leader may be
+about to take it back, by what it acknowledged before it lost data: that proposal may be on its way, or be made when
+this report is already known there. A leader epoch ends both: proposals of an older one are refused, and in the new one
+the leader knows nothing of a follower before it has subscribed anew, with what it has then.
+
+The reply tells each partition epoch in which that holds. The replica may be cut by a broker whose image has come as far
+(`replication.repair`); a reply that is lost allows nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from tidelog.metadata.decision import Context, Decision, Draft, Outcome
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.leadership import shifted, without
 from tidelog.metadata.records import ChangePartition
-from tidelog.metadata.topics import Outcomes, find_partition
+from tidelog.metadata.topics import find_partition
 from tidelog.model.errors import InvalidRequestError, TidelogError
 
 
@@ -26,27 +34,38 @@ class ReportLost:
     """(topic id, partition)."""
 
 
-def report_lost(image: ClusterImage, request: ReportLost, _context: Context) -> Decision[Outcomes]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedLost:
+    items: tuple[Outcome, ...]
+    partition_epochs: tuple[int, ...]
+    """Of each item: from this partition epoch on the replica counts for nothing; -1 where it was refused."""
+
+
+def report_lost(image: ClusterImage, request: ReportLost, _context: Context) -> Decision[ReportedLost]:
     known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
-    outcomes = []
+    outcomes, epochs = [], []
     for topic_id, number in request.replicas:
         label = f"{topic_id}-{number}"
         try:
-            record = _without(draft.image, request.broker, topic_id, number)
+            draft.add([_without(draft.image, request.broker, topic_id, number)])
         except TidelogError as error:
             outcomes.append(Outcome(label, error.code, str(error)))
+            epochs.append(-1)
             continue
-        if record is not None:
-            draft.add([record])
+        after = draft.image.partition(topic_id, number)
+        assert after is not None, "it was there before, and changed"
         outcomes.append(Outcome(label))
-    return draft.decide(Outcomes(items=tuple(outcomes)))
+        epochs.append(after.partition_epoch)
+    return draft.decide(ReportedLost(items=tuple(outcomes), partition_epochs=tuple(epochs)))
 
 
-def _without(image: ClusterImage, broker: int, topic_id: UUID, number: int) -> ChangePartition | None:
+def _without(image: ClusterImage, broker: int, topic_id: UUID, number: int) -> ChangePartition:
     topic, partition = find_partition(image, topic_id, number)
     if broker not in partition.replicas:
         raise InvalidRequestError(f"broker {broker} holds no replica of {topic.name}-{number}")
     after = without(image, topic_id, partition, broker, has_lost_data=True)
     # Not even uncleanly: that the rest is worth more than nothing is for an admin to say.
-    return shifted(image, topic_id, number, partition, after, excluded=(broker,))
+    record = shifted(image, topic_id, number, partition, after, new_epoch=True, excluded=(broker,))
+    assert record is not None, "the epoch rises"
+    return record

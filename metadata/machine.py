@@ -20,7 +20,7 @@ from typing import Any
 
 from tidelog.metadata.controller import ANSWERS, Controller
 from tidelog.metadata.decision import Context, Done
-from tidelog.metadata.features import bootstrap_records, supported
+from tidelog.metadata.features import bootstrap_records
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.loading import SnapshotLoader
 from tidelog.metadata.records import (
@@ -41,6 +41,9 @@ from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.state_machine import SnapshotJob
 from tidelog.world.clock import Clock
 from tidelog.world.replicated import ReplicatedMachine
+
+Levels = tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...]
+"""(controller, (feature, lowest level, highest level)...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,11 @@ class DriverLog:
         assert self._driver is not None, "attach first"
         await self._driver.propose(data, at=at, epoch=epoch)
 
+    def fail(self, error: BaseException) -> None:
+        """The node cannot go on."""
+        assert self._driver is not None, "attach first"
+        self._driver.fail(error)
+
     async def confirm(self) -> None:
         assert self._driver is not None, "attach first"
         await self._driver.read_index()
@@ -85,7 +93,10 @@ class Decider:
         self._controller = controller
         self._clock = clock
         self._random = random
-        self._features = ((int(me), supported()),)
+        self._me = int(me)
+        self.own_levels = controller.levels()
+        self.others: Levels = ()
+        """What the other members of the quorum said that they support, when they were asked last (`metadata.shell`)."""
         self._decision_bytes_max = decision_bytes_max
         self._decided: tuple[ClusterImage, Sequence[Record], ClusterImage] | None = None
         """(on what, which records, what they make) of the newest decision that knows it."""
@@ -95,7 +106,8 @@ class Decider:
             return (NoOp(),), Done()
         if isinstance(request, Bootstrap):
             return (() if state.features else bootstrap_records()), Done()
-        context = Context(self._clock.now_ms(), self._random, int(offset), controller_features=self._features)
+        levels = ((self._me, self.own_levels), *self.others)
+        context = Context(self._clock.now_ms(), self._random, int(offset), controller_features=levels)
         decision = self._controller.decide(state, request, context)
         self._decided = None if decision.image is None else (state, decision.records, decision.image)
         return decision.records, decision.reply
@@ -141,7 +153,7 @@ class MetadataMachine:
         self.offset = Offset(0)
         """Everything below is applied."""
         self.replicated: ReplicatedMachine[ClusterImage] = ReplicatedMachine(
-            self.decider, self.log, ClusterImage(), waiting_max=waiting_max
+            self.decider, self.log, ClusterImage(), waiting_max=waiting_max, on_failure=self.log.fail
         )
         self._replay = Replay(ClusterImage())
         self._elected: Epoch | None = None

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from uuid import UUID
 
 from tidelog.metadata import configs
 from tidelog.metadata.brokers import known_broker
 from tidelog.metadata.decision import Context, Decision, Draft, Outcome
 from tidelog.metadata.image import ClusterImage, Partition, Topic
-from tidelog.metadata.leadership import can_serve, shifted, with_isr
+from tidelog.metadata.leadership import can_serve, find_leaders, shifted, with_isr
 from tidelog.metadata.reassignments import completed
 from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
 from tidelog.metadata.topics import Outcomes, find_partition, find_topic
@@ -99,7 +100,9 @@ def alter_partition(image: ClusterImage, request: AlterPartition, _context: Cont
         if record is not None:
             records.append(record)
         if record is not None and record.leader is not None:
-            ends.append((ErrorCode.NEW_LEADER_ELECTED, "the reassignment is complete, another replica leads"))
+            ends.append(
+                (ErrorCode.NEW_LEADER_ELECTED, "another leads: a reassignment is complete, or the leader is leaving")
+            )
         else:
             ends.append((None, ""))
     draft.add(records)  # all at once: a broker that comes back joins thousands of partitions in one request
@@ -169,7 +172,8 @@ def _check_isr(image: ClusterImage, topic: Topic, partition: Partition, item: Al
             raise IneligibleReplicaError(
                 f"{name}: broker {member} is in broker epoch {found.broker_epoch}, the leader spoke to {epoch}"
             )
-        if not can_serve(image, partition, member):
+        # Whom the controller is about to take out (a broker that leaves) does not keep others from coming and going.
+        if member not in partition.isr and not can_serve(image, partition, member):
             raise IneligibleReplicaError(f"{name}: broker {member} is fenced, stopping, or its directory is offline")
 
 
@@ -286,6 +290,20 @@ def balance_leaders(image: ClusterImage, request: BalanceLeaders, _context: Cont
             assert record is not None, "another replica takes over"
             records.append(record)
     return Decision(tuple(records), Balanced(elected=len(records), is_more_to_do=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindLeaders:
+    """The controller's own: leaders for partitions that have none, where the rules give one."""
+
+    elections_max: int = ELECTIONS_PER_ROUND_MAX
+
+
+def elect_missing(image: ClusterImage, request: FindLeaders, _context: Context) -> Decision[Balanced]:
+    """What a broker that was let in could not be given in one decision (`metadata.brokers`)."""
+    records = tuple(islice(find_leaders(image, image.indexed(image.unbalanced)), request.elections_max + 1))
+    some = records[: request.elections_max]
+    return Decision(some, Balanced(elected=len(some), is_more_to_do=len(some) < len(records)))
 
 
 # Directories.

@@ -2,7 +2,8 @@
 
     event                                  what follows
     ------------------------------------   -----------------------------------------------------------------------
-    this controller becomes active         every live broker has a full session
+    this controller becomes active         every broker that is not fenced has a full session
+    a broker without session is live       it has a full session, and the shell connects to it
     a heartbeat                            its session begins anew
     silence for the session timeout        fence
     its stream breaks                      the shell connects anew and says how that ended
@@ -61,7 +62,10 @@ class _Session:
 
 
 class BrokerSessions:
-    """Sessions of the brokers that are live in the image. All times are ms of one monotonic clock."""
+    """Sessions of the brokers that are not fenced in the image, and of others that are heard of.
+
+    All times are ms of one monotonic clock.
+    """
 
     def __init__(
         self,
@@ -92,6 +96,18 @@ class BrokerSessions:
         clock = self._advance(now_ms)
         self._breaks = []
         self._sessions = {broker: _Session(epoch, clock) for broker, epoch in brokers}
+
+    def expect(self, now_ms: int, broker: int, broker_epoch: int) -> bool:
+        """The broker is not fenced: it has a session from now on, if it has none; whether it had none.
+
+        It may have been let in by a decision that committed when its session had ended already.
+        """
+        clock = self._advance(now_ms)
+        known = self._sessions.get(broker)
+        if known is not None and known.broker_epoch >= broker_epoch:
+            return False
+        self._sessions[broker] = _Session(broker_epoch, clock)
+        return True
 
     def heard(self, now_ms: int, broker: int, broker_epoch: int) -> None:
         """A heartbeat has arrived. Called when it is received, before it waits for anything."""

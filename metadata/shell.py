@@ -5,6 +5,9 @@
                                   answered before.
     call   "metadata-local"       a question, answered from what this controller has applied, active or not
     stream "metadata-heartbeats"  one for each broker, to the active controller: heartbeats, and a reply to the newest
+    call   "metadata-levels"      which feature levels this controller supports: asked of every other member of the
+                                  quorum by the active one, before it decides on an `UpdateFeatures`. One that does not
+                                  answer might not be able to read what the new level writes: refused, by its name
     (out)  "metadata-incarnation" asked of a broker whose stream broke: which incarnation are you? (`metadata.sessions`)
 
 A frame of the heartbeat stream is `[0, 1, reply]` or `[1, 1, error]`, msgpack; after an error the stream is closed.
@@ -13,8 +16,8 @@ While it is active it also, by itself: fences (every `tick_ms`), gives leadershi
 and writes a NoOp when the log has not moved for `idle_ms` and there are live brokers, which tail it
 (`metadata.max.idle.interval.ms`): a tail that hears of new commits knows that its source reaches a leader that works.
 
-Bounds: requests that wait (`waiting_max`, then OVERLOADED), one heartbeat of each stream (a newer one replaces one that
-waits), bytes of a request (`requests.REQUEST_BYTES_MAX`).
+Bounds: requests that wait (`waiting_max`, then OVERLOADED; what the controller itself decides has room beyond that),
+one heartbeat of each stream (a newer one replaces one that waits), bytes of a request (`requests.REQUEST_BYTES_MAX`).
 """
 
 from __future__ import annotations
@@ -25,23 +28,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import msgpack
 
 from tidelog.metadata import configs
-from tidelog.metadata.brokers import Fence, Heartbeat, Register
+from tidelog.metadata.brokers import Drained, Fence, Heartbeat, HeartbeatReply, Register
 from tidelog.metadata.controller import Controller
 from tidelog.metadata.image import Broker, ClusterImage
-from tidelog.metadata.machine import Bootstrap, KeepMoving, MetadataMachine, is_question
-from tidelog.metadata.partitions import AlterPartition, AssignDirectories, BalanceLeaders
+from tidelog.metadata.losses import ReportLost
+from tidelog.metadata.machine import Bootstrap, KeepMoving, Levels, MetadataMachine, is_question
+from tidelog.metadata.partitions import AlterPartition, AssignDirectories, BalanceLeaders, FindLeaders
 from tidelog.metadata.reassignments import GrowInternalTopics
 from tidelog.metadata.records import DECISION_BYTES_MAX
 from tidelog.metadata.requests import decode_request, encode_reply
 from tidelog.metadata.sessions import Answer, BrokerSessions, FenceNow
-from tidelog.metadata.settings import AllocateProducerIdBlock
+from tidelog.metadata.settings import AllocateProducerIdBlock, UpdateFeatures
 from tidelog.metadata.topics import Trim
 from tidelog.model.errors import (
     BrokerNotRegisteredError,
+    CallTimeoutError,
+    FeatureUpdateError,
     InvalidRequestError,
     RemoteError,
     StaleBrokerEpochError,
@@ -66,9 +73,13 @@ LOCAL_METHOD = "metadata-local"
 HEARTBEATS = "metadata-heartbeats"
 INCARNATION = "metadata-incarnation"
 
-_OWN = (Fence, BalanceLeaders, GrowInternalTopics)
+PROBES_MAX = 5
+PROBE_WAIT_MS = 20
+LEVELS = "metadata-levels"
+
+_OWN = (Fence, BalanceLeaders, FindLeaders, GrowInternalTopics)
 """Decided by the controller itself, not on request."""
-_OF_SENDER = (Register, AlterPartition, AssignDirectories, AllocateProducerIdBlock, Trim)
+_OF_SENDER = (Register, AlterPartition, AssignDirectories, AllocateProducerIdBlock, ReportLost, Trim)
 """A broker speaks for itself only."""
 
 
@@ -140,6 +151,7 @@ class ControllerNode:
         self._active_tasks: set[asyncio.Task[None]] = set()
         transport.serve(METHOD, self._serve)
         transport.serve(LOCAL_METHOD, self._serve_local)
+        transport.serve(LEVELS, self._serve_levels)
         transport.serve_stream(HEARTBEATS, self._serve_heartbeats)
 
     # Life.
@@ -193,12 +205,14 @@ class ControllerNode:
         now_ms = self._now_ms()
         timeout_ms = configs.cluster_int(self.image, "broker.session.timeout.ms")
         self._sessions = BrokerSessions(now_ms, session_timeout_ms=timeout_ms)
-        live = self.image.live_brokers()
-        self._sessions.begin(now_ms, [(broker.broker, broker.broker_epoch) for broker in live])
+        unfenced = self._unfenced()
+        self._sessions.begin(now_ms, [(broker.broker, broker.broker_epoch) for broker in unfenced])
         LOGGER.info("controller=%d is active, epoch=%s", self.machine.me, self.machine.replicated.epoch)
-        for broker in live:
+        for broker in unfenced:
             self._spawn(self._probe(broker))
-        for part in (self._watch_sessions(), self._keep_balance(), self._grow(), self._keep_moving()):
+        # A former controller may have let a broker in, and not have got to all of its partitions.
+        parts = (self._watch_sessions(), self._keep_balance(), self._grow(), self._keep_moving(), self._find_leaders())
+        for part in parts:
             self._spawn(part)
 
     def _end_active(self) -> None:
@@ -209,7 +223,39 @@ class ControllerNode:
 
     async def submit(self, request: object) -> Any:
         """Decide as the active controller; raises the refusal, `NotLeaderError`, `UnknownOutcomeError`..."""
-        return await self.machine.replicated.submit(request)
+        if isinstance(request, UpdateFeatures) and self.is_active:
+            self.machine.decider.others = await self._ask_levels()
+        reply = await self.machine.replicated.submit(request)
+        while isinstance(reply, HeartbeatReply | Drained) and reply.is_more_to_do:
+            if getattr(request, "validate_only", False):
+                break
+            await self._find_leaders()
+            reply = await self.machine.replicated.submit(request, is_own=True)
+        return reply
+
+    async def _find_leaders(self) -> None:
+        """All that the rules now give, step by step."""
+        done = await self._try(FindLeaders())
+        while done is not None and done.is_more_to_do:
+            done = await self._try(FindLeaders())
+
+    async def _ask_levels(self) -> Levels:
+        members = self.driver.core.log.membership
+        others = sorted({member.node for member in (*members.voters, *members.learners)} - {self.machine.me})
+        found: list[tuple[int, tuple[tuple[str, int, int], ...]]] = []
+        for node in others:
+            try:
+                data = await self._transport.call(node, LEVELS, b"?", timeout_ms=self.config.probe_timeout_ms)
+                levels = tuple((str(name), int(low), int(high)) for name, low, high in msgpack.unpackb(data))
+            except (TransportError, RemoteError, ValueError, TypeError, msgpack.UnpackException) as error:
+                raise FeatureUpdateError(
+                    f"controller {node} does not say which feature levels it supports: {error}"
+                ) from error
+            found.append((int(node), levels))
+        return tuple(found)
+
+    async def _serve_levels(self, _sender: NodeId, _data: bytes) -> bytes:
+        return bytes(msgpack.packb(self.machine.decider.own_levels))
 
     async def ask(self, question: object) -> Any:
         """A linearizable answer. Raises `NotLeaderError`."""
@@ -221,7 +267,7 @@ class ControllerNode:
     async def _try(self, request: object) -> Any:
         """For what the controller does by itself: it is done again later, if it is not done now."""
         try:
-            return await self.submit(request)
+            return await self.machine.replicated.submit(request, is_own=True)
         except TidelogError as error:
             LOGGER.info("controller=%d %s: %s", self.machine.me, type(request).__name__, error)
             return None
@@ -256,6 +302,9 @@ class ControllerNode:
 
     # Sessions.
 
+    def _unfenced(self) -> list[Broker]:
+        return [broker for _, broker in sorted(self.image.brokers.items()) if not broker.fenced]
+
     async def _watch_sessions(self) -> None:
         while True:
             await asyncio.sleep(self.config.tick_ms / 1000)
@@ -263,20 +312,32 @@ class ControllerNode:
             if sessions is None:
                 return
             sessions.session_timeout_ms = configs.cluster_int(self.image, "broker.session.timeout.ms")
-            for entry in sessions.tick(self._now_ms()):
+            now_ms = self._now_ms()
+            for entry in sessions.tick(now_ms):
                 LOGGER.warning("broker=%d epoch=%d is fenced: %s", entry.broker, entry.broker_epoch, entry.reason)
-                if entry.broker not in self._to_fence:
-                    self._to_fence[entry.broker] = entry
-                    self._spawn(self._fence(entry))
+                self._fence_soon(entry)
+            for broker in self._unfenced():
+                if broker.is_leaving:
+                    # Whoever began it: a broker that stops, another controller, or this one.
+                    self._fence_soon(FenceNow(broker.broker, broker.broker_epoch, "it is leaving"))
+                elif broker.broker not in self._to_fence and sessions.expect(
+                    now_ms, broker.broker, broker.broker_epoch
+                ):
+                    self._spawn(self._probe(broker))
+
+    def _fence_soon(self, entry: FenceNow) -> None:
+        if entry.broker not in self._to_fence:
+            self._to_fence[entry.broker] = entry
+            self._spawn(self._fence(entry))
 
     async def _fence(self, entry: FenceNow) -> None:
         """Until it is done, or there is nothing to do any more."""
-        while self._sessions is not None and self._is_live(entry.broker, entry.broker_epoch):
+        while self._sessions is not None and self._is_unfenced(entry.broker, entry.broker_epoch):
             if await self._try(Fence(broker=entry.broker, broker_epoch=entry.broker_epoch)) is None:
                 await asyncio.sleep(self.config.tick_ms / 1000)
         self._to_fence.pop(entry.broker, None)
 
-    def _is_live(self, broker: int, broker_epoch: int) -> bool:
+    def _is_unfenced(self, broker: int, broker_epoch: int) -> bool:
         found = self.image.brokers.get(broker)
         return found is not None and found.broker_epoch == broker_epoch and not found.fenced
 
@@ -284,18 +345,30 @@ class ControllerNode:
         """Connect to a broker anew and tell the sessions how that ended."""
         node = NodeId(broker.broker)
         named = [(host, port) for name, _, host, port in broker.endpoints if name == self.config.broker_listener]
-        for host, port in [*named, *((host, port) for _, _, host, port in broker.endpoints)][:1]:
-            self._transport.set_address(node, f"{host}:{port}")
-        try:
-            data = await self._transport.call(node, INCARNATION, b"?", timeout_ms=self.config.probe_timeout_ms)
-        except UnreachableError:
-            answer = Answer.REFUSED
-        except (TransportError, RemoteError):
-            answer = Answer.SILENT
-        else:
-            answer = Answer.SAME_INCARNATION if data == broker.incarnation.bytes else Answer.OTHER_INCARNATION
+        members = self.driver.core.log.membership
+        is_member = any(member.node == node for member in (*members.voters, *members.learners))
+        if not is_member:  # the address of a controller is for the quorum to say, and Raft's streams hang on it
+            host, port = [*named, *((host, port) for _, _, host, port in broker.endpoints)][0]
+            self._transport.set_address(node, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        answer = await self._ask_incarnation(node, broker.incarnation)
         if self._sessions is not None:
             self._sessions.answered(self._now_ms(), broker.broker, broker.broker_epoch, answer)
+
+    async def _ask_incarnation(self, node: NodeId, incarnation: UUID) -> Answer:
+        for _ in range(PROBES_MAX):
+            try:
+                data = await self._transport.call(node, INCARNATION, b"?", timeout_ms=self.config.probe_timeout_ms)
+            except UnreachableError as error:
+                # No address or no route is silence, as far as we know: only who is there to refuse says it is down.
+                return Answer.REFUSED if error.is_refused else Answer.SILENT
+            except (CallTimeoutError, RemoteError):
+                return Answer.SILENT
+            except TransportError:
+                # The connection from before, dying under the question: only a new one says who is there.
+                await asyncio.sleep(PROBE_WAIT_MS / 1000)
+            else:
+                return Answer.SAME_INCARNATION if data == incarnation.bytes else Answer.OTHER_INCARNATION
+        return Answer.SILENT
 
     # The service.
 
@@ -354,6 +427,7 @@ class _Beats:
         self._newest: Heartbeat | None = None
         self._refusal: TidelogError | None = None
         self._arrived = asyncio.Event()
+        self._has_ended = False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -362,7 +436,9 @@ class _Beats:
             reader.cancel()
 
     def ended(self) -> None:
-        if self._broker is not None:
+        """Told at once, not only when the reply that is being worked on has committed."""
+        if self._broker is not None and not self._has_ended:
+            self._has_ended = True
             self._node.stream_ended(self._broker)
 
     async def _read(self) -> None:
@@ -375,6 +451,8 @@ class _Beats:
                 self._newest = beat
                 self._arrived.set()
         except TidelogError as error:
+            if isinstance(error, StreamBrokenError | StreamClosedError):
+                self.ended()
             self._refusal = error
             self._arrived.set()
 

@@ -31,7 +31,7 @@ from tidelog.metadata.loading import SnapshotLoader
 from tidelog.metadata.records import Record, decode_records
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.snapshot import snapshot_bytes
-from tidelog.model.errors import CorruptStateError
+from tidelog.model.errors import CorruptStateError, WorkFailedError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.membership import Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
@@ -122,6 +122,11 @@ class MetadataTail:
     def leader(self) -> NodeId | None:
         """Who leads the controllers, as its source sees it."""
         return None if self._observer.state is None else self._observer.state.leader
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the controllers cannot be followed, and what to do, if that does not pass by itself."""
+        return self._observer.trouble
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Called with every change from now on; with one delta for all that is there already, if there is anything."""
@@ -275,7 +280,13 @@ class MetadataTail:
         pending = self._replay.pending
         self._bytes = 0
         self._end_tail()
-        data = await self._work.run(snapshot_bytes, self.image, None if pending is None else tuple(pending))
+        try:
+            data = await self._work.run(snapshot_bytes, self.image, None if pending is None else tuple(pending))
+        except WorkFailedError as error:
+            # Nothing is lost by it: the frames stay, and half as many again bring the next try.
+            self._bytes += self._snapshot_bytes // 2
+            LOGGER.error("metadata snapshot not taken offset=%d, tried again later: %s", snapshot.offset, error)
+            return
         await self._files.write(snapshot, Membership(), data)
         await self._files.remove([known for known in self._files.ids if known < snapshot])
         for first, path in self._tails():

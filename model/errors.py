@@ -241,7 +241,14 @@ class TransportError(TidelogError):
 
 
 class UnreachableError(TransportError):
-    """Refused, no address, or no route: nothing was carried out."""
+    """Refused, no address, or no route: nothing was carried out.
+
+    `is_refused`: the machine answered, and nothing listens there.
+    """
+
+    def __init__(self, message: str, *, node: int = -1, is_refused: bool = False) -> None:
+        super().__init__(message, node=node)
+        self.is_refused = is_refused
 
 
 class CallTimeoutError(TransportError):

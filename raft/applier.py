@@ -1,7 +1,7 @@
 """Hands committed entries, loaded snapshots and changes of role to the state machine, in the order of the effects.
 
 Little work is done on the spot, much of it in slices, so that heartbeats leave in between. While a snapshot is read
-from the disk everything that follows waits in line.
+from the disk everything that follows waits in line; it is read again if the helper process that checks it dies.
 
 At every moment that the owner sees, the state machine's state is that of `applied`, whatever waits in line.
 """
@@ -9,9 +9,11 @@ At every moment that the owner sees, the state machine's state is that of `appli
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
+from tidelog.model.errors import WorkFailedError
 from tidelog.model.ids import Offset
 from tidelog.raft.effects import RoleChange
 from tidelog.raft.messages import Entry, SnapshotId, entry_bytes
@@ -19,7 +21,10 @@ from tidelog.raft.snapshots import SnapshotFiles
 from tidelog.raft.state_machine import StateMachine, load_snapshot
 from tidelog.raft.waiting import Waiting
 
+LOGGER = logging.getLogger(__name__)
+
 SLICE_ENTRIES = 512
+READ_AGAIN_S = 1.0
 
 Commit = tuple[Offset, tuple[Entry, ...]]
 
@@ -112,6 +117,11 @@ class Applier:
         try:
             found = await self._snapshots.read(snapshot)
             await load_snapshot(self._machine, snapshot, found.data)
+        except WorkFailedError as error:
+            LOGGER.error("snapshot offset=%d could not be read, and is read again: %s", snapshot.offset, error)
+            self._line.appendleft(snapshot)
+            await asyncio.sleep(READ_AGAIN_S)
+            return
         finally:
             self._is_loading = False
         self.applied = snapshot.offset

@@ -73,7 +73,8 @@ class DriverConfig:
     listener: str = "CONTROLLER"
     """Which of a member's endpoints is for its peers (the first one, if it has none of this name)."""
     snapshot_bytes: int = 20 << 20
-    """Take a snapshot after so many bytes of committed entries."""
+    """Take a snapshot after so many bytes of committed entries; some voters after up to a quarter more, so that not all
+    of them need the memory for it at the same time. The same holds for its age."""
     snapshot_age_ms: int = 60 * 60 * 1000
     """Take one at the latest so long after the last, if anything was committed."""
     entry_bytes_max: int = 8 << 20
@@ -178,6 +179,11 @@ class RaftDriver:
                 raise
         except Exception as errors:
             self._fail(_first(errors))
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever uses this driver cannot go on: it stops as if the error were its own. Nothing if it has stopped."""
+        if self._group is not None:
+            self._group.create_task(_raise(error))
 
     def _fail(self, error: BaseException) -> None:
         self.failed = error
@@ -330,23 +336,33 @@ class RaftDriver:
     def _after_apply(self) -> None:
         self._tails.wake()
         unsaved_bytes = self._applier.unsaved_bytes
-        if unsaved_bytes >= self.config.snapshot_bytes:
+        if unsaved_bytes >= self._spread(self.config.snapshot_bytes):
             self._take_snapshot()
         elif self._snapshot_timer is None and unsaved_bytes > 0:
             loop = asyncio.get_running_loop()
-            self._snapshot_timer = loop.call_later(self.config.snapshot_age_ms / 1000, self._take_snapshot)
+            age_ms = self._spread(self.config.snapshot_age_ms)
+            self._snapshot_timer = loop.call_later(age_ms / 1000, self._take_snapshot)
+
+    def _spread(self, limit: int) -> int:
+        """Voters apply the same bytes at nearly the same time: each has a limit of its own, by its place among them."""
+        place = sum(voter.node < self.me.node for voter in self.core.log.membership.voters)
+        return limit + limit * (place % 3) // 8
 
     def _take_snapshot(self) -> None:
         """Of all that is applied, in the background. There may be more in line to be applied: under a steady load there
-        always is. Later, if one is under way, or if the state is about to be replaced by a newer one."""
+        always is. Later, if one is under way or could not be taken, or if a newer state is about to replace this one.
+        """
         if self._snapshot_timer is not None:
             self._snapshot_timer.cancel()
             self._snapshot_timer = None
         if self._group is None:
             return
         core, applied = self.core, self._applier.applied
+        wait_s = self._snapshotter.wait_s()
         if self._snapshotter.is_taking or applied < core.log.snapshot.offset:
-            self._snapshot_timer = asyncio.get_running_loop().call_later(RETAKE_WAIT_S, self._take_snapshot)
+            wait_s = max(wait_s, RETAKE_WAIT_S)
+        if wait_s > 0:
+            self._snapshot_timer = asyncio.get_running_loop().call_later(wait_s, self._take_snapshot)
             return
         epoch = core.log.epoch_before(applied)
         assert epoch is not None, "what is applied and not in a snapshot is in the log"
@@ -451,6 +467,12 @@ class RaftDriver:
         silent_ms = self._now_ms() - core.elections.contact_ms
         return core.leader is not None and silent_ms <= self.config.raft.election_timeout_max_ms
 
+    def _without_leader_ms(self, now_ms: int) -> int:
+        core = self.core
+        if core.leader is None or self._leader_since_ms is None:
+            return now_ms - self._no_leader_since_ms
+        return 0 if self.hears_leader() else now_ms - max(core.elections.contact_ms, self._leader_since_ms)
+
     def tail(self, offset: Offset, epoch: Epoch) -> Tail:
         """Committed entries from `offset` on, `epoch` being that of the entry before it. The caller closes it."""
         self._check_running()
@@ -462,8 +484,14 @@ class RaftDriver:
             raise NotLeaderError("not the leader", leader=self.core.leader)
 
     async def read_piece(self, snapshot: SnapshotId, position: int) -> tuple[bytes, int] | None:
-        """Raw bytes of a snapshot's file, and its size; None if it is gone."""
+        """Raw bytes of a snapshot's file, and its size; None if it is gone. Not checked: see `check_snapshot`."""
         return await self._storage.snapshots.read_piece(snapshot, position)
+
+    def check_snapshot(self, snapshot: SnapshotId) -> asyncio.Task[bool]:
+        """Whether a snapshot may be sent; see `Snapshotter.check`. It goes on, whatever becomes of who asked."""
+        self._check_running()
+        assert self._group is not None, "it runs"
+        return self._group.create_task(self._snapshotter.check(snapshot))
 
     @property
     def applied_offset(self) -> Offset:
@@ -480,6 +508,7 @@ class RaftDriver:
         metrics.snapshots_taken = self._snapshotter.taken
         metrics.snapshots_installed = self._snapshotter.installed
         metrics.snapshots_refused = self._snapshotter.refused
+        metrics.snapshots_failed = self._snapshotter.failed
         return metrics
 
     def describe(self) -> RaftReport:
@@ -498,7 +527,7 @@ class RaftDriver:
             core.durable_end,
             core.log.snapshot,
             core.recovering_until,
-            0 if core.leader is not None else now_ms - self._no_leader_since_ms,
+            self._without_leader_ms(now_ms),
             tuple(
                 self._describe_member(member, is_voter=member in membership.voters, now_ms=now_ms)
                 for member in (*membership.voters, *membership.learners)
@@ -527,13 +556,13 @@ class RaftDriver:
     # Waiting for a leader.
 
     async def _report(self) -> None:
-        """Say in the log whom this node waits for, while no leader is known."""
+        """Say in the log whom this node waits for, while no leader is known, or the one that is known is not heard."""
         after_ms, every_ms = self.config.report_after_ms, self.config.report_every_ms
         next_ms = after_ms
         while True:
             await asyncio.sleep(after_ms / 1000)
-            waited_ms = self._now_ms() - self._no_leader_since_ms
-            if self.core.leader is not None or waited_ms < after_ms:
+            waited_ms = self._without_leader_ms(self._now_ms())
+            if waited_ms < after_ms:
                 next_ms = after_ms
             elif waited_ms >= next_ms:
                 LOGGER.warning("node=%d %s", self.me.node, self.waits_for())
@@ -542,6 +571,10 @@ class RaftDriver:
     def waits_for(self) -> str:
         """Why there is no leader, as far as this node can see."""
         return waits_for(self.describe(), self._endpoint)
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _first(error: BaseException) -> BaseException:

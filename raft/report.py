@@ -31,6 +31,8 @@ class RaftMetrics:
     snapshots_installed: int = 0
     snapshots_refused: int = 0
     """Received snapshots that were not what their CRC says."""
+    snapshots_failed: int = 0
+    """How often a helper process died while it took or checked a snapshot; it is done again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class RaftReport:
     snapshot: SnapshotId
     recovering_until: Offset | None
     without_leader_ms: int
-    """How long no leader has been known, 0 if one is."""
+    """How long no leader has been known or, by a node that may not campaign, heard; 0 if one is."""
     members: tuple[MemberReport, ...] = field(default=())
     observers: tuple[tuple[NodeId, Offset], ...] = ()
     """Who tails the log here, and what it was sent."""
@@ -82,8 +84,12 @@ def waits_for(report: RaftReport, endpoint: Callable[[tuple[tuple[str, str], ...
     text = f"no leader for {report.without_leader_ms / 1000:.1f} s"
     if report.recovering_until is not None:
         text += f"; synced data was lost here: no vote until a leader brings it to {report.recovering_until}"
-    if (report.node, report.directory) not in [(member.node, member.directory) for member in voters]:
-        return f"{text}; not among the voters {[member.node for member in voters]}: a leader must find this node"
+    me, names = (report.node, report.directory), ", ".join(str(member.node) for member in voters) or "none"
+    if me not in [(member.node, member.directory) for member in voters]:
+        text = f"{text}; not among the voters that it knows of ({names})"
+        if me in [(member.node, member.directory) for member in report.members]:
+            return f"{text}: it learns, and a leader must find it"
+        return f"{text}: it was removed, or was never added. A leader must add it; or stop it, if it was to go"
     if report.recovering_until is not None and len(voters) - 1 < quorum:
         others = ", ".join(f"node {member.node}" for member in voters if member.node != report.node)
         return (
@@ -94,11 +100,14 @@ def waits_for(report: RaftReport, endpoint: Callable[[tuple[tuple[str, str], ...
         text = f"{text}; {present} of {len(voters)} voters are connected, an election is under way"
         if report.refusers:
             refusers = ", ".join(f"node {node}" for node in report.refusers)
-            text += f"; votes are refused by {refusers}: their logs say why (a newer log, another leader, recovering)"
+            text += (
+                f"; votes are refused by {refusers}: they have a leader or a newer log, or they recover. If they have "
+                "a leader, this node may have been removed without hearing of it: ask them who the voters are"
+            )
         return text
-    names = []
+    wanted = []
     for member in absent:
         where = f"node {member.node} at {endpoint(member.endpoints) or 'no address'}"
-        names.append(f"{where} ({(member.error or '').removeprefix(f'{where}: ')})")
+        wanted.append(f"{where} ({(member.error or '').removeprefix(f'{where}: ')})")
     more = f"waits for {quorum - present} more of {len(voters)} voters ({quorum} are needed)"
-    return f"{text}; {more}: {', '.join(names)}"
+    return f"{text}; {more}: {', '.join(wanted)}"

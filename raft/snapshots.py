@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgpack
 from crc32c import crc32c
 
-from tidelog.model.errors import CorruptStateError
+from tidelog.model.errors import CorruptStateError, WorkFailedError
 from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.membership import Membership
 from tidelog.raft.messages import SnapshotChunk, SnapshotId
@@ -139,8 +139,15 @@ def read_file(disk: Disk, path: str) -> Snapshot:
         file.close()
 
 
+def check_file(disk: Disk, path: str) -> SnapshotId:
+    """As `read_file`, for one that only wants to know whether it is sound: the state does not travel."""
+    return read_file(disk, path).id
+
+
 class SnapshotFiles:
     """The snapshots in one directory of a disk. One task writes (takes or receives) at a time.
+
+    Whatever checks a file raises `WorkFailedError` if the helper process died: that says nothing about the file.
 
     Invariant: `ids` are those files that have a snapshot's name, oldest first.
     """
@@ -173,6 +180,13 @@ class SnapshotFiles:
         if found.id != snapshot:
             raise _corrupt(path, f"it holds the snapshot {found.id.offset}-{found.id.epoch}")
         return found
+
+    async def check(self, snapshot: SnapshotId) -> None:
+        """As `read`, without the state."""
+        path = self.path_of(snapshot)
+        found = await self._work.run(check_file, self._disk, path)
+        if found != snapshot:
+            raise _corrupt(path, f"it holds the snapshot {found.offset}-{found.epoch}")
 
     async def write(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
         """Durable under its name when this returns; one of the same name is replaced."""
@@ -245,8 +259,8 @@ class SnapshotFiles:
             found = await self._work.run(read_file, self._disk, file.path)
             if found.id != snapshot:
                 raise _corrupt(file.path, f"it holds the snapshot {found.id.offset}-{found.id.epoch}")
-        except CorruptStateError:
-            self._drop_part()
+        except (CorruptStateError, WorkFailedError):
+            self._drop_part()  # a part that is whole and has no name would be in the way of the next one
             raise
         file.close()
         self._part = None

@@ -5,9 +5,13 @@
                               <-  entries     committed ones from there on, as they commit
                               <-  snapshot    pieces of the newest one, if the entries from there on are gone here
                               <-  alive       nothing new: commit, leader and epoch as the member sees them
+                              <-  fenced      what the observer has is not of this log, and why; then the stream ends
 
 Frames are msgpack `[kind, 1, [fields]]`. A member that is behind the observer waits until it has caught up, and says by
 `alive` how far it is: the observer may choose another source, and never moves back.
+
+A snapshot is checked before its first piece is sent, with `alive` meanwhile. If it is spoilt, or the check cannot be
+made, the stream ends: the observer asks another member, or this one again when a new snapshot has been taken (R19).
 """
 
 from __future__ import annotations
@@ -61,7 +65,13 @@ class TailPiece(NamedTuple):
     data: bytes
 
 
-TailFrame = TailEntries | TailPiece | TailState
+class TailFenced(NamedTuple):
+    """What the observer has is not of this log. A frame of its own, since a stream that ends does not say why."""
+
+    why: str
+
+
+TailFrame = TailEntries | TailPiece | TailState | TailFenced
 
 
 def encode_frame(frame: TailFrame) -> bytes:
@@ -73,6 +83,8 @@ def encode_frame(frame: TailFrame) -> bytes:
             kind, fields = "snapshot", [snapshot.offset, snapshot.epoch, position, total_bytes, data]
         case TailState(commit, leader, epoch):
             kind, fields = "alive", [commit, leader, epoch]
+        case TailFenced(why):
+            kind, fields = "fenced", [why]
     return bytes(msgpack.packb([kind, 1, fields]))
 
 
@@ -91,6 +103,8 @@ def decode_frame(data: bytes) -> TailFrame:
         if kind == "alive":
             commit, leader, epoch = fields
             return TailState(Offset(int(commit)), None if leader is None else NodeId(int(leader)), Epoch(int(epoch)))
+        if kind == "fenced":
+            return TailFenced(str(fields[0]))
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise CorruptStateError(f"a frame of a tail cannot be read: {error}") from error
     raise CorruptStateError(f"a frame of a tail is of kind {kind!r}")
@@ -218,28 +232,39 @@ class TailServer:
             return
         try:
             await stream.send(encode_frame(self._state()))
-            while self._is_running:
-                try:
-                    async with asyncio.timeout(ALIVE_EVERY_MS / 1000):
-                        found = await tail.next()
-                except TimeoutError:
-                    await stream.send(encode_frame(self._state()))
-                    continue
-                if isinstance(found, TailEntries):
-                    await stream.send(encode_frame(found))
-                elif not await self._send_snapshot(stream, found):
-                    # A newer one has replaced it meanwhile: the tail finds that by itself. Or it was found spoilt, and
-                    # another one is being taken: a tail that asked again at once would leave no time for that.
-                    tail.offset = Offset(-1)
-                    await asyncio.sleep(GONE_WAIT_MS / 1000)
+            await self._follow(stream, tail)
+        except FencedLeaderEpochError as error:
+            await _send_last(stream, TailFenced(str(error)))
         except (StreamBrokenError, RaftStoppedError):
             return
         finally:
             tail.close()
 
+    async def _follow(self, stream: Stream, tail: Tail) -> None:
+        while self._is_running:
+            try:
+                async with asyncio.timeout(ALIVE_EVERY_MS / 1000):
+                    found = await tail.next()
+            except TimeoutError:
+                await stream.send(encode_frame(self._state()))
+                continue
+            if isinstance(found, TailEntries):
+                await stream.send(encode_frame(found))
+            elif not await self._send_snapshot(stream, found):
+                if found == self._driver.core.log.snapshot:
+                    return  # there is none to send now: others may have one
+                tail.offset = Offset(-1)  # a newer one has replaced it meanwhile: the tail finds that by itself
+                await asyncio.sleep(GONE_WAIT_MS / 1000)
+
     async def _send_snapshot(self, stream: Stream, snapshot: SnapshotId) -> bool:
+        """False if it is gone or not to be trusted."""
+        checking = self._driver.check_snapshot(snapshot)
+        while not (await asyncio.wait([checking], timeout=ALIVE_EVERY_MS / 1000))[0]:
+            await stream.send(encode_frame(self._state()))
+        if checking.cancelled() or checking.exception() is not None:
+            raise RaftStoppedError(f"node {self._driver.me.node} stops")
         position = 0
-        while True:
+        while checking.result():
             found = await self._driver.read_piece(snapshot, position)
             if found is None:
                 return False
@@ -248,6 +273,14 @@ class TailServer:
             position += len(data)
             if position >= total_bytes:
                 return True
+        return False
+
+
+async def _send_last(stream: Stream, frame: TailFrame) -> None:
+    try:
+        await stream.send(encode_frame(frame))
+    except StreamBrokenError:
+        return  # whoever it was for has gone
 
 
 def data_entries(entries: Sequence[Entry]) -> list[bytes]:

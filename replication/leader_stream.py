@@ -21,15 +21,19 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from tidelog.log.batch import check_batch
 from tidelog.log.log import Slice
 from tidelog.model.errors import (
     CorruptBatchError,
     DamagedLogError,
     InvalidRequestError,
     OffsetOutOfRangeError,
+    RecordTooLargeError,
     StorageError,
     StreamBrokenError,
     StreamClosedError,
+    UnsupportedCompressionError,
+    UnsupportedMagicError,
 )
 from tidelog.model.ids import NodeId, PartitionId
 from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
@@ -184,7 +188,8 @@ class LeaderStream:
             raise InvalidRequestError(f"{acks.received_bytes} bytes are acknowledged of {self._pushed_bytes}")
         if acks.received_bytes > self._received_bytes:
             self._received_bytes = acks.received_bytes
-            self._wake.set()
+            if self._dirty:
+                self._wake.set()  # there may be room for it now
         for ack in acks.acks:
             subscription = self._subscriptions.get(ack.number)
             if subscription is None or ack.leader_epoch != subscription.leading.leader_epoch:
@@ -220,7 +225,8 @@ class LeaderStream:
 
     def _linger_ended(self) -> None:
         self._is_lingering = False
-        self._wake.set()
+        if self._behind:
+            self._wake.set()
 
     def tell(self, ended: Ended) -> None:
         self._outgoing.append(ended)
@@ -244,6 +250,8 @@ class LeaderStream:
     def _gather(self) -> list[Push]:
         """What goes out now, and who comes next."""
         pushes: list[Push] = []
+        if not self._dirty and (self._is_lingering or not self._behind):
+            return pushes
         room = self._host.config.fetch_message_bytes
         window = self._host.config.inflight_bytes_max
         for _ in range(len(self._dirty)):
@@ -291,7 +299,9 @@ class LeaderStream:
             leading.drop(subscription, Reason.NEEDS_GAPS)
             return None
         try:
-            found = log.read_nowait(subscription.next_offset, bytes_max=room)
+            found = leading.read_nowait(subscription.next_offset, room)
+            if found is not None:
+                _check_first(subscription, found.data)
         except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
             self._unreadable(subscription, error)
             return None
@@ -334,6 +344,7 @@ class LeaderStream:
                 continue
             try:
                 found = await subscription.leading.log.read(offset, bytes_max=room)
+                _check_first(subscription, found.data)
             except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
                 subscription.is_reading = False
                 if not subscription.is_over:
@@ -371,3 +382,20 @@ class LeaderStream:
     def _counts(self, subscription: Subscription) -> bool:
         replica = subscription.leading.replica
         return replica.is_leader_throttled and subscription.follower not in subscription.leading.state.isr
+
+
+def _check_first(subscription: Subscription, data: Buffer) -> None:
+    """What is pushed first is checked as its follower will check it: CorruptBatchError.
+
+    Reads do not look at CRCs. A follower that has refused a batch asks again from there, so this is where the leader
+    finds out that its own log has rotted.
+    """
+    if subscription.is_checked:
+        return
+    position = 0
+    while position < len(data):
+        try:
+            position += check_batch(data, position, size_max=len(data)).size
+        except (UnsupportedMagicError, UnsupportedCompressionError, RecordTooLargeError) as error:
+            raise CorruptBatchError(f"a stored batch is not as it was taken: {error}") from error
+    subscription.is_checked = position > 0

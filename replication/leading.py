@@ -11,11 +11,12 @@ good, before anything else is done with the log. No task and no timer belongs to
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
 from tidelog.log.config import FlushMode
-from tidelog.log.log import Appended, Log
+from tidelog.log.log import Appended, Log, Slice
 from tidelog.metadata.image import Partition
 from tidelog.metadata.partitions import PartitionState
 from tidelog.model.errors import LeaderNotAvailableError, TidelogError
@@ -46,6 +47,7 @@ class Subscription:
     __slots__ = (
         "broker_epoch",
         "follower",
+        "is_checked",
         "is_over",
         "is_reading",
         "leading",
@@ -73,6 +75,8 @@ class Subscription:
         self.ready: Buffer | None = None
         """Batches from `next_offset` on that had to be read from the device."""
         self.is_reading = False
+        self.is_checked = False
+        """Whether something was pushed, and found to be sound."""
         self.is_over = False
 
     def pushed(self, next_offset: int, size: int) -> None:
@@ -88,7 +92,7 @@ class Subscription:
 class Leading:
     """See the module."""
 
-    __slots__ = ("_host", "acks", "is_held", "log", "replica", "state", "subscriptions")
+    __slots__ = ("_host", "_shared", "acks", "is_held", "log", "replica", "state", "subscriptions")
 
     def __init__(self, host: Replicas, replica: Replica, log: Log, state: LeaderState) -> None:
         self._host = host
@@ -100,6 +104,7 @@ class Leading:
         """The log changes its place: no appends for a moment."""
         self.subscriptions: dict[int, Subscription] = {}
         """By follower: the one with the highest number."""
+        self._shared: tuple[tuple[int, int, int], Slice | None] | None = None
 
     @property
     def leader_epoch(self) -> int:
@@ -173,6 +178,22 @@ class Leading:
         self._host.wakers.wake(self.replica.partition_id)
 
     # Followers.
+
+    def read_nowait(self, offset: int, bytes_max: int) -> Slice | None:
+        """As `Log.read_nowait`. What was appended goes to all followers in the same turn of the loop, as a rule: it is
+        read once for them, and forgotten with that turn."""
+        key = offset, bytes_max, self.log.end_offset
+        if self._shared is not None and self._shared[0] == key:
+            return self._shared[1]
+        found = self.log.read_nowait(offset, bytes_max=bytes_max)
+        if len(self.subscriptions) > 1:
+            if self._shared is None:
+                asyncio.get_running_loop().call_soon(self._forget_shared)
+            self._shared = key, found
+        return found
+
+    def _forget_shared(self) -> None:
+        self._shared = None
 
     def subscribe(self, subscription: Subscription, durable_end: int) -> None:
         """The follower's log is a prefix of ours; from here on it is pushed to. Its word counts as an ack."""

@@ -6,7 +6,9 @@
     cannot be opened --the same--> removed and fetched as a whole
 
 The order matters: a replica that is cut while it counts as in sync could be elected, and take what it lost from
-everybody. A leader whose log is damaged gives up leading by the same request.
+everybody. A leader whose log is damaged gives up leading by the same request. That this replica is in no in-sync set is
+not enough, since its leader may be taking it back: it is cut after a report that was acknowledged, when the metadata
+here has come as far as that report (`metadata.losses`).
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class Repair:
     def __init__(self, host: Replicas) -> None:
         self._host = host
         self._to_report: dict[PartitionId, Replica] = {}
-        self._reported: dict[PartitionId, int] = {}
-        """Leader epoch in which the loss was told."""
+        self._reported: dict[PartitionId, tuple[Replica, int]] = {}
+        """Of which replica, and the partition epoch from which on the loss counts, as the controller told."""
         self._wake = asyncio.Event()
 
     def start(self) -> None:
@@ -82,10 +84,16 @@ class Repair:
         """Whether this replica counts for nothing any more, and there is a leader to fetch from, or it is to lead with
         what it has."""
         me, partition = self._host.me, replica.partition
+        if not self._is_known(replica):
+            return False
         if partition.leader == me:
-            told = self._reported.get(replica.partition_id)
-            return told is not None and partition.leader_epoch > told
+            return True  # elected after the report, which excluded it: uncleanly
         return partition.leader >= 0 and me not in partition.isr and me not in partition.eligible
+
+    def _is_known(self, replica: Replica) -> bool:
+        """Whether a report was acknowledged, and the metadata here has come as far."""
+        told = self._reported.get(replica.partition_id)
+        return told is not None and told[0] is replica and replica.partition.partition_epoch >= told[1]
 
     async def reopen(self, replica: Replica) -> bool:
         """A log that does not open: once nothing hangs on it any more, it is removed and made anew."""
@@ -101,7 +109,11 @@ class Repair:
 
     def lost(self, replica: Replica) -> None:
         """The controller is to know that this replica has lost data."""
-        if replica.partition_id not in self._reported:
+        me, partition = self._host.me, replica.partition
+        if self._is_known(replica) and (me in partition.isr or me in partition.eligible):
+            del self._reported[replica.partition_id]  # it counts again: what was told is over
+        told = self._reported.get(replica.partition_id)
+        if told is None or told[0] is not replica:
             self._to_report[replica.partition_id] = replica
             self._wake.set()
 
@@ -116,7 +128,6 @@ class Repair:
     async def _report(self, lost: list[tuple[PartitionId, Replica]]) -> bool:
         if self._host.broker_epoch < 0:
             return False
-        epochs = {partition_id: replica.partition.leader_epoch for partition_id, replica in lost}
         request = ReportLost(
             broker=self._host.me,
             broker_epoch=self._host.broker_epoch,
@@ -127,10 +138,10 @@ class Repair:
         except (TransportError, RemoteError) as error:
             LOGGER.warning("broker=%d lost replicas are not told yet: %s", self._host.me, error)
             return False
-        for (partition_id, replica), outcome in zip(lost, reply.items, strict=True):
+        for (partition_id, replica), outcome, epoch in zip(lost, reply.items, reply.partition_epochs, strict=True):
             self._to_report.pop(partition_id, None)
             if outcome.error is None:
-                self._reported[partition_id] = epochs[partition_id]
+                self._reported[partition_id] = (replica, epoch)
             self._host.unsettle_later(replica)
         return True
 

@@ -342,8 +342,8 @@ class Replicas:
 
     def unsettle(self, replica: Replica) -> None:
         """Something about this replica is not as it should be."""
-        if self._is_closed:
-            return
+        if self._is_closed or self._replicas.get(replica.partition_id) is not replica:
+            return  # a timer of one that was dropped: the partition may be back, with another log
         if replica.is_settling:
             replica.is_again = True
             return
@@ -360,6 +360,8 @@ class Replicas:
             while self._unsettled:
                 replica = next(iter(self._unsettled))
                 del self._unsettled[replica]
+                if self._replicas.get(replica.partition_id) is not replica:
+                    continue
                 replica.is_settling = True
                 try:
                     await self._settle(replica)

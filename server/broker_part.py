@@ -168,6 +168,8 @@ class BrokerPart:
         return not self.agent.is_fenced
 
     def waits_for(self) -> str:
+        if self.tail.trouble is not None:
+            return self.tail.trouble
         if self.agent.broker_epoch is None:
             return "the broker is not registered yet: no active controller has answered, or logs are being recovered"
         return "the broker is registered, and not let in yet: it reads the metadata"
@@ -197,6 +199,7 @@ class BrokerPart:
         yield gauge("metadata_offset", self.tail.offset, "This broker has applied the metadata log up to here.")
         stale_ms = self.tail.stale_ms()
         yield gauge("metadata_stale_seconds", -1 if stale_ms is None else stale_ms / 1000, "Age of its metadata.")
+        yield gauge("metadata_trouble", float(self.tail.trouble is not None), "1: the metadata log cannot be followed.")
         yield gauge("partitions_leading", status.leaders, "Partitions that this broker leads.")
         yield gauge("partitions_following", status.followers, "Partitions that it follows.")
         yield gauge("partitions_offline", status.offline, "Replicas here without a usable log.")

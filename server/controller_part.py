@@ -106,6 +106,7 @@ class ControllerPart:
         yield counter("raft_proposals_committed_total", metrics.proposals_committed, "Decisions of this leader.")
         yield counter("raft_entries_applied_total", metrics.entries_applied, "Entries that were applied here.")
         yield counter("raft_snapshots_taken_total", metrics.snapshots_taken, "Snapshots of the metadata.")
+        yield counter("raft_snapshots_failed_total", metrics.snapshots_failed, "Helper processes that died over one.")
         image = self.node.image
         yield gauge("cluster_brokers", len(image.brokers), "Brokers that are registered.")
         fenced = sum(1 for broker in image.brokers.values() if broker.fenced)

@@ -149,7 +149,7 @@ class LocalTransport:
     def _find(self, node: NodeId) -> LocalTransport:
         found = self._network.nodes.get(node)
         if found is None:
-            raise UnreachableError(f"node {node} does not run", node=node)
+            raise UnreachableError(f"node {node} does not run", node=node, is_refused=True)
         return found
 
     async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:

@@ -26,11 +26,16 @@ Invariants:
   known, who is gathered that nothing was done.
 - `state` changes only by committed entries, in order. Tests compare it with a replay of the log.
 
-Bounds: `waiting_max` requests without a reply, then `OverloadedError`.
+Bounds: `waiting_max` requests without a reply, then `OverloadedError`. What the owner itself decides (`is_own`) has
+`OWN_MAX` places more: a node that is flooded must still be able to do what its role asks of it.
+
+An error that is not of the catalogue, in what runs between a decision and its commit, is one of ours: the speculation
+may be anything. It ends the leadership here, whoever waits hears that the outcome is not known, and `on_failure` is
+told: the owner ends the node.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -38,6 +43,8 @@ from tidelog.model.errors import MovedLogError, NotLeaderError, OverloadedError,
 from tidelog.model.ids import Epoch, NodeId, Offset
 
 S = TypeVar("S")
+
+OWN_MAX = 1_000
 
 
 class AppendLog(Protocol):
@@ -111,7 +118,16 @@ class _Flight(Generic[S]):
 
 
 class ReplicatedMachine(Generic[S]):
-    def __init__(self, machine: Machine[S], log: AppendLog, initial: S, *, waiting_max: int = 10_000) -> None:
+    def __init__(
+        self,
+        machine: Machine[S],
+        log: AppendLog,
+        initial: S,
+        *,
+        waiting_max: int = 10_000,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._on_failure = on_failure
         self._machine = machine
         self._log = log
         self.state = initial
@@ -161,6 +177,15 @@ class ReplicatedMachine(Generic[S]):
             waiter.fail(self.not_leader())
         self._drop_speculation()
 
+    def _failed(self, error: Exception, waiters: Sequence[_Waiter] = ()) -> None:
+        """An error of ours; `waiters` are those that stand in no list any more."""
+        for waiter in waiters:
+            waiter.fail(UnknownOutcomeError(f"the change may be done or not: {error}"))
+        self.follow(None)
+        if self._on_failure is None:
+            raise error
+        self._on_failure(error)
+
     def _drop_speculation(self) -> None:
         self._flight = None
         self._gathered, self._gathering = [], []
@@ -176,11 +201,11 @@ class ReplicatedMachine(Generic[S]):
     def is_leading(self) -> bool:
         return self.epoch is not None
 
-    async def submit(self, request: Any) -> Any:
+    async def submit(self, request: Any, *, is_own: bool = False) -> Any:
         """Decide, log, wait for the commit, reply; raises the refusal, or why it could not be done."""
         if self.epoch is None:
             raise self.not_leader()
-        if self._waiting >= self._waiting_max:
+        if self._waiting >= self._waiting_max + (OWN_MAX if is_own else 0):
             raise OverloadedError(f"{self._waiting} requests wait already")
         waiter = _Waiter(request, asyncio.get_running_loop().create_future())
         self._decide(waiter)
@@ -223,6 +248,9 @@ class ReplicatedMachine(Generic[S]):
         except TidelogError as error:
             waiter.fail(error)
             return
+        except Exception as error:
+            self._failed(error, [waiter])
+            return
         if self.epoch == epoch:
             waiter.answer()
         else:
@@ -238,9 +266,13 @@ class ReplicatedMachine(Generic[S]):
         self._flush_is_due = False
         if self.epoch is None or self._flight is not None or not self._gathered:
             return
-        entries = self._machine.encode(self._gathered)
-        if self._is_torn:
-            entries.insert(0, self._machine.abort())
+        try:
+            entries = self._machine.encode(self._gathered)
+            if self._is_torn:
+                entries.insert(0, self._machine.abort())
+        except Exception as error:
+            self._failed(error)
+            return
         first = self._base
         flight = self._flight = _Flight(
             first, Offset(first + len(entries)), self.epoch, self._speculative, self._gathering
@@ -258,6 +290,8 @@ class ReplicatedMachine(Generic[S]):
         except TidelogError as error:
             if self._flight is flight:
                 self._roll_back(flight, error, done)
+        except Exception as error:
+            self._failed(error)
 
     def _roll_back(self, flight: _Flight[S], error: TidelogError, done: int) -> None:
         """The log did not take it: speculate from the committed state again."""
@@ -268,8 +302,12 @@ class ReplicatedMachine(Generic[S]):
         self._drop_speculation()
         if isinstance(error, MovedLogError):
             # An entry of the log's own came in between: decide anew.
-            for waiter in (*flight.waiters, *gathering):
-                self._decide(waiter)
+            waiters = [*flight.waiters, *gathering]
+            try:
+                for waiter in waiters:
+                    self._decide(waiter)
+            except Exception as failure:
+                self._failed(failure, waiters)
             return
         for waiter in (*flight.waiters, *gathering):
             waiter.fail(error)

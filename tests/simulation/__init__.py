@@ -11,5 +11,6 @@ driver_node.py  a Raft node: driver, storage and log as in production, on the si
 observers.py    who tails a group without voting, and what must hold of what it is given
 raft_sim.py     one run: seed in, verdict out
 defects.py      deliberate defects that the simulator has to notice
+broker_sim.py   one run of a whole cluster; broker_node, broker_workload, broker_checker, broker_faults, broker_defects
 campaign.py     many seeds in parallel, and the shrinking of a plan that fails
 """

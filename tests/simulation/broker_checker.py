@@ -96,11 +96,12 @@ def is_sound(data: bytes) -> bool:
 
 def records_of(data: bytes) -> list[tuple[int, bytes, int]]:
     """(offset, value, leader epoch) of all records."""
-    found, position = [], 0
+    found: list[tuple[int, bytes, int]] = []
+    position = 0
     while position < len(data):
         header = read_header(data, position)
-        for record in decode(data, position, decompressed_bytes_max=LARGEST):
-            found.append((int(record.offset), record.value or b"", int(header.leader_epoch)))
+        records = decode(data, position, decompressed_bytes_max=LARGEST)
+        found += [(int(record.offset), record.value or b"", int(header.leader_epoch)) for record in records]
         position += header.size
     return found
 
@@ -162,7 +163,9 @@ class ReplicaChecker:
             if led != me:
                 self._fail(app.name, f"{known} is led in epoch {role.leader_epoch} here and by {led}")
             if before is not None and before[0] is role and before[1] > role.high_watermark:
-                self._fail(app.name, f"the high watermark of {known} moves back from {before[1]}: {role.high_watermark}")
+                self._fail(
+                    app.name, f"the high watermark of {known} moves back from {before[1]}: {role.high_watermark}"
+                )
         if known is None or known.topic.is_unclean:
             return
         if isinstance(role, Leading):
@@ -204,7 +207,9 @@ class ReplicaChecker:
             known.end = following
             return
         if base > known.end:
-            self._fail(who, f"{known}: a batch at {base} is committed, and nobody has had what lies from {known.end} on")
+            self._fail(
+                who, f"{known}: a batch at {base} is committed, and nobody has had what lies from {known.end} on"
+            )
             return
         at = _find(known.batches, base)
         if at is None or known.batches[at][1] != batch:
@@ -233,7 +238,8 @@ class ReplicaChecker:
         """What a fetch from `offset` on has brought; the next offset, and the epoch of the last record."""
         self.reads += 1
         expected, epoch = offset, -1
-        for at, value, epoch in records_of(data):
+        for at, value, batch_epoch in records_of(data):
+            epoch = batch_epoch
             if at < offset:
                 continue  # the first batch begins before what was asked for
             if known.topic.is_unclean:

@@ -12,15 +12,17 @@ from tidelog.replication import fetching, following, leader_stream, leading, ser
 from tidelog.replication.divergence import Continue, Truncate
 from tidelog.replication.fetching import Fetch
 from tidelog.replication.following import Following
-from tidelog.replication.leader_stream import LeaderStream
 from tidelog.replication.leading import Leading, Subscription
+from tidelog.replication.messages import Ack
 from tidelog.replication.partition import LeaderState
-from tidelog.replication.repair import Repair
 from tidelog.replication.replicas import Replicas
 from tidelog.replication.service import PartitionService
+from tidelog.replication.serving import find_leading, find_readable
+
+Patches = tuple[tuple[Any, str, Any], ...]
 
 
-def _on(owner: Any, name: str, replacement: Any) -> tuple[tuple[Any, str, Any], ...]:
+def _on(owner: Any, name: str, replacement: Any) -> Patches:
     return ((owner, name, replacement),)
 
 
@@ -29,6 +31,15 @@ def _on(owner: Any, name: str, replacement: Any) -> tuple[tuple[Any, str, Any], 
 
 def _end_of_log(log: Any) -> Any:
     return log.end_offset
+
+
+_append = Leading.append
+
+
+def _durable_at_once(self: Any, batches: Any, *, is_coordinator: bool = False) -> Any:
+    appended = _append(self, batches, is_coordinator=is_coordinator)
+    self.durable()
+    return appended
 
 
 _pushed = Subscription.pushed
@@ -49,7 +60,7 @@ def _ack_when_pushed(self: Any, push: Any) -> None:
 
 
 def _end_ack(self: Any) -> Any:
-    return following.Ack(self.number, self.leader_epoch, self.log.end_offset)
+    return Ack(self.number, self.leader_epoch, self.log.end_offset)
 
 
 # The high watermark.
@@ -78,6 +89,17 @@ def _whatever_min_isr(self: Any) -> bool:
     return True
 
 
+def _unheard_passed_over(self: Any) -> bool:
+    if self._is_superseded or len(self._isr) < self._min_isr or self._eligible:
+        return False
+    heard = [known.durable_end for follower, known in self._progress.items() if follower in self._maximal]
+    least = min([self.durable_end, *(end for end in heard if end is not None)])
+    if least <= self.high_watermark:
+        return False
+    self.high_watermark = least
+    return True
+
+
 def _check_no_acks(_self: Any, _acks: int) -> None:
     return None
 
@@ -96,33 +118,11 @@ def _joins_at_once(self: Any, follower: int, lives_as: int | None) -> int | None
     return lives_as if follower not in self._lagging and known.durable_end is not None else None
 
 
-_state_init = LeaderState.__init__
-
-
 def _confirmed(_self: Any) -> bool:
     return True
 
 
 # Epochs.
-
-_lead, _end_role = Replicas._lead, Replicas.end_role
-
-
-def _end_role_keeping_progress(self: Any, replica: Any) -> None:
-    if isinstance(replica.role, Leading):
-        self.__dict__.setdefault("kept", {})[replica.partition_id] = dict(replica.role.state._progress)
-    _end_role(self, replica)
-
-
-def _lead_with_progress(self: Any, replica: Any, log: Any, partition: Any) -> None:
-    _lead(self, replica, log, partition)
-    state = replica.role.state
-    for follower, known in self.__dict__.get("kept", {}).get(replica.partition_id, {}).items():
-        if follower in state._progress and (known.durable_end or 0) <= state.log_end:
-            state._progress[follower] = replace(known, sample_end=min(known.sample_end, state.log_end))
-    state._advance()
-    replica.role._advanced()
-
 
 _metadata_changed = Replicas._metadata_changed
 
@@ -134,38 +134,12 @@ def _former_life(self: Any, delta: Any, older: Any, newer: Any) -> None:
     _metadata_changed(self, delta, older, newer)
 
 
-_find = fetching.find_readable
-_find_leading = service.find_leading
-
-
 def _read_in_any_epoch(replicas: Any, partition: Any, _leader_epoch: int, rack: str) -> Any:
-    return _find(replicas, partition, -1, rack)
+    return find_readable(replicas, partition, -1, rack)
 
 
 def _lead_in_any_epoch(replicas: Any, partition: Any, _leader_epoch: int = -1) -> Any:
-    return _find_leading(replicas, partition, -1)
-
-
-_subscribe = LeaderStream._subscribe
-
-
-def _subscribe_in_any_epoch(self: Any, asked: Any) -> None:
-    found = self._host.leading(asked.partition)
-    if found is not None and self._is_replica(found):
-        self._unpark(asked.partition)
-        self._decide(found, asked)
-    else:
-        _subscribe(self, asked)
-
-
-def _acked_in_any_epoch(self: Any, acks: Any) -> None:
-    self._received_bytes = max(self._received_bytes, acks.received_bytes)
-    self._wake.set()
-    for ack in acks.acks:
-        subscription = self._subscriptions.get(ack.number)
-        if subscription is not None and ack.durable_end <= subscription.next_offset:
-            subscription.leading.acked(subscription, ack.durable_end)
-            self.mark(subscription)
+    return find_leading(replicas, partition, -1)
 
 
 # Logs that part.
@@ -180,20 +154,14 @@ _follow = Replicas._follow
 
 async def _cut_to_high_watermark(self: Any, replica: Any, log: Any) -> None:
     role = replica.role
-    if isinstance(role, Following) and role.stream is None and role.unsound is None and log.damaged is None:
-        if log.end_offset > role.high_watermark >= log.start_offset:
-            await log.truncate(role.high_watermark)
-            role.state.truncated(log.end_offset, log.durable_end, log_start=log.start_offset)
+    is_idle = isinstance(role, Following) and role.stream is None and role.unsound is None and log.damaged is None
+    if is_idle and log.end_offset > role.high_watermark >= log.start_offset:
+        await log.truncate(role.high_watermark)
+        role.state.truncated(log.end_offset, log.durable_end, log_start=log.start_offset)
     await _follow(self, replica, log)
 
 
-def _cut_at_once(self: Any, replica: Any) -> bool:
-    return bool(replica.partition.leader != self._host.me)
-
-
 # Answers.
-
-_append = Leading.append
 
 
 def _duplicate_at_once(self: Any, batches: Any, *, is_coordinator: bool = False) -> Any:
@@ -224,11 +192,15 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "follower_acks_before_sync", "brokers", "a follower acks what it has not synced",
-        ((Following, "pushed", _ack_when_pushed), (Following, "ack", _end_ack), (following, "safe_end", _end_of_log)),
+        (
+            *_on(Following, "pushed", _ack_when_pushed),
+            *_on(Following, "ack", _end_ack),
+            *_on(following, "safe_end", _end_of_log),
+        ),
     ),
     Defect(
         "leader_unsynced", "brokers", "a leader counts what it has not synced itself",
-        _on(leading, "safe_end", _end_of_log),
+        (*_on(leading, "safe_end", _end_of_log), *_on(Leading, "append", _durable_at_once)),
     ),
     Defect(
         "high_watermark_of_leader_alone", "brokers", "the high watermark is what the leader has synced",
@@ -259,8 +231,8 @@ DEFECTS: tuple[Defect, ...] = (
         _on(LeaderState, "is_confirmed", property(_confirmed)),
     ),
     Defect(
-        "progress_kept", "brokers", "a leader begins with the progress of followers in its last epoch",
-        ((Replicas, "_lead", _lead_with_progress), (Replicas, "end_role", _end_role_keeping_progress)),
+        "unheard_passed_over", "brokers", "a follower in sync that has said nothing in this epoch counts as having all",
+        _on(LeaderState, "_advance", _unheard_passed_over),
     ),
     Defect(
         "epoch_kept_across_restart", "brokers", "a broker that starts again goes on as the incarnation that it was",
@@ -268,11 +240,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "client_epoch_ignored", "brokers", "a leader answers clients that know a newer epoch than its own",
-        ((fetching, "find_readable", _read_in_any_epoch), (service, "find_leading", _lead_in_any_epoch)),
-    ),
-    Defect(
-        "follower_epoch_ignored", "brokers", "a leader takes subscriptions and acks of other epochs",
-        ((LeaderStream, "_subscribe", _subscribe_in_any_epoch), (LeaderStream, "_acked", _acked_in_any_epoch)),
+        (*_on(fetching, "find_readable", _read_in_any_epoch), *_on(service, "find_leading", _lead_in_any_epoch)),
     ),
     Defect(
         "divergence_not_checked", "brokers", "a follower goes on from its end, whatever it has",
@@ -281,10 +249,6 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "cut_to_high_watermark", "brokers", "a follower begins by cutting its log to its high watermark",
         _on(Replicas, "_follow", _cut_to_high_watermark),
-    ),
-    Defect(
-        "damage_not_told", "brokers", "a damaged log is cut while it still counts as in sync",
-        _on(Repair, "_may_cut", _cut_at_once),
     ),
     Defect(
         "duplicate_at_once", "brokers", "a duplicate is acknowledged although its original is not replicated",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from simulation import nemesis as base
 from simulation.cluster import Station
 from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, start_of
+from tidelog.model.ids import NodeId
 from tidelog.world.simulated import Loss
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ CALM = 0.2
 class BrokerNemesis(Nemesis):
     """Strikes leaders of partitions more often than their share."""
 
-    simulation: "BrokerSimulation"  # type: ignore[assignment]
+    simulation: "BrokerSimulation"
 
     def one(self, draw: Random) -> Station:
         leaders = self.simulation.leader_stations()
@@ -115,9 +116,9 @@ def stop_in_order(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 
 def roll(nemesis: Nemesis, draw: Random) -> Undo:
-    """Brokers lose power one after the other, each just after the one before is back: who was just elected goes next."""
+    """Brokers lose power one after the other, each as soon as the one before is back: who was just elected is next."""
     assert isinstance(nemesis, BrokerNemesis)
-    simulation, loop = nemesis.simulation, nemesis.simulation.world.loop
+    loop = nemesis.simulation.world.loop
     state = {"on": True}
     loss = draw.choice(list(Loss))
     nemesis.trace(f"brokers go one after the other, {loss.name}")
@@ -129,10 +130,10 @@ def roll(nemesis: Nemesis, draw: Random) -> Undo:
         for station in gone:
             station.start()
         gone.clear()
-        station = nemesis.running_broker(draw)
-        if station is not None:
-            station.lose_power(loss)
-            gone.append(station)
+        found = nemesis.running_broker(draw)
+        if found is not None:
+            found.lose_power(loss)
+            gone.append(found)
         loop.call_later(draw.uniform(0.1, 1.0), strike)
 
     strike()
@@ -155,7 +156,8 @@ def strand_leader(nemesis: Nemesis, draw: Random) -> Undo | None:
     station = draw.choice(leaders)
     nodes = [other.node_id for other in simulation.stations if other is not station]
     followers = [other.node_id for other in simulation.brokers if other is not station]
-    some = draw.choice((nodes, nodes, followers, [node for node in simulation.controllers if node != station.node_id]))
+    above = [node for node in simulation.controllers if node != station.node_id]
+    some = draw.choice((nodes, followers, above, sorted({*above, draw.choice(followers)})))
     nemesis.trace(f"{station.name} is stranded: no way between it and {some}")
     undo = block(nemesis, [link for node in some for link in ((station.node_id, node), (node, station.node_id))])
     rate = draw.choice((1.0, 1.0, 0.2))
@@ -207,6 +209,143 @@ def lag_then_fail(nemesis: Nemesis, draw: Random) -> Undo | None:
     return end
 
 
+def lose_unsynced(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """The followers' disks stand still under writes, then these brokers lose all that was not synced, and the leader
+    goes: whoever is elected now has nothing but what was synced. Or their disks stand still until the leader is alone;
+    then its own does, and it loses power."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation, leaders = nemesis.simulation, nemesis.simulation.leader_stations()
+    if not leaders:
+        return None
+    leader = draw.choice(leaders)
+    others = [station for station in simulation.brokers if station is not leader and station.is_up]
+    is_alone = draw.random() < (0.7 if "weak" in simulation.shape.topics else 0.1)
+    losers = [leader] if is_alone else others
+    nemesis.trace(f"{[s.name for s in losers]} lose what they do not sync soon; {leader.name} leads")
+    loop, gone, undo = simulation.world.loop, list[Station](), list[Undo]()
+
+    def stall() -> None:
+        if nemesis.is_over:
+            return
+        undo.extend(simulation.stack.stall_disk(station, everything=False) for station in losers)
+        loop.call_later(draw.uniform(0.05, 0.3), strike)
+
+    def strike() -> None:
+        if nemesis.is_over:
+            return
+        for station in losers:
+            if station.is_up:
+                station.lose_power(Loss.ALL)
+                loop.call_later(0.05, station.start)
+        if not is_alone and leader.is_up:
+            leader.kill()
+            gone.append(leader)
+        while undo:
+            undo.pop()()
+
+    if is_alone:
+        undo.extend(simulation.stack.stall_disk(station, everything=False) for station in others)
+        loop.call_later(simulation.shape.stall_ms / 1000 + draw.uniform(0.5, 1.5), stall)
+    else:
+        stall()
+
+    def end() -> None:
+        while undo:
+            undo.pop()()
+        for station in (*gone, *losers):
+            station.start()
+
+    return end
+
+
+def strike_on_proposal(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """A leader that has just proposed another in-sync set does not hear the answer, nor from the follower that it is
+    about; a moment later it goes."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation, loop = nemesis.simulation, nemesis.simulation.world.loop
+    undo: list[Undo] = []
+    gone: list[Station] = []
+    kind = draw.choice(("both", "both", "follower"))
+
+    def look() -> None:
+        if nemesis.is_over or undo or gone:
+            return
+        for station in simulation.brokers:
+            app = simulation.broker(station)
+            for leading in [] if app is None else app.replicas.leaders():
+                proposal = leading.state._inflight
+                about = None if proposal is None else proposal.members ^ leading.state.isr
+                if about:
+                    strike(station, about)
+                    return
+        loop.call_later(0.002, look)
+
+    def strike(station: Station, about: frozenset[int]) -> None:
+        nemesis.trace(f"{station.name} has proposed an in-sync set; it does not hear of {sorted(about)}")
+        me = station.node_id
+        links = [link for other in about if other != me for link in ((me, NodeId(other)), (NodeId(other), me))]
+        if kind == "both":
+            links += [(node, me) for node in simulation.controllers if node != me]
+        undo.append(block(nemesis, links))
+        loop.call_later(draw.uniform(0.1, 0.6), end_of, station)
+
+    def end_of(station: Station) -> None:
+        while undo:
+            undo.pop()()
+        if station.is_up and not nemesis.is_over:
+            station.kill()
+            gone.append(station)
+
+    look()
+
+    def end() -> None:
+        while undo:
+            undo.pop()()
+        for station in gone:
+            station.start()
+
+    return end
+
+
+def double_failover(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """One replica in sync hears nothing of the other brokers for a moment, in which the leader goes, and then the next
+    one: it leads, without what the two may have told."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation, leaders = nemesis.simulation, nemesis.simulation.leader_stations()
+    if not leaders:
+        return None
+    first = draw.choice(leaders)
+    last = draw.choice([station for station in simulation.brokers if station is not first])
+    nemesis.trace(f"{last.name} hears nothing, {first.name} goes, and who leads then")
+    others = [station.node_id for station in simulation.brokers if station is not last]
+    undo = [block(nemesis, [link for node in others for link in ((node, last.node_id), (last.node_id, node))])]
+    loop, gone = simulation.world.loop, list[Station]()
+
+    def go(station: Station) -> None:
+        if nemesis.is_over or station is last or not station.is_up or station.is_held_down:
+            return
+        station.kill()
+        gone.append(station)
+
+    def go_next() -> None:
+        for station in simulation.leader_stations():
+            go(station)
+        while undo:
+            undo.pop()()
+
+    after_s = draw.uniform(0.05, 0.3)
+    loop.call_later(after_s, go, first)
+    loop.call_later(after_s + draw.uniform(0.05, 0.5), go_next)
+
+    def end() -> None:
+        while undo:
+            undo.pop()()
+        for station in gone:
+            station.start()
+
+    return end
+
+
 FAULTS: tuple[FaultRow, ...] = (
     ("kill", 3, base.kill),
     ("lose_power", 4, base.lose_power),
@@ -232,9 +371,15 @@ FAULTS: tuple[FaultRow, ...] = (
     ("roll", 2, roll),
     ("strand_leader", 3, strand_leader),
     ("lag_then_fail", 3, lag_then_fail),
+    ("lose_unsynced", 4, lose_unsynced),
+    ("strike_on_proposal", 3, strike_on_proposal),
+    ("double_failover", 4, double_failover),
 )
 
-LONG = ("isolate", "partition", "bridge", "strand_leader", "lag_then_fail", "roll", "stall_disk")
+LONG = (
+    "isolate", "partition", "bridge", "strand_leader", "lag_then_fail", "roll", "stall_disk", "lose_unsynced",
+    "strike_on_proposal", "double_failover",
+)  # fmt: skip
 """What matters is what happens after the others have noticed."""
 
 

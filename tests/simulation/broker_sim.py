@@ -75,7 +75,7 @@ def draw_broker_shape(seed: int) -> BrokerShape:
         **values,
         is_combined=draw.random() < 0.5,
         brokers=draw.choice((3, 3, 4)),
-        topics=draw.choice((("plain",), ("plain",), ("plain", "weak"), ("plain", "unclean"))),
+        topics=draw.choice((("plain",), ("plain",), ("plain", "weak"), ("plain", "weak"), ("plain", "unclean"))),
         operations=draw.choice(((0, 0, 0, 1, 5), (2, 2, 2, 1, 0), (0, 0, 4, 1, 1))),
         lag_ms=draw.choice((500, 1_000, 2_000)),
         session_ms=draw.choice((1_000, 1_500)),
@@ -116,7 +116,7 @@ class BrokerSimulation(MetadataSimulation):
         self._ids = world.random("ids")
         self._make_nodes()
         self.broker_nodes = [station.node_id for station in self.brokers]
-        self.clients = [
+        self.users = [
             Client(
                 self.replica_checker,
                 self.broker_nodes,
@@ -128,7 +128,7 @@ class BrokerSimulation(MetadataSimulation):
             )
             for at, node in enumerate(CLIENTS)
         ]
-        for node, client in zip(CLIENTS, self.clients, strict=True):
+        for node, client in zip(CLIENTS, self.users, strict=True):
             self.cluster.add(f"c{node}", node, client.run)
         self.operator = Operator(self, world.random("operator"), self.fail)
         self.cluster.add(f"c{OPERATOR}", OPERATOR, self.operator.run)
@@ -171,7 +171,7 @@ class BrokerSimulation(MetadataSimulation):
         """A topic is there: clients begin to work on it."""
         self.world.scheduler.trace("operator", f"{topic.name} is {topic.topic_id}")
         for number, known in enumerate(self.replica_checker.add(topic)):
-            first, second = self.clients if number % 2 == 0 else self.clients[::-1]
+            first, second = self.users if number % 2 == 0 else self.users[::-1]
             first.add(known, ACKS_ALL)
             second.add(known, self._ids.choice((ACKS_ALL, ACKS_LEADER, ACKS_LEADER, None)))
 
@@ -227,9 +227,9 @@ class BrokerSimulation(MetadataSimulation):
         self._demand("nobody leads", self._is_led, LEADER_S)
         self._demand("topics are not made", lambda: len(self.operator.topics) >= len(self.shape.topics), SETTLE_S)
         self._demand("partitions are not whole", self._are_whole, SETTLE_S)
-        for client in self.clients:
+        for client in self.users:
             client.is_stopping = True
-        self._demand("writes are not answered", lambda: not any(client.busy for client in self.clients), SETTLE_S)
+        self._demand("writes are not answered", lambda: not any(client.busy for client in self.users), SETTLE_S)
         self._scrub()
         self._demand("replicas do not converge", self._has_converged, SETTLE_S)
         self.metadata.advance()
@@ -264,7 +264,7 @@ class BrokerSimulation(MetadataSimulation):
             (state,) = states
             assert state is not None
             ends[known.partition_id] = state[0]
-            if not known.topic.delete_asked and not all(c.has_read(known, state[0]) for c in self.clients):
+            if not known.topic.delete_asked and not all(c.has_read(known, state[0]) for c in self.users):
                 return False
         apps = [self.broker(station) for station in self.brokers]
         hosted: dict[int, set[PartitionId]] = {int(node): set() for node in self.broker_nodes}
@@ -288,7 +288,7 @@ class BrokerSimulation(MetadataSimulation):
     def _read(self, app: BrokerApp, partition_id: PartitionId) -> bytes | int:
         """The whole log of a replica; the offset at which it cannot be read."""
 
-        async def read(_: SimNode) -> bytes | int:
+        async def read(_node: SimNode) -> bytes | int:
             log = app.logs.get(partition_id)
             assert log is not None, f"{app.name} has a log of {partition_id}"
             data, offset = b"", int(log.start_offset)

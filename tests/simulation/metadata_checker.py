@@ -108,6 +108,7 @@ class MetadataChecker:
                 former = None if before is None else before.partitions.get(number)
                 if partition is not former:
                     self._check_partition(topic_id, number, former, partition)
+                    self._check_joined(newer, f"{topic_id}-{number}", former, partition)
                     self.states[topic_id, number, partition.partition_epoch] = (partition, newer)
 
     def _check_partition(self, topic_id: UUID, number: int, before: Partition | None, now: Partition) -> None:
@@ -123,6 +124,15 @@ class MetadataChecker:
             completes = bool(before.target) and not now.target and now.leader in before.target
             if now.leader >= 0 and now.leader not in (*before.isr, *before.eligible) and not completes:
                 self._fail("log", f"{who}: broker {now.leader} leads, from outside of {before.isr}, {before.eligible}")
+
+    def _check_joined(self, image: ClusterImage, who: str, before: Partition | None, now: Partition) -> None:
+        """Who is leaving stays in what it was in, until its step, and joins or leads nothing new."""
+        joined = set(now.isr).difference(() if before is None else before.isr)
+        if now.leader >= 0 and (before is None or now.leader != before.leader):
+            joined.add(now.leader)
+        for broker in sorted(joined):
+            if not image.brokers[broker].is_live:
+                self._fail("log", f"{who}: broker {broker} joins or leads {now}, and is not live")
 
     def _check_leaders(self, image: ClusterImage) -> None:
         for topic_id, topic in image.topics.items():
@@ -170,6 +180,19 @@ class MetadataChecker:
             for member, epoch in asked.isr:
                 if image.brokers[member].broker_epoch != epoch:
                     self._fail(who, f"broker {member} is taken into an ISR in epoch {epoch}, which is over")
+
+    def lost(self, who: str, broker: int, place: tuple[UUID, int], before: Partition, told: int) -> None:
+        """A broker's report of a damaged replica is acknowledged, with the partition epoch from which on it counts for
+        nothing; `before` is what the broker saw when it asked."""
+        found = self.states.get((*place, told))
+        if found is None:
+            self._fail(who, f"its loss of {place} is acknowledged in partition epoch {told}, which is not committed")
+            return
+        now, _ = found
+        if now.partition_epoch <= before.partition_epoch or now.leader_epoch <= before.leader_epoch:
+            self._fail(who, f"its loss of {place} is acknowledged, and what was proposed on {before} may yet commit")
+        if broker in (*now.isr, *now.eligible):
+            self._fail(who, f"its loss of {place} is acknowledged, and it counts in {now}")
 
     def registered(self, who: str, broker: int, broker_epoch: int) -> None:
         found = self.image.brokers.get(broker)

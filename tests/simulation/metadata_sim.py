@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 from simulation.checkers import RaftChecker
@@ -28,12 +29,14 @@ from simulation.more_faults import MORE_FAULTS, draw_more_steps
 from simulation.nemesis import Nemesis, draw_plan
 from simulation.raft_sim import LEADER_S, SETTLE_S, RaftSimulation, Result, Shape, draw_shape
 from tidelog.log.config import FOREVER_MS, LogConfig
+from tidelog.metadata import brokers
 from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
 from tidelog.metadata.brokers import Register
 from tidelog.metadata.controller import Controller
 from tidelog.metadata.delta import ImageDelta
 from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.losses import ReportLost
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
@@ -197,6 +200,7 @@ class BrokerNode:
                 group.create_task(self.tail.run())
                 group.create_task(self.agent.run())
                 group.create_task(self._lead())
+                group.create_task(self._lose())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
 
@@ -222,6 +226,27 @@ class BrokerNode:
                 continue
             for item, state in zip(items, reply.partitions, strict=True):
                 self._simulation.metadata.altered(self._name, item, state)
+
+    async def _lose(self) -> None:
+        """Now and then some replicas are found damaged; once that is told, nothing from before may count."""
+        while True:
+            await asyncio.sleep(self._random.expovariate(1 / 2.0))
+            epoch, image = self.agent.broker_epoch, self.tail.image
+            held = [(topic_id, number) for topic_id, number, _ in image.partitions_on(self.agent.broker)]
+            if epoch is None or not held:
+                continue
+            lost = tuple(self._random.sample(held, min(len(held), self._random.choice((1, 1, 3)))))
+            request = ReportLost(broker=self.agent.broker, broker_epoch=epoch, replicas=lost)
+            try:
+                async with asyncio.timeout(3):
+                    reply = await self.agent.ask(request)
+            except (TransportError, RemoteError, TimeoutError):
+                continue
+            for place, outcome, told in zip(lost, reply.items, reply.partition_epochs, strict=True):
+                if outcome.error is None:
+                    before = image.partition(*place)
+                    assert before is not None, "it is held"
+                    self._simulation.metadata.lost(self._name, self.agent.broker, place, before, told)
 
     def _changes(self, image: ClusterImage) -> list[AlteredPartition]:
         items = []
@@ -269,6 +294,7 @@ class MetadataSimulation(RaftSimulation):
         self.snapshot_bytes = draw.choice((1_000, 10_000, 1 << 20))
         self.tail_snapshot_bytes = draw.choice((500, 5_000, 1 << 20))
         self.decision_bytes_max = draw.choice((300, 1_000, 1 << 20))
+        self.departures_max = draw.choice((1, 3, 2_500))
         self.checker = RaftChecker(self.fail, world.scheduler.trace)
         self.metadata = MetadataChecker(self.checker.history, self.fail)
         self.cluster = Cluster(world)
@@ -466,6 +492,7 @@ class MetadataSimulation(RaftSimulation):
         self.cluster.heal()
         repair = self.world.loop.create_task(self._repair())
         self._demand("nobody leads", self._is_led, LEADER_S)
+        self._demand_fencing()
         self._demand_answers()
         self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
         self._demand("not all brokers are let in", self._are_brokers_live, SETTLE_S)
@@ -488,6 +515,20 @@ class MetadataSimulation(RaftSimulation):
             return holds
 
         super()._demand(what, looked, timeout_s)
+
+    def _demand_fencing(self) -> None:
+        """A broker dies at a moment of its own choosing and stays dead: it is fenced, and leads nothing."""
+        station = self.world.random("last-death").choice(self.brokers)
+        self.world.run_for(self.world.random("last-death-time").choice((0.0, 0.01, 0.3, 2.0)))
+        station.kill()
+        number = int(station.node_id)
+
+        def is_fenced() -> bool:
+            found = self.metadata.image.brokers.get(number)
+            return found is None or found.fenced
+
+        self._demand(f"broker {number} is dead, and not fenced", is_fenced, SETTLE_S)
+        station.start()
 
     def _demand_answers(self) -> None:
         for admin in self.admins:
@@ -546,7 +587,8 @@ def run_metadata_seed(seed: int, *, only: Collection[int] | None = None) -> Resu
     try:
         with world:
             simulation = MetadataSimulation(world, seed, shape, only=only)
-            simulation.run()
+            with patch.object(brokers, "DEPARTURES_MAX", simulation.departures_max):
+                simulation.run()
     except (SimulationError, AssertionError) as error:
         failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
     assert simulation is not None

@@ -508,6 +508,10 @@ def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | Non
         from simulation.metadata_sim import run_metadata_seed
 
         return run_metadata_seed(seed, only=only)
+    if stack == "brokers":
+        from simulation.broker_sim import run_broker_seed
+
+        return run_broker_seed(seed, only=only)
     from simulation.stacks import make_stack
 
     # What nodes log under faults is meant for operators; the trace tells more.

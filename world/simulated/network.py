@@ -273,7 +273,7 @@ class SimTransport:
         target = network.find(node)
         if target is None or target._is_closed:
             if not network.is_mute(node):
-                self._answer(node, answer, UnreachableError(f"node {node} refuses the connection", node=node))
+                self._answer(node, answer, _refusal(node))
             return
         handler = target._methods.get(method)
         if handler is None:
@@ -319,7 +319,7 @@ class SimTransport:
         back_s = network.delay_s(node, self.me)
         if target is None or target._is_closed:
             if not network.is_mute(node):
-                refused = UnreachableError(f"node {node} refuses the connection", node=node)
+                refused = _refusal(node)
                 network.later(back_s, _settle, opened, refused)
             return
         handler = target._services.get(service)
@@ -338,6 +338,10 @@ async def _serve_stream(handler: StreamHandler, stream: SimStream) -> None:
         stream.connection.cut()
     else:
         stream.close()
+
+
+def _refusal(node: NodeId) -> UnreachableError:
+    return UnreachableError(f"node {node} refuses the connection", node=node, is_refused=True)
 
 
 def _opened(opened: SimFuture, connection: Connection) -> None:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from typing import TypeVar
 
+from tidelog.model.errors import WorkFailedError
 from tidelog.world.simulated.faults import Latency
 from tidelog.world.simulated.loop import SimLoop
 
@@ -13,10 +14,12 @@ T = TypeVar("T")
 class SimWork:
     """Implements `world.work.Work`. A `SimDisk` among the values is handed on: the helper uses the node's own."""
 
-    __slots__ = ("_loop", "_stream", "latency")
+    __slots__ = ("_loop", "_stream", "dying", "latency")
 
     def __init__(self, loop: SimLoop, stream: random.Random) -> None:
         self.latency = Latency(0.001, 0.02)
+        self.dying: set[str] = set()
+        """Names of functions that end their helper process, as one does that runs out of memory."""
         self._loop = loop
         self._stream = stream
 
@@ -28,4 +31,6 @@ class SimWork:
             await turn
         finally:
             handle.cancel()
+        if fn.__qualname__ in self.dying:
+            raise WorkFailedError(f"a helper process died while it ran {fn.__module__}.{fn.__qualname__}")
         return fn(*values)

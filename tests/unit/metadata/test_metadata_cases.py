@@ -174,6 +174,7 @@ def test_a_controller_that_was_held_up_fences_no_broker_that_lives(pause_s: floa
 
 @pytest.mark.case("R17")
 def test_a_flood_of_requests_fences_no_broker() -> None:
+    """It lasts longer than a session, and nothing commits meanwhile: heartbeats count when they arrive."""
     with Quorum(121, ControllerConfig(waiting_max=50)) as quorum:
         quorum.start()
         quorum.start_brokers(11, 12, 13)
@@ -188,8 +189,18 @@ def test_a_flood_of_requests_fences_no_broker() -> None:
 
         active = quorum.active()
         process, _ = quorum.controllers[active]
+        slow = [quorum.world.machine(f"n{node}") for node in CONTROLLERS if node != active]
+        for machine in slow:
+            machine.disk().begin_stall()
+            machine.store().begin_stall()
+        began_s = quorum.now_s()
         for number in range(400):
             process.spawn(flood(number))
+            quorum.world.run_for(0.012)
+        assert quorum.now_s() - began_s > 4.5, "a session is 3 s"
+        for machine in slow:
+            machine.disk().heal()
+            machine.store().heal()
         quorum.world.run_until(lambda: len(outcomes) == 400, timeout=60)
         assert ErrorCode.THROTTLING_QUOTA_EXCEEDED in outcomes, "more than wait may were asked"
         quorum.world.run_for(8.0)

@@ -173,6 +173,7 @@ class TestResolution:
         assert (config.retention_bytes, config.min_cleanable_dirty_ratio) == (99, 0.25)
         assert configs.log_config(cluster.image, "other") is configs.log_config(cluster.image, "another")
 
+    @pytest.mark.source("a:A-51", "b:C-11")
     @pytest.mark.parametrize(("replicas", "least"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
     def test_a_majority_must_be_in_sync_unless_it_was_set(self, replicas: int, least: int) -> None:
         cluster = Cluster(5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import defaultdict
 from collections.abc import Iterator
 from uuid import UUID
 
@@ -18,11 +19,12 @@ from tidelog.metadata.brokers import Drain, Fence
 from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.metadata.leadership import Candidates, can_serve
 from tidelog.metadata.loading import SnapshotLoader
+from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders
 from tidelog.metadata.records import CreateTopic
 from tidelog.metadata.shell import ControllerConfig
 from tidelog.metadata.snapshot import RECORDS_PER_CHUNK, decode_snapshot, snapshot_bytes
 from tidelog.metadata.topics import AddPartitions, MoreOfTopic
-from tidelog.model.errors import CorruptStateError
+from tidelog.model.errors import CorruptStateError, DuplicateBrokerError, ErrorCode
 from tidelog.model.ids import NodeId
 from tidelog.raft.config import RaftConfig
 from tidelog.raft.driver import DriverConfig
@@ -55,7 +57,7 @@ class TestLeavingInSteps:
         cluster = eight()
         epoch = cluster.image.brokers[0].broker_epoch
         left = []
-        while cluster.image.brokers[0].is_live:
+        while not cluster.image.brokers[0].fenced:
             before = led_by(cluster, 0)
             cluster.ask(Fence(broker=0, broker_epoch=epoch))
             left.append(before - led_by(cluster, 0))
@@ -79,16 +81,64 @@ class TestLeavingInSteps:
         assert [reply.is_fenced for reply in replies] == [False, False, True]
         assert led_by(cluster, 0) == 0
 
-    def test_who_is_taken_back_between_two_steps_leaves_again(self) -> None:
+    def test_who_is_leaving_is_not_taken_back_between_two_steps(self) -> None:
         cluster = eight()
-        epoch = cluster.image.brokers[0].broker_epoch
-        cluster.ask(Fence(broker=0, broker_epoch=epoch))
+        cluster.crash(0)
+        assert cluster.image.brokers[0].is_leaving
         number = next(n for _, n, p in cluster.image.partitions_on(0) if p.leader != 0 and len(p.replicas) == 3)
-        assert cluster.propose("t", (0, 1, 2), number).error is None
-        for _ in range(3):
-            cluster.ask(Fence(broker=0, broker_epoch=epoch))
+        assert cluster.propose("t", (0, 1, 2), number).error is ErrorCode.INELIGIBLE_REPLICA
+        cluster.crash(0)
+        cluster.crash(0)
         assert cluster.image.brokers[0].fenced
         assert cluster.partition("t", number).isr == (1, 2)
+
+    def test_what_a_leaving_broker_is_still_in_may_change_and_it_leads_nothing_new(self) -> None:
+        cluster = eight()
+        cluster.crash(0)
+        number = next(n for _, n, p in cluster.image.partitions_on(0) if p.leader == 0 and len(p.replicas) == 3)
+        name = "t"
+        after = cluster.propose(name, cluster.partition(name, number).isr[:2], number)
+        assert after.error is ErrorCode.NEW_LEADER_ELECTED, "a proposal of the leaving leader itself"
+        assert after.leader != 0
+        assert len(after.isr) == 2
+        (wanted,) = cluster.ask(ElectLeaders(kind="preferred", partitions=((name, number),))).items
+        assert wanted.error is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+
+    def test_who_is_leaving_is_fenced_before_it_is_let_in_again(self) -> None:
+        cluster = eight()
+        cluster.crash(0)
+        replies = [cluster.beat(0) for _ in range(3)]
+        assert [reply.is_fenced for reply in replies] == [False, True, False]
+        assert cluster.image.brokers[0].is_live
+
+    def test_another_process_waits_until_the_one_before_has_left(self) -> None:
+        cluster = eight()
+        cluster.crash(0)
+        with pytest.raises(DuplicateBrokerError, match="leaving"):
+            cluster.register(0)
+        cluster.crash(0)
+        cluster.crash(0)
+        cluster.register(0)
+
+    @pytest.mark.sim
+    def test_a_new_active_controller_goes_on_with_the_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Quorum(11) as quorum:
+            quorum.start()
+            quorum.start_brokers(11, 12, 13)
+            quorum.create("t", partitions=30)
+            active = quorum.active()
+            epoch = quorum.controller(active).image.brokers[11].broker_epoch
+            quorum.on(active, lambda node: node.submit(Fence(broker=11, broker_epoch=epoch)))
+            assert quorum.controller(active).image.brokers[11].is_leaving
+            quorum.kill(NodeId(11))
+            quorum.kill(active)
+            other = quorum.active()
+
+            def is_fenced() -> bool:
+                return bool(quorum.controller(other).image.brokers[11].fenced)
+
+            quorum.world.run_until(is_fenced, timeout=10)
+            quorum.controller(other).image.validate()
 
     @pytest.mark.sim
     def test_the_controller_takes_all_steps_by_itself(self) -> None:
@@ -120,6 +170,47 @@ class TestLeavingInSteps:
             assert quorum.now_s() - began_s < 2.0, "it does not wait for a whole heartbeat after each step"
             image = quorum.controller(quorum.active()).image
             assert all(partition.leader in (12, 13) for _, _, partition in image.partitions_on(11))
+
+
+def take_back(cluster: Cluster, broker: int) -> int:
+    """Every leader proposes to take the broker back; how often it was."""
+    image, by_leader = cluster.image, defaultdict(list)
+    for topic_id, number, partition in image.partitions_on(broker):
+        if partition.leader not in (-1, broker) and broker not in partition.isr:
+            by_leader[partition.leader].append(
+                AlteredPartition(
+                    topic_id=topic_id,
+                    partition=number,
+                    leader_epoch=partition.leader_epoch,
+                    partition_epoch=partition.partition_epoch,
+                    isr=tuple((member, image.brokers[member].broker_epoch) for member in (*partition.isr, broker)),
+                )
+            )
+    taken = 0
+    for leader, items in by_leader.items():
+        request = AlterPartition(
+            broker=leader, broker_epoch=image.brokers[leader].broker_epoch, partitions=tuple(items)
+        )
+        taken += sum(state.error is None for state in cluster.ask(request).partitions)
+    return taken
+
+
+@pytest.mark.parametrize("how", ["stops", "is fenced"])
+def test_a_broker_of_6000_partitions_leaves_in_three_steps_whatever_leaders_do_meanwhile(how: str) -> None:
+    cluster = Cluster(3)
+    cluster.create("t", partitions=6_000, replication_factor=3)
+    steps = 0
+    while not cluster.image.brokers[0].fenced:
+        steps += 1
+        assert steps <= 3
+        if how == "stops":
+            reply = cluster.beat(0, wants_shutdown=True)
+            assert reply.may_shut_down == (steps == 3)
+        else:
+            cluster.crash(0)
+        assert take_back(cluster, 0) == 0
+    assert led_by(cluster, 0) == 0
+    assert all(0 not in partition.isr for _, _, partition in cluster.image.partitions_on(0))
 
 
 def situations() -> Iterator[tuple[str, ClusterImage]]:

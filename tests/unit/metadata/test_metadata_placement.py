@@ -47,7 +47,7 @@ def test_with_two_racks_no_partition_has_all_replicas_on_one() -> None:
     assert set(Counter(broker for replicas in assignment for broker in replicas).values()) == {4}
 
 
-@pytest.mark.source("a:A-123")
+@pytest.mark.source("a:A-123", "b:C-02")
 @pytest.mark.parametrize("partitions", [6, 10, 13, 60])
 def test_leaders_are_spread_to_within_one(partitions: int) -> None:
     leads = Counter(replicas[0] for replicas in place(plain(6), partitions=partitions, replication_factor=3))

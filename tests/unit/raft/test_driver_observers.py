@@ -9,11 +9,12 @@ from functools import partial
 import pytest
 from raft_group import SMALL_SNAPSHOTS, A, B, C, Group, describe, error_of
 
-from tidelog.model.errors import RaftStoppedError, TidelogError
-from tidelog.model.ids import NodeId, Offset
+from tidelog.model.errors import CorruptStateError, RaftStoppedError, TidelogError
+from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.driver import RaftDriver
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.observer import ObserverConfig, RaftObserver
+from tidelog.raft.snapshots import file_name
 from tidelog.world.simulated import SimNode
 
 pytestmark = pytest.mark.sim
@@ -32,9 +33,13 @@ class Follower:
         self.values: list[bytes] = []
         self.next = 0
         self.loaded = 0
+        self.unreadable: bytes | None = None
+        """A value that this follower does not understand."""
 
     def apply(self, first: Offset, entries: Sequence[Entry]) -> None:
         assert first == self.next
+        if self.unreadable in [entry.data for entry in entries]:
+            raise CorruptStateError("a record cannot be read")
         self.next += len(entries)
         self.values += [entry.data for entry in entries if entry.kind is EntryKind.DATA]
 
@@ -45,15 +50,30 @@ class Follower:
         self.values = data.split(b"\n") if data else []
 
 
-def observe(group: Group, sources: Sequence[NodeId]) -> tuple[Follower, RaftObserver]:
+def observe(
+    group: Group, sources: Sequence[NodeId], *, offset: int = 0, epoch: int = 0, dying: Sequence[str] = ()
+) -> tuple[Follower, RaftObserver]:
     process = group.world.machine("broker").boot()
+    process.work.dying.update(dying)
     transport = group.network.join(process, NodeId(100))
     follower = Follower()
+    follower.next = offset
     made: list[RaftObserver] = []
 
     async def main(_: SimNode) -> None:
         await transport.start()
-        made.append(RaftObserver(transport, lambda: sources, follower, process.work, ObserverConfig(), process.random))
+        made.append(
+            RaftObserver(
+                transport,
+                lambda: sources,
+                follower,
+                process.work,
+                ObserverConfig(),
+                process.random,
+                offset=Offset(offset),
+                epoch=Epoch(epoch),
+            )
+        )
         process.spawn(made[0].run())
 
     group.world.run(process, main)
@@ -193,3 +213,118 @@ def test_an_observer_that_goes_leaves_no_tail_behind(group: Group) -> None:
     assert len(group.on(A, describe).observers) == 1
     group.world.machine("broker").kill()
     group.world.run_until(lambda: group.members[A].driver._tails.describe() == (), timeout=30)
+
+
+def has_all(follower: Follower, wanted: list[bytes]) -> bool:
+    return follower.values == wanted
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        row.getMessage() for row in caplog.records if row.name == "tidelog.raft.observer" and row.levelname == "WARNING"
+    ]
+
+
+@pytest.mark.case("R19")
+@pytest.mark.parametrize("spoilt", [(A,), (A, B, C)], ids=["one", "all"])
+def test_a_spoilt_snapshot_is_never_sent_to_an_observer(spoilt: tuple[NodeId, ...]) -> None:
+    group = Group(seed=9, config=SMALL_SNAPSHOTS)
+    with group.world:
+        group.start(A, B, C)
+        wanted = [b"%050d" % number for number in range(100)]
+        group.propose(group.leader(), *wanted)
+        group.world.run_for(2)
+        for node in spoilt:
+            newest = group.members[node].driver.core.log.snapshot
+            group.world.machine(f"m{node}").disk().flip_bit(f"raft/{file_name(newest)}", 100)
+        group.world.run_for(3)  # what was read before is too old to be sent
+        # The only source, and the first of three: it is left at once, or serves when it has taken a new one.
+        for sources in ([A], [A, B, C]):
+            follower, observer = observe(group, sources)
+            group.world.run_until(partial(has_all, follower, wanted), timeout=10)
+            assert (observer.failures_total, follower.loaded) == (0, 1)
+            group.world.machine("broker").kill()
+        assert all(one.driver.failed is None for one in group.members.values())
+        files = dict(group.world.machine(f"m{A}").disk().files())
+        assert [path for path in files if path.endswith(".corrupt")], "it is kept, and another one was taken"
+
+
+def test_an_observer_goes_to_another_source_while_one_cannot_check_its_snapshot() -> None:
+    group = Group(seed=9, config=SMALL_SNAPSHOTS)
+    with group.world:
+        group.start(A, B, C)
+        wanted = [b"%050d" % number for number in range(100)]
+        group.propose(group.leader(), *wanted)
+        group.world.run_for(2)
+        for node in (A, B):
+            group.members[node].node.work.dying.add("check_file")
+        follower, _ = observe(group, [A, B, C])
+        group.world.run_until(lambda: follower.values == wanted, timeout=5)
+        assert all(one.driver.failed is None for one in group.members.values())
+
+
+def test_an_observer_of_another_log_says_so_once_with_what_to_do(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.start(A, B, C)
+    leader = group.leader()
+    group.propose(leader, b"a")
+    _, observer = observe(group, [A, B, C], offset=1, epoch=77)
+    group.world.run_until(lambda: observer.trouble is not None, timeout=20)
+    group.world.run_for(60)
+    assert observer.trouble is not None
+    assert "is not of this group" in observer.trouble
+    assert observer.offset == 1
+    assert 15 < observer.failures == observer.failures_total < 40, "tried on, and not without a pause"
+    (said,) = warnings(caplog)
+    assert "after 6 tries the log cannot be followed from offset 1 on" in said
+    assert "move its copy of the metadata away" in said
+
+
+def test_an_observer_that_cannot_read_an_entry_says_so_until_it_can(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.start(A, B, C)
+    leader = group.leader()
+    group.propose(leader, b"a")
+    follower, observer = observe(group, [A, B, C])
+    group.world.run_until(lambda: follower.values == [b"a"], timeout=10)
+    follower.unreadable = b"new"
+    group.propose(leader, b"new")
+    group.world.run_until(lambda: observer.trouble is not None, timeout=20)
+    group.world.run_for(30)
+    (said,) = warnings(caplog)
+    assert "a record cannot be read" in said
+    assert "upgrade it" in said
+    follower.unreadable = None
+    group.world.run_until(lambda: follower.values == [b"a", b"new"], timeout=20)
+    assert (observer.trouble, observer.failures) == (None, 0)
+    assert "followed again" in warnings(caplog)[-1]
+    assert len(warnings(caplog)) == 2
+
+
+def test_an_observer_whose_helper_dies_is_in_trouble_until_it_lives() -> None:
+    group = Group(seed=9, config=SMALL_SNAPSHOTS)
+    with group.world:
+        group.start(A, B, C)
+        wanted = [b"%050d" % number for number in range(100)]
+        group.propose(group.leader(), *wanted)
+        group.world.run_for(2)
+        follower, observer = observe(group, [A, B, C], dying=["decode_received"])
+        group.world.run_until(lambda: observer.trouble is not None, timeout=30)
+        assert observer.trouble is not None
+        assert "want of memory" in observer.trouble
+        broker = group.world.machine("broker").node
+        assert broker is not None
+        broker.work.dying.clear()
+        group.world.run_until(lambda: follower.values == wanted, timeout=30)
+        assert observer.trouble is None
+
+
+def test_an_observer_with_nothing_to_apply_is_well_again_when_a_source_confirms_it(group: Group) -> None:
+    group.start(A, B, C)
+    group.propose(group.leader(), b"a")
+    _, observer = observe(group, [A])
+    group.world.run_until(lambda: observer.offset == group.members[A].driver.core.commit, timeout=10)
+    observer.failures, observer.trouble = 9, "six sources refused it, one after the other"
+    group.world.run_until(lambda: observer.trouble is None and observer.failures == 0, timeout=5)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from raft_group import SMALL_SNAPSHOTS, A, B, C, D, Group, describe, error_of, member
+from raft_group import SMALL_SNAPSHOTS, A, B, C, D, Group, describe, directory, error_of, member, waits_for
 
 from tidelog.model.errors import MembershipChangeError
-from tidelog.model.ids import NodeId
+from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.driver import DriverConfig
+from tidelog.raft.effects import Role
+from tidelog.raft.messages import SnapshotId
 from tidelog.raft.peers import LinkConfig
+from tidelog.raft.report import MemberReport, RaftReport
+from tidelog.raft.report import waits_for as describe_waiting
 
 pytestmark = pytest.mark.sim
 
@@ -112,6 +116,9 @@ def test_a_voter_that_did_not_hear_of_its_removal_is_answered_and_then_forgotten
     group.world.run_until(lambda: candidate.elections.refusers == set(others), timeout=10)
     assert candidate.log.membership.voter(gone) is not None, "it does not know"
     assert group.leader() == leader, "and disturbs nobody"
+    said = group.on(gone, waits_for)
+    assert all(f"node {node}" in said for node in others), said
+    assert "this node may have been removed without hearing of it" in said
     group.kill(gone)
     group.world.run_until(lambda: all(gone not in links(group, node) for node in others), timeout=20)
 
@@ -130,3 +137,39 @@ def test_a_member_that_was_forgotten_is_found_when_it_is_added_again(group: Grou
     group.until_equal([b"a", b"b"])
     group.world.run_for(20)
     assert gone in links(group, leader), "a member's link is kept"
+
+
+def test_a_voter_that_heard_of_its_removal_says_so(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    group.start(A, B, C)
+    gone = group.leader()
+    group.propose(gone, b"a")
+    group.on(gone, lambda driver: driver.change_membership(remove=gone))
+    leader = group.leader(among=[node for node in (A, B, C) if node != gone])
+    others = ", ".join(str(node) for node in (A, B, C) if node != gone)
+    wanted = f"not among the voters that it knows of ({others}): it was removed, or was never added"
+    said = f"node={gone} no leader for "
+
+    def has_said_it() -> bool:
+        return any(row.getMessage().startswith(said) and wanted in row.getMessage() for row in caplog.records)
+
+    group.world.run_until(has_said_it, timeout=20)
+    report = group.on(gone, describe)
+    assert report.without_leader_ms >= 2_000
+    assert not [row for row in caplog.records if row.getMessage().startswith(f"node={leader} no leader")]
+
+
+def test_a_node_that_learns_is_not_said_to_be_removed() -> None:
+    report = RaftReport(
+        *(D, directory(D), Epoch(3), Role.FOLLOWER, None, Offset(0), Offset(0), Offset(0), Offset(0), Offset(0)),
+        snapshot=SnapshotId(Offset(0), Epoch(0)),
+        recovering_until=None,
+        without_leader_ms=4_000,
+        members=(
+            MemberReport(A, directory(A), (), is_voter=True, is_connected=True, error=None),
+            MemberReport(D, directory(D), (), is_voter=False, is_connected=True, error=None),
+        ),
+    )
+    said = describe_waiting(report, lambda _: "")
+    assert (
+        said == "no leader for 4.0 s; not among the voters that it knows of (1): it learns, and a leader must find it"
+    )
