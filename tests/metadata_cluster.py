@@ -172,6 +172,10 @@ def check_epochs(before: ClusterImage, after: ClusterImage) -> None:
             if new.leader != old.leader:
                 assert new.leader_epoch > old.leader_epoch, "a leader has its own epoch"
             assert new.start_offset >= old.start_offset, "what was trimmed stays so"
+            for joined in set(new.isr) - set(old.isr):
+                assert after.brokers[joined].is_live, "who joins is live"
+            if new.leader != old.leader and new.leader >= 0:
+                assert after.brokers[new.leader].is_live, "who begins to lead is live"
     for number, broker in before.brokers.items():
         renewed = after.brokers.get(number)
         if renewed is not None:

@@ -1,7 +1,7 @@
 """Three real controllers and two brokers on loopback: real disk, gRPC, real signals.
 
-Times are printed, and judged by `bench/metadata_takeover.py`. Here the best of a few rounds has a promise to keep, and
-every round a generous deadline, since the machine that runs the tests has other things to do.
+Times are printed, and judged by `bench/metadata_takeover.py`. Here all rounds but one have a promise to keep, and every
+round a generous deadline, since the machine that runs the tests has other things to do.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_a_killed_controller_is_replaced_and_the_brokers_follow_the_new_one(tmp_
             await cluster.until_all_agree(*(node for node in NODES if node != victim), timeout_s=AGREE_S)
             cluster.start(victim)
             await cluster.until_all_agree(timeout_s=AGREE_S)
-        assert min(times) < PROMISED_S
+        assert sorted(times)[-2] < PROMISED_S, "all but one"
         for broker in cluster.brokers.values():
             image = broker.tail.image
             assert sorted(image.topic_ids) == ["first", "kill-0", "kill-1", "kill-2"]
@@ -88,7 +88,7 @@ def test_a_frozen_controller_is_replaced_and_is_no_second_one_when_it_wakes(tmp_
     async def job(cluster: MetadataCluster) -> None:
         await cluster.create(topic("first"), timeout_s=START_S)
         times = []
-        for round_ in range(2):
+        for round_ in range(3):
             victim = await active(cluster)
             cluster.freeze(victim)
             began = time.monotonic()
@@ -104,10 +104,10 @@ def test_a_frozen_controller_is_replaced_and_is_no_second_one_when_it_wakes(tmp_
 
             await cluster.until(follows, timeout_s=AGREE_S)
             await cluster.until_all_agree(timeout_s=AGREE_S)
-        assert min(times) < PROMISED_S
+        assert sorted(times)[-2] < PROMISED_S, "all but one"
         for broker in cluster.brokers.values():
             assert not broker.agent.is_fenced
-            assert sorted(broker.tail.image.topic_ids) == ["first", "freeze-0", "freeze-1"]
+            assert sorted(broker.tail.image.topic_ids) == ["first", "freeze-0", "freeze-1", "freeze-2"]
 
     run(tmp_path, job)
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgpack
 
 from simulation.defects import Defect
-from tidelog.metadata import brokers, leadership, partitions, tail
+from tidelog.metadata import brokers, leadership, losses, partitions, tail
 from tidelog.metadata.decision import Decision
 from tidelog.metadata.delta import ImageDelta, delta_between
 from tidelog.metadata.machine import MetadataMachine
-from tidelog.metadata.records import AbortDecision, BeginDecision, EndDecision, decode_records
+from tidelog.metadata.records import AbortDecision, BeginDecision, ChangePartition, EndDecision, decode_records
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.shell import ControllerNode
 from tidelog.metadata.snapshot import snapshot_bytes
@@ -63,6 +63,17 @@ def _register_in_the_same_epoch(image: Any, request: Any, context: Any, *, clust
     first: Any = decision.records[0]
     first = replace(first, broker_epoch=known.broker_epoch)
     return Decision((first, *decision.records[1:]), brokers.Registered(broker_epoch=known.broker_epoch))
+
+
+def _report_in_the_same_epoch(image: Any, broker: int, topic_id: Any, number: int) -> Any:
+    _, partition = losses.find_partition(image, topic_id, number)
+    after = losses.without(image, topic_id, partition, broker, has_lost_data=True)
+    record = losses.shifted(image, topic_id, number, partition, after, excluded=(broker,))
+    return record or ChangePartition(topic_id=topic_id, partition=number)
+
+
+def _serves_until_fenced(image: Any, _partition: Any, broker: int) -> bool:
+    return broker in image.brokers and not image.brokers[broker].fenced
 
 
 # The runtime.
@@ -177,6 +188,14 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "same_broker_epoch", "metadata", "a new incarnation gets the epoch of the last one",
         _on(brokers, "register", _register_in_the_same_epoch),
+    ),
+    Defect(
+        "loss_in_the_same_epoch", "metadata", "what a leader knew of a replica counts after its loss was reported",
+        _on(losses, "_without", _report_in_the_same_epoch),
+    ),
+    Defect(
+        "leaving_taken_back", "metadata", "a broker that is leaving is taken into ISRs until it is fenced",
+        _on(partitions, "can_serve", _serves_until_fenced),
     ),
     Defect(
         "reply_before_commit", "metadata", "a change is answered when it is decided",

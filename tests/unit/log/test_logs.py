@@ -85,7 +85,7 @@ def test_a_long_topic_name_still_gives_a_file_name_that_can_be_deleted() -> None
 # Several directories
 
 
-@pytest.mark.source("a:A-25")
+@pytest.mark.source("a:A-25", "b:B-07")
 def test_a_new_log_goes_to_the_directory_with_the_fewest_logs(site: Site) -> None:
     async def main(host: Host) -> None:
         logs = await host.open()

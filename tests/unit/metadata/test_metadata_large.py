@@ -15,11 +15,12 @@ from metadata_quorum import CONTROLLERS, Quorum
 
 from tidelog.log.batch import partition_of
 from tidelog.metadata import brokers
-from tidelog.metadata.brokers import Drain, Fence
+from tidelog.metadata.brokers import Drain, Fence, Heartbeat
 from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.metadata.leadership import Candidates, can_serve
 from tidelog.metadata.loading import SnapshotLoader
-from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders
+from tidelog.metadata.losses import ReportLost
+from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders, FindLeaders
 from tidelog.metadata.records import CreateTopic
 from tidelog.metadata.shell import ControllerConfig
 from tidelog.metadata.snapshot import RECORDS_PER_CHUNK, decode_snapshot, snapshot_bytes
@@ -170,6 +171,105 @@ class TestLeavingInSteps:
             assert quorum.now_s() - began_s < 2.0, "it does not wait for a whole heartbeat after each step"
             image = quorum.controller(quorum.active()).image
             assert all(partition.leader in (12, 13) for _, _, partition in image.partitions_on(11))
+
+
+@pytest.mark.usefixtures("small_steps")
+class TestOtherSteps:
+    def test_leaders_for_a_broker_that_is_let_in_are_found_step_by_step(self) -> None:
+        cluster = Cluster(2)
+        cluster.made("t", *[(0, 1)] * 8)
+        for broker in (1, 0):
+            while not cluster.image.brokers[broker].fenced:
+                cluster.crash(broker)
+        cluster.register(0, clean_stop_epoch=cluster.image.brokers[0].broker_epoch)
+        reply = cluster.beat(0)
+        assert (reply.is_fenced, reply.is_more_to_do) == (False, True)
+        assert led_by(cluster, 0) == 3
+        found = [cluster.ask(FindLeaders(broker=0, elections_max=3)) for _ in range(2)]
+        assert [(step.elected, step.is_more_to_do) for step in found] == [(3, True), (2, False)]
+        assert led_by(cluster, 0) == 8
+        assert not cluster.beat(0).is_more_to_do
+
+    def test_without_a_broker_in_question_leaders_are_found_cleanly_only(self) -> None:
+        cluster = Cluster(2)
+        damaged = cluster.made("damaged", (0,), unclean_leader_election_enable="true")
+        epoch = cluster.image.brokers[0].broker_epoch
+        cluster.ask(ReportLost(broker=0, broker_epoch=epoch, replicas=((damaged, 0),)))
+        assert cluster.ask(FindLeaders()).elected == 0
+        assert cluster.partition("damaged").leader == -1
+
+    @pytest.mark.parametrize("kind", ["stalled_directories", "failed_directories"])
+    def test_the_replicas_of_a_directory_that_is_offline_leave_step_by_step(self, kind: str) -> None:
+        cluster = Cluster(3)
+        cluster.made("t", *[(0, 1, 2)] * 8)
+        told = {kind: (directory(0),)}
+        steps: list[bool] = []
+        while not steps or steps[-1]:
+            steps.append(cluster.beat(0, **told).is_more_to_do)
+            assert cluster.image.brokers[0].offline == (directory(0),)
+        assert steps == [True, True, False]
+        assert all(0 not in partition.isr for _, _, partition in cluster.image.partitions_on(0))
+        assert not cluster.beat(0, **told).is_more_to_do
+
+    def test_a_directory_that_runs_again_is_believed_when_all_its_replicas_have_left(self) -> None:
+        cluster = Cluster(3)
+        cluster.made("t", *[(0, 1, 2)] * 8)
+        assert cluster.beat(0, stalled_directories=(directory(0),)).is_more_to_do
+        number = next(n for n in range(8) if 0 not in cluster.partition("t", n).isr)
+        assert cluster.propose("t", (0, 1, 2), number).error is ErrorCode.INELIGIBLE_REPLICA
+        for in_sync in (2, 0):
+            assert cluster.beat(0).is_more_to_do
+            assert cluster.image.brokers[0].offline == (directory(0),)
+            assert sum(0 in partition.isr for _, _, partition in cluster.image.partitions_on(0)) == in_sync
+        assert not cluster.beat(0).is_more_to_do
+        assert cluster.image.brokers[0].offline == ()
+
+    def test_a_drain_goes_step_by_step_and_its_validation_changes_nothing(self) -> None:
+        cluster = Cluster(3)
+        cluster.made("t", *[(0, 1, 2)] * 8)
+        assert cluster.ask(Drain(broker=0, validate_only=True)).is_more_to_do
+        assert led_by(cluster, 0) == 8
+        replies = [cluster.ask(Drain(broker=0)) for _ in range(3)]
+        assert [(reply.leads, reply.is_more_to_do) for reply in replies] == [(5, True), (2, True), (0, False)]
+
+    @pytest.mark.sim
+    def test_the_controller_takes_the_steps_of_heartbeats_and_drains(self) -> None:
+        with Quorum(12) as quorum:
+            quorum.start()
+            quorum.start_brokers(11, 12, 13)
+            quorum.create("t", partitions=30)
+            assert quorum.ask(Drain(broker=11, validate_only=True)).is_more_to_do
+            drained = quorum.ask(Drain(broker=11))
+            assert (drained.leads, drained.is_more_to_do) == (0, False)
+            controller, broker = quorum.controller(quorum.active()), quorum.brokers[NodeId(12)]
+            broker.agent.stalled_directories = controller.image.brokers[12].directories
+            broker.agent.beat_soon()
+            quorum.world.run_until(
+                lambda: all(12 not in partition.isr for _, _, partition in controller.image.partitions_on(12)),
+                timeout=1.0,
+            )
+
+
+@pytest.mark.parametrize("what", ["let in", "stalled", "drained"])
+def test_no_decision_changes_more_than_so_many_of_10000_partitions(what: str) -> None:
+    """Their time follows from their number: some 50 ms for 2,500."""
+    cluster = Cluster(2)
+    cluster.create("t", partitions=10_000, replication_factor=2)
+    request: object = Drain(broker=0)
+    if what == "stalled":
+        epoch = cluster.image.brokers[0].broker_epoch
+        request = Heartbeat(
+            broker=0, broker_epoch=epoch, metadata_offset=len(cluster.log), stalled_directories=(directory(0),)
+        )
+    if what == "let in":
+        for broker in (1, 0):
+            while not cluster.image.brokers[broker].fenced:
+                cluster.crash(broker)
+        epoch = cluster.register(0, clean_stop_epoch=cluster.image.brokers[0].broker_epoch)
+        request = Heartbeat(broker=0, broker_epoch=epoch, metadata_offset=len(cluster.log))
+    decision = cluster.decide(request)
+    assert decision.reply.is_more_to_do
+    assert len(decision.records) == brokers.DEPARTURES_MAX + 1
 
 
 def take_back(cluster: Cluster, broker: int) -> int:

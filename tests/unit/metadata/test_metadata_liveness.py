@@ -1,9 +1,10 @@
-"""What must go on whatever stands still: dead brokers are fenced, frozen controllers are left, our own errors end us."""
+"""What must go on whatever stands still: dead brokers are fenced, frozen controllers are left, our errors end us."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -247,7 +248,7 @@ def test_a_connection_that_is_never_answered_is_given_up_after_the_silence_that_
         other = quorum.active(among=[node for node in CONTROLLERS if node != active])
         quorum.world.run_until(lambda: agent.client.leader == other and opened[-1][1] == other, timeout=12)
         to_frozen = [at for at, node in opened if node == active]
-        assert all(later - at >= 2.0 for at, later in zip(to_frozen, to_frozen[1:], strict=False))
+        assert all(later - at >= 2.0 for at, later in pairwise(to_frozen))
         quorum.world.run_for(5.0)
         assert not agent.is_fenced
         quorum.world.machine(f"n{active}").resume()

@@ -67,6 +67,7 @@ EXAMPLES: list[Any] = [
         ),
     ),
     losses.ReportLost(broker=1, broker_epoch=2, replicas=((ID, 0),)),
+    partitions.FindLeaders(broker=1),
     partitions.ElectLeaders(kind="preferred", partitions=(("t", 0),)),
     partitions.ElectLeaders(kind="unclean"),
     partitions.BalanceLeaders(elections_max=3),

@@ -2,9 +2,9 @@
 leader that cannot give what its followers lack."""
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster, batch
+from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
 from test_replica_cases import isolate
-from test_replicas import BROKERS, alter
+from test_replicas import BROKERS, alter, reassign
 
 from tidelog.model.errors import ErrorCode
 from tidelog.model.ids import PartitionId
@@ -145,5 +145,32 @@ def test_s3_a_disk_that_turns_read_only_takes_its_partitions_offline_and_others_
         cluster.kill(NodeId(11))
         cluster.start_brokers(11)
         cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        cluster.check()
+
+
+def test_a_replica_that_was_dropped_does_not_take_the_log_of_its_successor_along() -> None:
+    with ReplicationCluster(132) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS, 14)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(4):
+            cluster.write(orders, b"%d" % number)
+        dropped = cluster.replica(13, orders)
+        reassign(cluster, "orders", 11, 12, 14)
+        cluster.until(lambda: orders not in cluster.brokers[NodeId(13)].logs.known())
+        reassign(cluster, "orders", 11, 12, 13)
+        cluster.until_in_sync(orders, *BROKERS)
+        assert cluster.replica(13, orders) is not dropped
+        # A timer of its former life: try again to follow.
+        found = cluster.brokers[NodeId(13)]
+
+        async def late(_: RunningBroker) -> None:
+            found.replicas.unsettle(dropped)
+
+        cluster.on_broker(13, late)
+        cluster.world.run_for(1.0)
+        assert not cluster.log(13, orders).is_closed
+        cluster.write(orders, b"4")
         cluster.until_equal(orders, *BROKERS)
         cluster.check()

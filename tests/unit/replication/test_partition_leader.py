@@ -89,7 +89,7 @@ def changed(state: LeaderState, after: Partition, *, min_isr: int = 2, now_ms: i
 
 
 class TestHighWatermark:
-    @pytest.mark.source("a:B-09", "a:U-02")
+    @pytest.mark.source("a:B-09", "a:U-02", "b:C-08", "b:C-09")
     def test_it_is_the_least_durable_end_of_those_in_sync(self) -> None:
         state = leader()
         assert not write(state, 10)
@@ -296,7 +296,7 @@ class TestJoining:
 
 
 class TestLag:
-    @pytest.mark.source("a:B-04", "a:B-05")
+    @pytest.mark.source("a:B-04", "a:B-05", "a:B-08")
     def test_who_has_not_reached_the_log_end_for_too_long_leaves(self) -> None:
         state = leader()
         ack(state, 2, 0, 0)

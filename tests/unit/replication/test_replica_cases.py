@@ -277,7 +277,7 @@ def test_t11_unsynced_bytes_of_one_follower_are_never_counted() -> None:
 
 
 @pytest.mark.case("T12")
-@pytest.mark.source("a:B-09", "a:B-11", "a:U-04", "a:U-10")
+@pytest.mark.source("a:B-09", "a:B-11", "a:U-04", "a:U-10", "a:X3-28", "b:A-19", "b:C-09")
 def test_t12_nobody_sees_a_record_that_is_not_replicated_acks_1_included() -> None:
     with ReplicationCluster(112) as cluster:
         cluster.start()

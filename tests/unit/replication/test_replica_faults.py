@@ -20,7 +20,7 @@ CATCHING_SEEDS_MAX = 25
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.source("a:U-01", "a:U-02", "a:U-03", "a:U-04")
+@pytest.mark.source("a:U-01", "a:U-02", "a:U-03", "a:U-04", "b:A-20")
 def test_nothing_acknowledged_or_read_is_lost_under_faults(seed: int) -> None:
     assert FaultRun(seed).run() > 0, "something was acknowledged"
 

@@ -5,7 +5,9 @@ from replication_cluster import NodeId, ReplicationCluster, RunningBroker
 from test_replicas import BROKERS
 
 from tidelog.log.log import Damage
-from tidelog.metadata.partitions import ElectLeaders
+from tidelog.metadata.losses import ReportLost
+from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders
+from tidelog.model.errors import TransportError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.replication.repair import lost_replicas
 from tidelog.world.simulated import Loss
@@ -145,6 +147,58 @@ def test_a_log_that_is_gone_is_known_as_lost_and_one_that_never_was_is_not() -> 
         found = cluster.brokers[NodeId(12)]
         assert found.agent.registration.lost == ((orders.topic_id, 0),)
         assert lost_replicas(found.logs, cluster.image(), 14) == ()
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        cluster.check()
+
+
+def drop(cluster: ReplicationCluster, partition_id: PartitionId, broker: int) -> None:
+    """The in-sync set without this one, as the leader would propose it."""
+    partition, brokers = cluster.partition(partition_id), cluster.image().brokers
+    item = AlteredPartition(
+        topic_id=partition_id.topic_id,
+        partition=partition_id.partition,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        isr=tuple((member, brokers[member].broker_epoch) for member in partition.isr if member != broker),
+    )
+    request = AlterPartition(
+        broker=partition.leader, broker_epoch=brokers[partition.leader].broker_epoch, partitions=(item,)
+    )
+    (state,) = cluster.on(cluster.active(), lambda controller: controller.submit(request)).partitions
+    assert state.error is None, state.message
+
+
+def test_a_damaged_log_outside_of_the_in_sync_set_is_not_cut_before_its_loss_is_acknowledged() -> None:
+    """Its leader may be taking it back by what it acknowledged before."""
+    with ReplicationCluster(307) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(6):
+            cluster.write(orders, b"%d" % number)
+        cluster.until_equal(orders, *BROKERS)
+        agent = cluster.brokers[NodeId(12)].agent
+        ask = agent.ask
+
+        async def not_reported(request: object) -> object:
+            if isinstance(request, ReportLost):
+                raise TransportError("no controller hears of it")
+            return await ask(request)
+
+        agent.ask = not_reported  # type: ignore[method-assign]
+        epoch = cluster.partition(orders).leader_epoch
+        damage(cluster, 12, orders, 2)
+        cluster.world.run_for(1)
+        drop(cluster, orders, 12)
+        tail = cluster.brokers[NodeId(12)].tail
+        cluster.until(lambda: 12 not in tail.image.topics[orders.topic_id].partitions[0].isr)
+        cluster.world.run_for(3)
+        assert cluster.log(12, orders).damaged is not None, "it waits for the acknowledgement"
+        assert cluster.partition(orders).leader_epoch == epoch
+        agent.ask = ask  # type: ignore[method-assign]
+        cluster.until(lambda: cluster.log(12, orders).damaged is None)
+        assert cluster.partition(orders).leader_epoch > epoch
         cluster.until_in_sync(orders, *BROKERS)
         cluster.until_equal(orders, *BROKERS)
         cluster.check()

@@ -74,6 +74,7 @@ def test_compacted_logs_are_followed_over_their_gaps() -> None:
         cluster.check()
 
 
+@pytest.mark.source("a:B-42")
 def test_with_page_cache_a_record_counts_when_it_is_written() -> None:
     with ReplicationCluster(704) as cluster:
         cluster.start()

@@ -31,7 +31,7 @@ def reassign(cluster: ReplicationCluster, topic: str, *replicas: int) -> None:
     assert outcome.error is None, outcome.message
 
 
-@pytest.mark.source("a:B-01", "a:B-13", "a:B-30", "a:T-02", "a:U-02", "a:U-03", "a:U-12")
+@pytest.mark.source("a:B-01", "a:B-13", "a:B-30", "a:T-02", "a:U-02", "a:U-03", "a:U-12", "b:D-01")
 def test_what_was_acknowledged_survives_the_leader_and_writing_goes_on() -> None:
     with ReplicationCluster(1) as cluster:
         cluster.start()
@@ -51,7 +51,7 @@ def test_what_was_acknowledged_survives_the_leader_and_writing_goes_on() -> None
         cluster.check()
 
 
-@pytest.mark.source("a:B-40", "a:B-41", "a:T-04", "a:C-07")
+@pytest.mark.source("a:B-40", "a:B-41", "a:T-04", "a:C-07", "a:X3-21", "b:C-11")
 def test_one_replica_down_is_normal_and_two_make_the_partition_read_only() -> None:
     with ReplicationCluster(2) as cluster:
         cluster.start()
@@ -167,6 +167,7 @@ def test_a_reassignment_copies_the_partition_and_the_old_replica_goes() -> None:
         cluster.check()
 
 
+@pytest.mark.source("a:A-51")
 def test_settings_of_a_topic_reach_its_logs_while_they_run() -> None:
     with ReplicationCluster(8) as cluster:
         cluster.start()
@@ -187,7 +188,7 @@ def test_settings_of_a_topic_reach_its_logs_while_they_run() -> None:
         cluster.check()
 
 
-@pytest.mark.source("a:B-04", "a:B-05", "a:B-12")
+@pytest.mark.source("a:B-04", "a:B-05", "a:B-12", "b:C-06", "b:C-07", "b:C-19", "b:D-08")
 def test_a_follower_that_does_not_follow_leaves_the_in_sync_set_and_comes_back() -> None:
     with ReplicationCluster(9) as cluster:
         cluster.start()

@@ -46,7 +46,7 @@ def test_acks_say_how_far_a_record_is_when_it_is_acknowledged() -> None:
         cluster.check()
 
 
-@pytest.mark.source("a:C-16", "a:T-30")
+@pytest.mark.source("a:C-16", "a:T-30", "b:B-02")
 def test_a_broker_that_does_not_lead_says_who_does() -> None:
     with ReplicationCluster(402) as cluster:
         cluster.start()

@@ -98,7 +98,7 @@ def test_endpoints_are_those_of_the_listener_that_is_asked_for() -> None:
         assert "OUTSIDE" in str(refusal)
 
 
-@pytest.mark.source("b:O-07")
+@pytest.mark.source("b:O-07", "a:B-18")
 def test_a_partition_that_nobody_leads_says_so() -> None:
     with DoorQuorum(3) as quorum:
         quorum.start()

@@ -21,6 +21,7 @@ from tidelog.model.errors import (
     WrongClusterError,
 )
 from tidelog.model.ids import NodeId
+from tidelog.rpc import transport
 from tidelog.rpc.transport import GrpcTransport
 from tidelog.world.local_transport import LocalNetwork
 from tidelog.world.transport import Stream, decode_error, encode_error
@@ -150,12 +151,15 @@ def test_a_peer_that_dies_with_the_request_in_its_hands_is_not_called_unreachabl
 def test_a_node_that_does_not_run_or_is_not_known_is_unreachable(kind: str) -> None:
     async def job(pair: Pair) -> None:
         await pair.b.close()
-        with pytest.raises(UnreachableError):
+        with pytest.raises(UnreachableError) as refused:
             await pair.a.call(B, "x", b"", timeout_ms=5_000)
-        with pytest.raises(UnreachableError):
+        assert refused.value.is_refused
+        with pytest.raises(UnreachableError) as refused:
             await pair.a.open_stream(B, "x")
-        with pytest.raises(UnreachableError):
+        assert refused.value.is_refused
+        with pytest.raises(UnreachableError) as unknown:
             await pair.a.call(NodeId(77), "x", b"", timeout_ms=5_000)
+        assert unknown.value.is_refused == (kind == "local"), "who has no address has not refused"
 
     run(kind, job)
 
@@ -359,6 +363,30 @@ def test_a_new_address_is_used_for_what_comes_next() -> None:
             assert await pair.a.call(B, "name", b"", timeout_ms=5_000) == b"new"
         finally:
             await moved.close()
+
+    run("grpc", job)
+
+
+def test_a_stream_outlives_the_address_that_it_was_opened_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "OLD_ADDRESS_GRACE_S", 0.05)
+
+    async def job(pair: Pair) -> None:
+        async def echo(stream: Stream) -> None:
+            while True:
+                await stream.send(await stream.receive())
+
+        pair.b.serve_stream("echo", echo)
+        stream = await pair.a.open_stream(B, "echo")
+        pair.a.set_address(B, f"localhost:{pair.b.port}")
+        (old,) = pair.a._old_channels
+        for number in range(10):
+            await asyncio.sleep(0.05)
+            await stream.send(b"%d" % number)
+            assert await stream.receive() == b"%d" % number
+        assert not old.done()
+        stream.close()
+        await asyncio.wait([old], timeout=5)
+        assert old.done(), "its channel is closed when its last stream has ended"
 
     run("grpc", job)
 

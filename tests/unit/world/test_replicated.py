@@ -392,3 +392,52 @@ def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
         assert bench.machine.state == ("a", "b")
 
     run(test)
+
+
+def test_what_the_owner_decides_has_room_beyond_the_bound() -> None:
+    async def test(bench: Bench) -> None:
+        asked = [bench.ask(word) for word in ("a", "b")]
+        await bench.turns()
+        with pytest.raises(OverloadedError):
+            await bench.machine.submit("c")
+        own = asyncio.ensure_future(bench.machine.submit("own", is_own=True))
+        await bench.turns()
+        bench.log.commit()
+        await bench.turns()
+        bench.log.commit()
+        assert await own == "own is number 2"
+        await asyncio.gather(*asked)
+
+    run(test, waiting_max=2)
+
+
+@pytest.mark.parametrize("where", ["encode", "append", "decide again"])
+def test_an_error_of_ours_tells_everybody_who_waits_and_ends_the_node(where: str) -> None:
+    failures: list[BaseException] = []
+
+    async def test(bench: Bench) -> None:
+        def broken(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("ours")
+
+        async def broken_append(*_: Any, **__: Any) -> None:
+            raise RuntimeError("ours")
+
+        if where == "encode":
+            bench.words.encode = broken  # type: ignore[method-assign]
+        if where == "append":
+            bench.log.append_at = broken_append  # type: ignore[method-assign]
+        first = bench.ask("a")
+        await bench.turns()
+        if where == "decide again":
+            bench.words.decide = broken  # type: ignore[method-assign]
+            bench.log.waiting[0][1].set_exception(MovedLogError("an entry of the log's own came in between"))
+            bench.log.waiting.clear()
+            bench.log.entries.pop()
+        with pytest.raises((UnknownOutcomeError, NotLeaderError)):
+            async with asyncio.timeout(5):
+                await first
+        await bench.turns()
+        assert [str(failure) for failure in failures] == ["ours"]
+        assert not bench.machine.is_leading
+
+    run(test, on_failure=failures.append)
