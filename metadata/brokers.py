@@ -15,9 +15,9 @@ Rules (design: safety 5, decisions 2.7 and 2.8):
 - Who is to be fenced and is in too many ISRs for one decision is *leaving* meanwhile: marked in the first step, from
   which on it joins and leads nothing new, and fenced in the last one. There is no way back from that but through being
   fenced; the active controller takes the steps (`metadata.shell`), whoever began them.
-- So do other large decisions go in steps, and say so (`is_more_to_do`): leaders for the partitions of a broker that is let
-  in, the replicas of a directory that is offline, a drain. A directory that runs again stays marked until the last of
-  its replicas has left: the broker is believed again when everything that was said of it is done.
+- Other large decisions go in steps, too, and say so (`is_more_to_do`): leaders for the partitions of a broker that is
+  let in, the replicas of a directory that is offline, a drain. A directory that runs again stays marked until the last
+  of its replicas has left: the broker is believed again when everything that was said of it is done.
 - A fenced or stopping broker leaves every ISR; where that makes the ISR smaller than `min.insync.replicas` it stays an
   eligible leader. So do the replicas of a directory that stands still; those of one that failed are not eligible.
 """
@@ -324,9 +324,7 @@ def _note_directories(draft: Draft, broker: Broker, request: Heartbeat) -> bool:
     if unknown:
         raise InvalidRequestError(f"broker {broker.broker} has no log directory {unknown[0]}")
     told = {*request.failed_directories, *request.stalled_directories}
-    unfinished = (
-        _still_in_sync(draft.image, broker, set(broker.offline) - told) if set(broker.offline) - told else set()
-    )
+    unfinished = _still_in_sync(draft.image, broker, set(broker.offline) - told)
     offline = tuple(d for d in broker.directories if d in told or d in unfinished)
     if offline != broker.offline:
         draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, offline=offline)])
@@ -345,6 +343,8 @@ def _note_directories(draft: Draft, broker: Broker, request: Heartbeat) -> bool:
 def _still_in_sync(image: ClusterImage, broker: Broker, directories: set[UUID]) -> set[UUID]:
     """Those of the directories with a replica that has not left its in-sync set."""
     number = broker.broker
+    if not directories:
+        return set()
     return {
         directory
         for _, _, partition in image.partitions_on(number)

@@ -110,13 +110,15 @@ def leave_all(image: ClusterImage, broker: int) -> Iterator[Record]:
                 yield record
 
 
-def find_leaders(image: ClusterImage, partitions: Iterator[tuple[UUID, int, Partition]]) -> Iterator[Record]:
-    """A leader for those that have none, where the rules now give one."""
+def find_leaders(
+    image: ClusterImage, partitions: Iterator[tuple[UUID, int, Partition]], *, unclean: bool | None = None
+) -> Iterator[Record]:
+    """A leader for those that have none, where the rules now give one. `unclean` overrides the topics' setting."""
     candidates = Candidates(image)
     for topic_id, number, partition in partitions:
         # Nobody but its replicas may lead, and mostly none of them can: that is seen without an election.
         if partition.leader == NO_LEADER and any(map(candidates.of(partition), partition.replicas)):
-            record = shifted(image, topic_id, number, partition, partition, candidates=candidates)
+            record = shifted(image, topic_id, number, partition, partition, unclean=unclean, candidates=candidates)
             if record is not None:
                 yield record
 

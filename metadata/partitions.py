@@ -100,9 +100,8 @@ def alter_partition(image: ClusterImage, request: AlterPartition, _context: Cont
         if record is not None:
             records.append(record)
         if record is not None and record.leader is not None:
-            ends.append(
-                (ErrorCode.NEW_LEADER_ELECTED, "another leads: a reassignment is complete, or the leader is leaving")
-            )
+            why = "another leads: a reassignment is complete, or the leader is leaving"
+            ends.append((ErrorCode.NEW_LEADER_ELECTED, why))
         else:
             ends.append((None, ""))
     draft.add(records)  # all at once: a broker that comes back joins thousands of partitions in one request
@@ -294,14 +293,22 @@ def balance_leaders(image: ClusterImage, request: BalanceLeaders, _context: Cont
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindLeaders:
-    """The controller's own: leaders for partitions that have none, where the rules give one."""
+    """The controller's own: leaders for partitions that have none, where the rules give one.
 
+    Of a broker that was let in: as when it was (`metadata.brokers`), uncleanly too, where the topic says so. Of all
+    (-1): cleanly only, since nothing has happened to any of them; who has reported a loss is not to lead by that.
+    """
+
+    broker: int = -1
     elections_max: int = ELECTIONS_PER_ROUND_MAX
 
 
 def elect_missing(image: ClusterImage, request: FindLeaders, _context: Context) -> Decision[Balanced]:
-    """What a broker that was let in could not be given in one decision (`metadata.brokers`)."""
-    records = tuple(islice(find_leaders(image, image.indexed(image.unbalanced)), request.elections_max + 1))
+    if request.broker < 0:
+        found = find_leaders(image, image.indexed(image.unbalanced), unclean=False)
+    else:
+        found = find_leaders(image, image.partitions_on(request.broker))
+    records = tuple(islice(found, request.elections_max + 1))
     some = records[: request.elections_max]
     return Decision(some, Balanced(elected=len(some), is_more_to_do=len(some) < len(records)))
 

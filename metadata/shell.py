@@ -229,15 +229,16 @@ class ControllerNode:
         while isinstance(reply, HeartbeatReply | Drained) and reply.is_more_to_do:
             if getattr(request, "validate_only", False):
                 break
-            await self._find_leaders()
+            if isinstance(request, Heartbeat):
+                await self._find_leaders(request.broker)
             reply = await self.machine.replicated.submit(request, is_own=True)
         return reply
 
-    async def _find_leaders(self) -> None:
+    async def _find_leaders(self, broker: int = -1) -> None:
         """All that the rules now give, step by step."""
-        done = await self._try(FindLeaders())
+        done = await self._try(FindLeaders(broker=broker))
         while done is not None and done.is_more_to_do:
-            done = await self._try(FindLeaders())
+            done = await self._try(FindLeaders(broker=broker))
 
     async def _ask_levels(self) -> Levels:
         members = self.driver.core.log.membership

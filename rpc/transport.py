@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -37,6 +37,7 @@ from tidelog.model.errors import (
     WrongClusterError,
 )
 from tidelog.model.ids import NodeId
+from tidelog.rpc.interruption import InterruptedWaitError, Interruption, OperationCancelledError
 from tidelog.world.transport import FRAME_BYTES_MAX, CallHandler, Stream, StreamHandler, decode_error, encode_error
 
 LOGGER = logging.getLogger(__name__)
@@ -82,6 +83,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 _CLOSE = b""
+# A write that finds the connection gone before anybody has told the call fails with `InternalError`.
+_CALL_IS_OVER = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
 
@@ -159,11 +162,20 @@ class GrpcTransport:
         return channel
 
     def _discard(self, node: NodeId, channel: aio.Channel, *, grace_s: float) -> None:
-        """The next call makes a new channel; what runs on this one has `grace_s` seconds to end."""
+        """The next call makes a new channel; calls on this one have `grace_s` seconds to end, streams all the time."""
         if self._channels.get(node, ("", None))[1] is channel:
             del self._channels[node]
         self._old_channels = [task for task in self._old_channels if not task.done()]
-        self._old_channels.append(asyncio.get_running_loop().create_task(channel.close(grace=grace_s)))
+        self._old_channels.append(asyncio.get_running_loop().create_task(self._retire(channel, grace_s)))
+
+    async def _retire(self, channel: aio.Channel, grace_s: float) -> None:
+        try:
+            while running := [stream for stream in self._streams.values() if stream.channel is channel]:
+                await asyncio.wait([stream.end for stream in running])
+            await channel.close(grace=grace_s)
+        except asyncio.CancelledError:
+            await channel.close()
+            raise
 
     async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
         channel = self._channel(node)
@@ -188,7 +200,10 @@ class GrpcTransport:
         if call.done():
             # Refused: the server ended the call instead of accepting it.
             raise self._error(node, channel, service, await _outcome(call))
-        return _ClientStream(node, call, self._streams)
+        if self._channels.get(node, ("", None))[1] is not channel:
+            call.cancel()  # the channel is about to be closed: nothing may begin on it
+            raise TransportError(f"node {node} has another address now", node=node)
+        return _ClientStream(node, call, self._streams, channel)
 
     def _check_answerer(self, node: NodeId, metadata: Any) -> None:
         told = {str(key): value for key, value in metadata or ()}
@@ -215,8 +230,10 @@ class GrpcTransport:
         if error.code() in _UNREACHABLE:
             # A channel that was refused waits before it connects again; whoever asks next has waited long enough.
             self._discard(node, channel, grace_s=CLOSE_GRACE_S)
-            kind = UnreachableError if _never_left(error) else TransportError
-            return kind(f"node {node} at {address}: {_reason(error)}", node=node)
+            message = f"node {node} at {address}: {_reason(error)}"
+            if _never_left(error):
+                return UnreachableError(message, node=node, is_refused=_is_refused(error))
+            return TransportError(message, node=node)
         return TransportError(f"node {node} at {address}: {error.code().name}: {error.details()}", node=node)
 
     # Serving.
@@ -305,7 +322,10 @@ class _GrpcStream:
         self._broken: str | None = None
         self._is_closed = False
         self._registry = registry
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waits = Interruption()
+        self.channel: aio.Channel | None = None
+        """That it runs on, of a stream that was opened here."""
         registry[id(self)] = self
 
     @property
@@ -317,12 +337,12 @@ class _GrpcStream:
         assert len(data) <= FRAME_BYTES_MAX, f"a frame of {len(data)} bytes"
         if self._broken is not None or self._is_closed:
             raise self._error()
-        await self._guard(self._write(data))
+        await self._guard(self._write, data)
 
     async def receive(self) -> bytes:
         if self._broken is not None:
             raise self._error()
-        data = await self._guard(self._read())
+        data = await self._guard(self._read)
         if not isinstance(data, bytes):
             self.break_off("the connection is gone")
             raise self._error()
@@ -331,21 +351,16 @@ class _GrpcStream:
             raise StreamClosedError(f"node {self._peer} has closed the stream", node=self._peer)
         return data
 
-    async def _guard(self, operation: Awaitable[Any]) -> Any:
+    async def _guard(self, operation: Callable[..., Awaitable[Any]], *values: object) -> Any:
         """Run it, but not longer than the stream lives."""
-        running = asyncio.ensure_future(operation)
         try:
-            await asyncio.wait([running, self._end], return_when=asyncio.FIRST_COMPLETED)
+            return await self._waits.guard(operation, *values)
         except asyncio.CancelledError:
             self.break_off("cancelled")
-            _drop(running)
             raise
-        if not running.done():
-            _drop(running)
-            raise self._error()
-        try:
-            return running.result()
-        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
+        except InterruptedWaitError:
+            raise self._error() from None
+        except (*_CALL_IS_OVER, OperationCancelledError) as error:
             self.break_off(_reason(error) if isinstance(error, aio.AioRpcError) else str(error) or "it ended")
             raise self._error() from error
 
@@ -362,8 +377,9 @@ class _GrpcStream:
 
     def _forget(self) -> None:
         self._registry.pop(id(self), None)
-        if not self._end.done():
-            self._end.set_result(None)
+        if not self.end.done():
+            self.end.set_result(None)
+        self._waits.interrupt()
 
     async def _write(self, data: bytes) -> None:
         raise NotImplementedError
@@ -377,8 +393,9 @@ class _GrpcStream:
 
 
 class _ClientStream(_GrpcStream):
-    def __init__(self, peer: NodeId, call: Any, registry: dict[int, _GrpcStream]) -> None:
+    def __init__(self, peer: NodeId, call: Any, registry: dict[int, _GrpcStream], channel: aio.Channel) -> None:
         super().__init__(peer, registry)
+        self.channel = channel
         self._call = call
         self._closing: asyncio.Task[None] | None = None
 
@@ -438,15 +455,9 @@ class _ServerStream(_GrpcStream):
         if self._broken is None:
             try:
                 await self.context.write(_CLOSE)
-            except (aio.UsageError, asyncio.InvalidStateError, aio.AioRpcError) as error:
+            except _CALL_IS_OVER as error:
                 LOGGER.debug("peer=%d was gone before the stream closed: %s", self._peer, error)
             self.break_off("closed on this side")
-
-
-def _drop(running: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more; its outcome is of no interest."""
-    running.cancel()
-    running.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 async def _as_coroutine(running: Awaitable[None]) -> None:
@@ -472,6 +483,11 @@ def _never_left(error: aio.AioRpcError) -> bool:
     """
     details = (error.details() or "").lower()
     return details.startswith(("failed to connect", "dns resolution failed"))
+
+
+def _is_refused(error: aio.AioRpcError) -> bool:
+    """Whether the machine at that address said that nothing listens there; of several addresses gRPC tells the last."""
+    return "connection refused" in (error.details() or "").lower()
 
 
 def _reason(error: aio.AioRpcError) -> str:

@@ -16,6 +16,7 @@ from tidelog.metadata.replay import Replay
 from tidelog.metadata.shell import ControllerNode
 from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.metadata.tail import MetadataTail
+from tidelog.metadata.topics import find_partition
 from tidelog.model.errors import FencedLeaderEpochError, TidelogError
 from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.effects import Role
@@ -66,9 +67,9 @@ def _register_in_the_same_epoch(image: Any, request: Any, context: Any, *, clust
 
 
 def _report_in_the_same_epoch(image: Any, broker: int, topic_id: Any, number: int) -> Any:
-    _, partition = losses.find_partition(image, topic_id, number)
-    after = losses.without(image, topic_id, partition, broker, has_lost_data=True)
-    record = losses.shifted(image, topic_id, number, partition, after, excluded=(broker,))
+    _, partition = find_partition(image, topic_id, number)
+    after = leadership.without(image, topic_id, partition, broker, has_lost_data=True)
+    record = leadership.shifted(image, topic_id, number, partition, after, excluded=(broker,))
     return record or ChangePartition(topic_id=topic_id, partition=number)
 
 

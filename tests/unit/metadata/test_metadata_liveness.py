@@ -321,7 +321,7 @@ def test_an_error_of_ours_between_decision_and_commit_ends_the_controller() -> N
         active = quorum.active()
         controller = quorum.controller(active)
 
-        def broken(_records: Any) -> list[bytes]:
+        def broken(records: Any) -> list[bytes]:
             raise RuntimeError("cannot encode")
 
         controller.machine.decider.encode = broken  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from grpc import aio  # type: ignore[import-untyped]
 
 from tidelog.model.errors import (
     CallTimeoutError,
@@ -22,7 +23,7 @@ from tidelog.model.errors import (
 )
 from tidelog.model.ids import NodeId
 from tidelog.rpc import transport
-from tidelog.rpc.transport import GrpcTransport
+from tidelog.rpc.transport import GrpcTransport, _ServerStream
 from tidelog.world.local_transport import LocalNetwork
 from tidelog.world.transport import Stream, decode_error, encode_error
 
@@ -433,3 +434,24 @@ def test_errors_survive_their_encoding_and_rubbish_is_an_error_too() -> None:
     assert (found.code, str(found), found.facts) == (ErrorCode.NOT_CONTROLLER, "no", {"leader": None})
     assert decode_error(encode_error(found)).facts == found.facts
     assert decode_error(b"\xc1rubbish").code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+@pytest.mark.parametrize(
+    "error", [aio.UsageError("the call is over"), aio.InternalError("execute_batch"), asyncio.InvalidStateError()]
+)
+def test_a_write_that_grpc_cannot_carry_out_is_a_broken_stream(error: Exception) -> None:
+    """A connection that dies under a write is told by an error of gRPC's own, sooner than by the end of the call."""
+
+    class DeadContext:
+        async def write(self, _data: bytes) -> None:
+            raise error
+
+    async def job() -> None:
+        registry: dict[int, Any] = {}
+        stream = _ServerStream(B, DeadContext(), registry)
+        with pytest.raises(StreamBrokenError):
+            await stream.send(b"frame")
+        assert not registry
+        await stream.finish()
+
+    asyncio.run(job())
