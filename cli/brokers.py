@@ -132,7 +132,8 @@ def run_drain(options: argparse.Namespace) -> int:
         elif options.undo:
             print(f"broker {options.broker} takes part again")
         else:
-            left = f"it leads {answer.leads} partitions that nobody else can, and holds {answer.replicas} replicas"
+            leads, holds = table.count(answer.leads, "partition"), table.count(answer.replicas, "replica")
+            left = f"it leads {leads} that nobody else can, and holds {holds}"
             print(f"broker {options.broker} is drained: {left}")
         return EXIT_OK
 

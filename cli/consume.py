@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from tidelog.cli import session
+from tidelog.cli import session, table
 from tidelog.cli.json_stream import JsonStream
 from tidelog.cli.main import EXIT_OK, WrongCallError
 from tidelog.cli.records import chosen_partitions
@@ -211,7 +211,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             await consuming.run()
         except asyncio.CancelledError:
-            session.tell(f"{consuming.count} records read")
+            session.tell(f"{table.count(consuming.count, 'record')} read")
             raise
         finally:
             await reader.close()

@@ -1,7 +1,8 @@
 """`tidelog produce TOPIC`: lines of stdin become records. Keys of the JSON document are listed in docs/cli.md.
 
 Lines that come together go together: what is typed is sent at once, a file in batches. A record with a key goes to the
-partition that every Kafka client would choose (murmur2); those without one go to the partitions in turn.
+partition that every Kafka client would choose (murmur2); those without one go to the partitions in turn. A topic that
+is not there is created where the cluster allows it (`auto.create.topics.enable`).
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelog.cli import session
+from tidelog.cli import session, table
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
 from tidelog.cli.records import chosen_partitions
 from tidelog.cli.stdin_chunks import lines
@@ -203,7 +204,7 @@ def run(options: argparse.Namespace) -> int:
         raise WrongCallError(f"--timeout-ms {options.timeout_ms}: above 0")
 
     async def job(cluster: ClusterClient) -> int:
-        topic = await cluster.topic(options.topic)
+        topic = await cluster.topic(options.topic, may_create=True)
         if options.partition is not None:
             chosen_partitions(topic, [options.partition])
         config = WriterConfig(acks=acks_of(options), delivery_timeout_ms=options.timeout_ms)
@@ -253,7 +254,7 @@ def _report(options: argparse.Namespace, producing: _Producing) -> None:
         }
         print(json.dumps(document, indent=2))
     elif os.isatty(sys.stderr.fileno()) or error is not None:
-        session.tell(f"{producing.records} records stored in {options.topic}")
+        session.tell(f"{table.count(producing.records, 'record')} stored in {options.topic}")
     if error is not None:
         told = session.error_text(error) if isinstance(error, TidelogError) else repr(error)
-        session.tell(f"{producing.failed} batches failed; the first: {told}")
+        session.tell(f"{table.count(producing.failed, 'batch')} failed; the first: {told}")

@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import os
 import random
+import re
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -14,13 +16,17 @@ from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import EXIT_REFUSED, RefusedError
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.config import ClientConfig
-from tidelog.client.errors import NoClusterError
+from tidelog.client.errors import NoClusterError, UnknownTopicError
 from tidelog.client.grpc_connections import GrpcConnections
-from tidelog.model.errors import ErrorCode, TidelogError, UnreachableError
+from tidelog.model.errors import ErrorCode, TidelogError, UnreachableError, UnsupportedVersionError
 from tidelog.world.real.clock import SystemClock
 
 Job = Callable[[ClusterClient], Awaitable[int]]
 _NOBODY = ("connection refused", "connect failed")
+_NO_TOPIC = re.compile(r"there is no topic (\S+)")
+"""As a controller says it."""
+_OTHER_DOOR = " speaks "
+"""As `grpc_connections` says it of a port that is not for clients."""
 
 
 def run(options: argparse.Namespace, job: Job) -> int:
@@ -33,8 +39,10 @@ def run_at(addresses: Sequence[str], job: Job) -> int:
         return asyncio.run(_run(addresses, job))
     except NoClusterError as error:
         raise RefusedError(_no_cluster(error)) from error
-    except UnreachableError as error:
-        raise RefusedError(str(error)) from error
+    except UnknownTopicError as error:
+        raise RefusedError(no_topic(error.topic)) from error
+    except (UnreachableError, UnsupportedVersionError) as error:
+        raise RefusedError(str(error)) from error  # it says what to do; the catalogue's advice is for other cases
 
 
 async def _run(addresses: Sequence[str], job: Job) -> int:
@@ -54,7 +62,9 @@ def _no_cluster(error: NoClusterError) -> str:
         if not any(word in why.lower() for word in _NOBODY)
     ]
     told = f" ({'; '.join(odd)})" if odd else ""
-    return f"no cluster at {', '.join(error.addresses)}{told}; start one with: tidelog dev"
+    # Something that runs is at hand where another door answers: it says which one is right.
+    advice = "" if any(_OTHER_DOOR in why for why in odd) else "; start one with: tidelog dev"
+    return f"no cluster at {', '.join(error.addresses)}{told}{advice}"
 
 
 def tell(message: str) -> None:
@@ -78,6 +88,19 @@ def error_text(error: TidelogError) -> str:
     return f"{error} ({error.code.name}: {error.advice})"
 
 
+def no_topic(name: str) -> str:
+    return f"there is no topic '{name}'; create it with: tidelog topics create {shlex.quote(name)}"
+
+
+def named_error_text(name: str, error: TidelogError, *, creates: bool) -> str:
+    """The error of something that has a name; the name stands in it once."""
+    missing = _NO_TOPIC.fullmatch(str(error))
+    if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and missing is not None:
+        return no_topic(missing[1]) if creates else f"there is no topic '{missing[1]}' ({error.code.name})"
+    is_in = re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", str(error)) is not None
+    return error_text(error) if is_in else f"{name}: {error_text(error)}"
+
+
 def error_document(row: Any) -> dict[str, Any] | None:
     """The error of one item, for a JSON document."""
     error = error_in(row)
@@ -86,12 +109,12 @@ def error_document(row: Any) -> dict[str, Any] | None:
     return {"code": error.code.value.code, "name": error.code.name, "message": str(error), "retriable": error.retriable}
 
 
-def tell_errors(rows: Sequence[tuple[str, Any]], *, but: Sequence[ErrorCode] = ()) -> int:
-    """One line for each item that failed; the exit code."""
+def tell_errors(rows: Sequence[tuple[str, Any]], *, but: Sequence[ErrorCode] = (), creates: bool = True) -> int:
+    """One line for each item that failed; the exit code. `creates`: to create a missing topic would help."""
     code = 0
     for name, row in rows:
         error = error_in(row)
         if error is not None and error.code not in but:
-            tell(f"{name}: {error_text(error)}")
+            tell(named_error_text(name, error, creates=creates))
             code = EXIT_REFUSED
     return code

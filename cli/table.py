@@ -25,6 +25,11 @@ def red(text: str, stream: IO[str]) -> str:
     return f"\x1b[31m{text}\x1b[0m" if has_color(stream) else text
 
 
+def count(number: int, one: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{number} {one}" if number == 1 else f"{number} {one}{'es' if one.endswith('ch') else 's'}"
+
+
 def lines(headings: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()) -> Iterator[str]:
     """The table line by line, headings first; columns named in `right` stand flush right. None is an empty cell."""
     source = iter(rows)

@@ -63,12 +63,16 @@ def run_create(options: argparse.Namespace) -> int:
             for row in rows:
                 if not row.HasField("error"):
                     would = "would be created" if options.validate_only else "created"
-                    print(f"{row.name}: {would}, {row.partitions} partitions, {row.replication_factor} replicas")
+                    print(f"{row.name}: {would}, {_size(row.partitions, row.replication_factor)}")
                     if row.note:
                         session.tell(f"{row.name}: {row.note}")
         return session.tell_errors([(row.name, row) for row in rows], but=accepted)
 
     return session.run(options, job)
+
+
+def _size(partitions: int, replicas: int) -> str:
+    return f"{table.count(partitions, 'partition')}, {table.count(replicas, 'replica')}"
 
 
 def _id(data: bytes) -> str | None:
@@ -186,7 +190,7 @@ def _print_topic(topic: pb.TopicDescription, rows: list[pb.PartitionDescription]
     if not is_first:
         print()
     configs = ", ".join(f"{pair.key}={pair.value}" for pair in topic.configs)
-    facts = f"{len(topic.partitions)} partitions, {topic.replication_factor} replicas, id {_id(topic.topic_id)}"
+    facts = f"{_size(len(topic.partitions), topic.replication_factor)}, id {_id(topic.topic_id)}"
     print(f"{table.bold(topic.name, sys.stdout)}: {facts}{f'; {configs}' if configs else ''}")
     _print_partitions([("", row) for row in rows])
 
@@ -218,15 +222,21 @@ def run_alter(options: argparse.Namespace) -> int:
     async def job(cluster: ClusterClient) -> int:
         wanted = [pb.MorePartitions(topic=name, total=options.partitions) for name in options.topic]
         rows = await AdminClient(cluster).add_partitions(wanted, validate_only=options.validate_only)
-        return print_outcomes(options, "topics", rows, f"{options.partitions} partitions")
+        return print_outcomes(options, "topics", rows, table.count(options.partitions, "partition"))
 
     return session.run(options, job)
 
 
 def print_outcomes(
-    options: argparse.Namespace, what: str, rows: Any, done: str, *, but: tuple[ErrorCode, ...] = ()
+    options: argparse.Namespace,
+    what: str,
+    rows: Any,
+    done: str,
+    *,
+    but: tuple[ErrorCode, ...] = (),
+    creates: bool = True,
 ) -> int:
-    """How each named item of a change ended."""
+    """How each named item of a change ended. `creates`: as in `session.tell_errors`."""
     if options.output == "json":
         items = [{"name": row.name, "error": session.error_document(row)} for row in rows]
         print(json.dumps({what: items, "validate_only": options.validate_only}, indent=2))
@@ -234,7 +244,7 @@ def print_outcomes(
         for row in rows:
             if not row.HasField("error"):
                 print(f"{row.name}: {'would be: ' if options.validate_only else ''}{done}")
-    return session.tell_errors([(row.name, row) for row in rows], but=but)
+    return session.tell_errors([(row.name, row) for row in rows], but=but, creates=creates)
 
 
 def run_delete(options: argparse.Namespace) -> int:
@@ -248,6 +258,6 @@ def run_delete(options: argparse.Namespace) -> int:
                 return EXIT_REFUSED
         rows = await admin.delete_topics(options.topic, validate_only=options.validate_only)
         accepted = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,) if options.if_exists else ()
-        return print_outcomes(options, "topics", rows, "deleted", but=accepted)
+        return print_outcomes(options, "topics", rows, "deleted", but=accepted, creates=False)
 
     return session.run(options, job)

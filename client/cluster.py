@@ -13,6 +13,10 @@ addresses, then to the brokers that were told. A request for partitions goes to 
     NOT_LEADER, unknown or fenced epoch, UNKNOWN_*   (of one partition) the answer's hint, or fresh metadata; again
 
 One refresh of the metadata is under way at a time, and asks for all topics that were asked for before.
+
+A topic that is to be written to is created by looking for it, where the cluster allows that (`topic(may_create=True)`).
+Only by the first look-up: a name that this client has known is never created again, as whoever deleted the topic would
+find it back. A refresh creates nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from google.protobuf.message import Message
 
 from tidelog.client.config import Backoff, ClientConfig
 from tidelog.client.connections import Connections, Exchange
-from tidelog.client.errors import AdvertisedAddressError, NoClusterError
+from tidelog.client.errors import AdvertisedAddressError, NoClusterError, UnknownTopicError
 from tidelog.client.metadata import ClusterView, LeaderInfo, TopicInfo
 from tidelog.model.errors import (
     CallTimeoutError,
@@ -35,7 +39,6 @@ from tidelog.model.errors import (
     RemoteError,
     TidelogError,
     TransportError,
-    UnknownTopicOrPartitionError,
     UnreachableError,
 )
 from tidelog.model.ids import PartitionId
@@ -71,6 +74,7 @@ class ClusterClient:
         self.view = ClusterView()
         self._answered = ""  # the address that answered last
         self._names: dict[str, None] = {}
+        self._had: set[str] = set()  # topics that were known once; full, nothing is created any more
         self._refreshing: asyncio.Task[None] | None = None
         self._asked: frozenset[str] = frozenset()
         self._read_s = float("-inf")
@@ -199,24 +203,57 @@ class ClusterClient:
     def _is_old(self) -> bool:
         return asyncio.get_running_loop().time() - self._read_s > self.config.metadata_max_age_ms / 1000
 
-    async def topic(self, name: str) -> TopicInfo:
-        """Raises `UnknownTopicOrPartitionError` if it is not there, also after a short wait."""
+    def _known(self, name: str) -> TopicInfo | None:
         found = self.view.topics.get(name)
+        if found is not None and len(self._had) < self.config.topics_max:
+            self._had.add(name)
+        return found
+
+    async def topic(self, name: str, *, may_create: bool = False) -> TopicInfo:
+        """Raises `UnknownTopicError` if it is not there, also after a short wait. `may_create`: it is created if this
+        client has not known it before and the cluster allows it; raises the refusal if it cannot be created, and
+        LEADER_NOT_AVAILABLE if it is not there when time is up."""
+        found = self._known(name)
         if found is not None and not self._is_old():
             return found
+        is_creating = may_create and name not in self._had and len(self._had) < self.config.topics_max
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + self.config.unknown_topic_wait_ms / 1000
+        start_s = loop.time()
+        end_s = start_s + self.config.unknown_topic_wait_ms / 1000
         backoff = self.backoff()
+        error: TidelogError = UnknownTopicError(name)
         while True:
             await self.refresh(name)
-            found = self.view.topics.get(name)
+            if is_creating and self._known(name) is None:
+                refusal = await self._create(name)
+                is_creating = refusal is not None
+                error = refusal or UnknownTopicError(name)
+                if is_creating:
+                    end_s = start_s + self.config.request_timeout_ms / 1000
+            found = self._known(name)
             if found is not None:
                 return found
             pause_s = backoff.next_s()
             if loop.time() + pause_s >= end_s:
                 self._names.pop(name, None)
-                raise UnknownTopicOrPartitionError(f"there is no topic '{name}'")
+                raise error
             await asyncio.sleep(pause_s)
+
+    async def _create(self, name: str) -> TidelogError | None:
+        """Ask for a topic that may be created. An error: it is not there yet, ask again. None: it is there, or the
+        cluster creates nothing. Raises a refusal."""
+        request = pb.MetadataRequest(topics=[name], listener=self.config.listener, may_create=True)
+        answer = await self.call(_METADATA, request, attempt_ms=self.config.attempt_timeout_ms)
+        (row,) = answer.topics
+        error = error_in(row)
+        if error is None:
+            self.view.take(answer)
+        elif error.code is ErrorCode.LEADER_NOT_AVAILABLE:
+            return error
+        elif error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            self._names.pop(name, None)
+            raise error
+        return None
 
     async def all_topics(self) -> list[TopicInfo]:
         """By name; the leaders of all are known after it."""

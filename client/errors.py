@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidelog.model.errors import ErrorCode, TidelogError, UnreachableError
+from tidelog.model.errors import ErrorCode, TidelogError, UnknownTopicOrPartitionError, UnreachableError
 from tidelog.model.ids import PartitionId
 
 
@@ -29,6 +29,14 @@ class AdvertisedAddressError(UnreachableError):
         )
         self.advertised = advertised
         self.bootstrap = bootstrap
+
+
+class UnknownTopicError(UnknownTopicOrPartitionError):
+    """The cluster has no topic of this name, also after a short wait."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"there is no topic '{topic}'")
+        self.topic = topic
 
 
 class DeliveryTimeoutError(TidelogError):

@@ -184,8 +184,14 @@ def _error(code: Any, details: str, trailing: Any, address: str, method: Method)
     if (door := _other_door(details)) is not None:
         return UnreachableError(f"{address} {door}; 9292 is the usual gRPC port")
     if code is _CODE.UNAVAILABLE and details.lower().startswith(_UNSENT):
-        return UnreachableError(f"{address}: {details.rpartition(': ')[2] or details}")
+        return UnreachableError(f"{address}: {_last_reason(details)}")
     return StreamBrokenError(f"{what}: {code.name}: {details}")
+
+
+def _last_reason(details: str) -> str:
+    """What gRPC says last, which is what happened; the list that it may stand in ends with a bracket."""
+    reason = details.rpartition(": ")[2] or details
+    return reason if "[" in reason else reason.rstrip("]")
 
 
 def _other_door(details: str) -> str | None:

@@ -121,7 +121,8 @@ class Writer:
 
     async def send(self, topic: str, partition: int, batch: Buffer) -> asyncio.Future[Acknowledged]:
         """Takes one encoded batch; batches of one partition are stored in the order in which `send` is called. Raises
-        if the topic is not there, if the batch is too large, or if there was no room for it in time."""
+        if the topic is not there and not created by the first batch to it (`ClusterClient.topic`), if the batch is too
+        large, or if there was no room for it in time."""
         header = read_header(batch)
         if header.size != len(batch):
             raise ValueError(f"one whole batch at a time: {len(batch)} bytes, the batch has {header.size}")
@@ -154,7 +155,7 @@ class Writer:
             raise WriterClosedError("the writer is closed")
 
     async def _lane(self, topic: str, partition: int) -> _Lane:
-        info = await self.cluster.topic(topic)
+        info = await self.cluster.topic(topic, may_create=True)
         if not 0 <= partition < len(info.partitions):
             await self.cluster.refresh(topic)  # it may have got more
             info = await self.cluster.topic(topic)

@@ -323,7 +323,8 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         "auto.create.topics.enable",
         Kind.BOOL,
         False,
-        "Whether writing to, reading from or asking about an unknown topic creates it; `tidelog dev` turns it on.",
+        "Whether a client that looks for an unknown topic to write to creates it, with `num.partitions` and "
+        "`default.replication.factor`; readers do not, unless they ask for it. `tidelog dev` turns it on.",
     ),
     _cluster(
         "auto.leader.rebalance.enable",

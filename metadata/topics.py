@@ -189,7 +189,8 @@ def choose_replicas(
     if replication_factor > len(candidates):
         draining = len(image.brokers) - len(candidates)
         raise InvalidReplicationFactorError(
-            f"replication factor {replication_factor}: {len(candidates)} brokers are registered"
+            f"replication factor {replication_factor}: "
+            + ("1 broker is registered" if len(candidates) == 1 else f"{len(candidates)} brokers are registered")
             + (f" and {draining} more are being drained" if draining else "")
         )
     # With too few live brokers every partition gets all of them, so that each has a leader.

@@ -1,7 +1,8 @@
 """The service `Cluster`: what clients find their way by, and the controllers' quorum. Every node serves it.
 
-Metadata comes from the node's own copy. The quorum is described and changed by the active controller; the metadata log
-is read from this node if it is a controller, else from any.
+Metadata comes from the node's own copy; a request may create the topics that it names (`door_auto_create`). The quorum
+is described and changed by the active controller; the metadata log is read from this node if it is a controller, else
+from any.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tidelog.raft.report import MemberReport, RaftReport
 from tidelog.raft.state_machine import SnapshotJob
 from tidelog.raft.tail import TailEntries
 from tidelog.rpc.door import Caller, Method, Send, method_named
+from tidelog.rpc.door_auto_create import AutoCreate
 from tidelog.rpc.door_quorum import QuorumLink
 from tidelog.rpc.door_topics import ID_BYTES, topic_of
 from tidelog.rpc.errors import as_message, coded
@@ -64,6 +66,7 @@ class ClusterDoor:
         self._work = work
         self._limits = limits
         self._version = version
+        self._auto_create = AutoCreate(link)
 
     def brokers_told(self) -> str:
         """Where the brokers are, in words."""
@@ -74,12 +77,13 @@ class ClusterDoor:
     # Metadata.
 
     async def metadata(self, request: pb.MetadataRequest, caller: Caller) -> pb.MetadataResponse:
-        link, image = self._link, self._link.image
-        offset = link.metadata_offset
-        listener = self._listener(image, request.listener, caller)
+        link = self._link
+        listener = self._listener(link.image, request.listener, caller)
         named = len(request.topics) + len(request.topic_ids)
         if named > self._limits.partitions_max:
             raise InvalidRequestError(f"{named} topics in one request: at most {self._limits.partitions_max}")
+        errors = await self._auto_create.create(request.topics) if request.may_create else {}
+        image, offset = link.image, link.metadata_offset  # what is told is of one moment
         brokers = {broker.broker: _at(broker, listener) for broker in image.live_brokers()}
         response = pb.MetadataResponse(
             cluster_id=link.cluster_id, controller=link.active, metadata_offset=offset, listener=listener
@@ -98,7 +102,8 @@ class ClusterDoor:
             try:
                 topic = topic_of(image, name=name, topic_id=topic_id)
             except TidelogError as error:
-                row.MergeFrom(pb.Topic(name=name, topic_id=topic_id, error=as_message(error)))
+                told = None if topic_id else errors.get(name)
+                row.MergeFrom(pb.Topic(name=name, topic_id=topic_id, error=told or as_message(error)))
                 continue
             _fill_topic(row, image, topic, {number for number, place in brokers.items() if place is not None})
             done += len(topic.partitions)

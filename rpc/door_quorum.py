@@ -34,7 +34,7 @@ from tidelog.model.errors import (
     TransportError,
     UnreachableError,
 )
-from tidelog.model.ids import NodeId
+from tidelog.model.ids import NodeId, Offset
 from tidelog.rpc.door import FORWARDED, Method, Send, decode_response_frame, encode_message
 from tidelog.world.transport import Stream, Transport
 
@@ -85,6 +85,15 @@ class QuorumLink:
             return self._tail.offset
         assert self.controller is not None, "a node is a controller or has a tail"
         return self.controller.machine.offset
+
+    async def until(self, condition: Callable[[ClusterImage], bool]) -> None:
+        """Returns when this node's copy is so."""
+        if self._tail is not None:
+            await self._tail.until(condition)
+            return
+        assert self.controller is not None, "a node is a controller or has a tail"
+        while not condition(self.controller.image):
+            await self.controller.driver.applied(Offset(self.controller.driver.applied_offset + 1))
 
     @property
     def active(self) -> int:

@@ -37,6 +37,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from tidelog.model.errors import InvalidRequestError, TidelogError, TransportError, UnsupportedVersionError
 from tidelog.rpc.door import METHODS, PACKAGE, SERVICES, Caller, Doors, Kind, Method
 from tidelog.rpc.errors import DETAILS_LENGTH_MAX, ERROR_KEY, status_name
+from tidelog.rpc.interruption import InterruptedWaitError, Interruption, OperationCancelledError
 from tidelog.rpc.limits import DoorLimits, Held, RequestMemory, ResponseMemory
 from tidelog.world.transport import encode_error
 
@@ -84,7 +85,7 @@ class GrpcServer:
         self._health = health.HealthServicer()
         self._waiting: set[asyncio.Task[Any]] = set()
         """Calls of `_WAITING`."""
-        self._stopping = asyncio.Event()
+        self._stopping = Interruption()
 
     # Life.
 
@@ -130,7 +131,7 @@ class GrpcServer:
         to go elsewhere (NETWORK_EXCEPTION), a stream that produces gets its last answers. The health service tells
         first."""
         await self._health.enter_graceful_shutdown()
-        self._stopping.set()
+        self._stopping.interrupt()
         for task in list(self._waiting):
             task.cancel()
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
@@ -185,7 +186,7 @@ class GrpcServer:
                 nonlocal is_reading
                 held = await self.memory.enter_stream()
                 try:
-                    data = await self._unless_stopping(context.read()) if is_reading else None
+                    data = await self._unless_stopping(context.read) if is_reading else None
                     request = self._parse(method, data, held)
                 except BaseException:
                     held.leave()
@@ -237,20 +238,18 @@ class GrpcServer:
 
     async def _cancelled(self, context: Context) -> bytes:
         """Cancelled by its client or its deadline, which needs no answer; or by us."""
-        if not self._stopping.is_set() or context.cancelled() or context.done():
+        if not self._stopping.is_set or context.cancelled() or context.done():
             raise asyncio.CancelledError
         return await _abort(context, TransportError("this node stops; ask another one"))
 
-    async def _unless_stopping(self, reading: Awaitable[Any]) -> Any:
+    async def _unless_stopping(self, read: Callable[[], Awaitable[Any]]) -> Any:
         """What is read; None if the node stops first."""
-        running = asyncio.ensure_future(reading)
-        stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-            return await running if running.done() else None
-        finally:
-            stopping.cancel()
-            running.cancel()
+            return await self._stopping.guard(read)
+        except InterruptedWaitError:
+            return None
+        except OperationCancelledError:
+            raise asyncio.CancelledError from None
 
     def _parse(self, method: Method, data: object, held: Held) -> Any:
         """The request that was read, or None if there is none; it counts from now on."""

@@ -30,10 +30,17 @@ class MetadataRequest(_message.Message):
     TOPIC_IDS_FIELD_NUMBER: _builtins.int
     ALL_TOPICS_FIELD_NUMBER: _builtins.int
     LISTENER_FIELD_NUMBER: _builtins.int
+    MAY_CREATE_FIELD_NUMBER: _builtins.int
     all_topics: _builtins.bool
     listener: _builtins.str
     """Whose advertised endpoints to tell. Empty: those of the listener through which the request came. INVALID_REQUEST if
     no broker has a listener of this name.
+    """
+    may_create: _builtins.bool
+    """Topics of `topics` that are not there may be created, if `auto.create.topics.enable` is on: with `num.partitions`
+    and `default.replication.factor`. At most 100 in one request, never those that the cluster makes for itself. One
+    that cannot be told about yet has the error LEADER_NOT_AVAILABLE: ask again. Set it for the first look-up of a
+    topic that is to be written to, not to refresh what is known: a topic that was deleted would come back.
     """
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -48,10 +55,11 @@ class MetadataRequest(_message.Message):
         topic_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         all_topics: _builtins.bool = ...,
         listener: _builtins.str = ...,
+        may_create: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "listener", b"listener", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "listener", b"listener", "may_create", b"may_create", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,7 +151,9 @@ class Topic(_message.Message):
     is_internal: _builtins.bool
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID."""
+        """UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID. With `may_create` also LEADER_NOT_AVAILABLE (it is being created, or
+        no controller answers now) and what CreateTopics refuses a topic with.
+        """
 
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Partition]: ...

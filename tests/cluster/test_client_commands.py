@@ -137,6 +137,8 @@ def test_what_goes_in_by_lines_comes_out_by_key_offset_and_time(shell: Shell) ->
     assert "OFFSET_OUT_OF_RANGE" in shell.err
     shell.run("consume", "nosuch", code=1)
     assert "there is no topic 'nosuch'" in shell.err
+    shell.run("produce", "nosuch", stdin="x\n", code=1)
+    assert shell.err.endswith("create it with: tidelog topics create nosuch\n"), "auto.create.topics.enable is off"
     shell.run("produce", "words", "--partition", "7", stdin="x\n", code=2)
 
 

@@ -1,0 +1,143 @@
+"""How long a partition is not written to when its leader dies or freezes: three real processes, a client under load.
+
+One batch after the other goes to one partition of 3 replicas, acks=all; from the signal to the next acknowledgement
+counts. Twenty times kill -9; then SIGSTOP, told apart by whether the leader was the active controller too. The anchor
+is the middle acknowledgement of the same run before the signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from bench.brokers_load import LIMIT_S, client_of, local_cluster, made_batch, make_topic, run_loop
+from bench.harness import Result, at_least, at_most
+from tidelog.client.admin import AdminClient
+from tidelog.client.cluster import ClusterClient
+from tidelog.client.metadata import TopicInfo
+from tidelog.client.writer import Writer
+from tidelog.metadata.config_table import TABLES, Scope
+from tidelog.model.errors import TidelogError
+from tidelog.testing import LocalCluster
+
+KILLS, FREEZES = 20, 6
+STEADY_ACKS = 30
+LOOK_S = 0.05
+MIDDLE_S_MAX, WORST_S_MAX = 0.5, 1.0
+FROZEN_S_MAX, FROZEN_CONTROLLER_S_MAX = 1.0, 2.0
+"""Beyond the session timeout."""
+
+
+@dataclass
+class Times:
+    acks_s: list[float] = field(default_factory=list)
+    kills_s: list[float] = field(default_factory=list)
+    freezes_s: list[tuple[float, bool]] = field(default_factory=list)
+    """With whether it was the active controller."""
+
+
+class Beat:
+    """One batch after the other, and when each was acknowledged. `run` is a task."""
+
+    def __init__(self, writer: Writer, topic: TopicInfo) -> None:
+        self._writer = writer
+        self._topic = topic
+        self.acks: list[tuple[float, float]] = []
+        """(sent, acknowledged)"""
+        self._more = asyncio.Event()
+
+    async def run(self) -> None:
+        batch = made_batch(1, record_bytes=100)
+        while True:
+            sent_s = time.perf_counter()
+            await (await self._writer.send(self._topic.name, 0, batch))
+            self.acks.append((sent_s, time.perf_counter()))
+            self._more.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not is_so():
+                self._more.clear()
+                await self._more.wait()
+
+
+async def steady(client: ClusterClient, topic: TopicInfo) -> tuple[int, bool]:
+    """(the leader, whether it is the active controller), once all replicas are in sync."""
+    admin = AdminClient(client)
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                (found,) = await admin.describe_topics([topic.name])
+                controller = (await admin.describe_cluster()).controller
+            except TidelogError:
+                await asyncio.sleep(LOOK_S)
+                continue
+            if found.partitions and found.partitions[0].leader >= 0 and len(found.partitions[0].isr) == 3:
+                return found.partitions[0].leader, found.partitions[0].leader == controller
+            await asyncio.sleep(LOOK_S)
+
+
+async def one_round(beat: Beat, strike: Callable[[int], None], leader: int) -> float:
+    """Seconds from the signal to the acknowledgement of a batch that was not acknowledged when it came."""
+    before = len(beat.acks) + STEADY_ACKS
+    await beat.until(lambda: len(beat.acks) >= before)
+    strike(leader)
+    struck_s = time.perf_counter()
+    # One that was acknowledged by the old leader may still come in: a batch that was sent after the signal counts.
+    await beat.until(lambda: beat.acks[-1][1] > struck_s and beat.acks[-1][1] - beat.acks[-1][0] > 0.02)
+    return next(acked_s for sent_s, acked_s in beat.acks if acked_s > struck_s and acked_s - sent_s > 0.02) - struck_s
+
+
+async def measure(cluster: LocalCluster) -> Times:
+    times = Times()
+    async with client_of(cluster) as client:
+        topic = await make_topic(client, "failover", partitions=1)
+        writer = Writer(client)
+        beat = Beat(writer, topic)
+        beating = asyncio.get_running_loop().create_task(beat.run())
+        beating.add_done_callback(lambda task: None if task.cancelled() else task.result())
+        try:
+            await beat.until(lambda: len(beat.acks) >= 2 * STEADY_ACKS)
+            times.acks_s = [acked_s - sent_s for sent_s, acked_s in beat.acks[STEADY_ACKS:]]
+            for _ in range(KILLS):
+                leader, _is_controller = await steady(client, topic)
+                times.kills_s.append(await one_round(beat, cluster.kill, leader))
+                cluster.start(leader, is_awaited=False)
+            for _ in range(FREEZES):
+                leader, is_controller = await steady(client, topic)
+                times.freezes_s.append((await one_round(beat, cluster.freeze, leader), is_controller))
+                cluster.thaw(leader)
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+            await writer.close(is_flushed=False)
+    return times
+
+
+def session_s() -> float:
+    default = TABLES[Scope.CLUSTER]["broker.session.timeout.ms"].default
+    assert isinstance(default, int), "it has a default"
+    return default / 1000
+
+
+def run() -> Iterator[Result]:
+    with local_cluster(3) as cluster:
+        times = run_loop(measure(cluster))
+    ack_s = sorted(times.acks_s)[len(times.acks_s) // 2]
+    kills = sorted(times.kills_s)
+    in_time = sum(seconds < WORST_S_MAX for seconds in kills)
+    middle_s = kills[KILLS // 2]
+    yield at_least(f"brokers, leader killed: a write within {WORST_S_MAX:.0f} s", in_time, f"of {KILLS}", target=KILLS)
+    yield at_most("brokers, leader killed: the middle one", middle_s * 1000, "ms", target=MIDDLE_S_MAX * 1000)
+    yield at_most("brokers, leader killed: the slowest", kills[-1] * 1000, "ms", target=WORST_S_MAX * 1000)
+    yield Result("brokers, an ack before that", ack_s * 1000, "ms", middle_s / ack_s, "the middle failover against it")
+    for is_controller, name, more_s in (
+        (False, "leader frozen", FROZEN_S_MAX),
+        (True, "leader and active controller frozen", FROZEN_CONTROLLER_S_MAX),
+    ):
+        found = [seconds for seconds, was_controller in times.freezes_s if was_controller is is_controller]
+        if found:
+            limit_ms = (session_s() + more_s) * 1000
+            yield at_most(f"brokers, {name}: slowest of {len(found)}", max(found) * 1000, "ms", target=limit_ms)
