@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -71,6 +72,8 @@ class MetadataCluster(RaftCluster):
             with (self.path / f"{node}.log").open("ab") as log:
                 self.processes[node] = subprocess.Popen(
                     [sys.executable, str(PROGRAM), str(node), str(self.data(node)), self.addresses[node]],
+                    # It has a neighbour to import, and `make` keeps a program's own folder off the path.
+                    env={**os.environ, "PYTHONPATH": str(PROGRAM.parent)},
                     stderr=log,
                     stdout=log,
                 )
