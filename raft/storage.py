@@ -209,7 +209,7 @@ class RaftStorage:
         if snapshot is None:
             return await self._boot_without_state(catalogue)
         entries, sound_end = await self._read_entries(log, snapshot.id)
-        await self._settle(log, snapshot, entries, sound_end)
+        await self._settle(log, snapshot, entries, sound_end, max(catalogue).offset)
         self.boot_data = snapshot.data
         hard_state, state = self._state.hard_state, self._state
         return BootState(
@@ -363,8 +363,14 @@ class RaftStorage:
                 self.notes.append(f"the log cannot be read from {at}: {error}")
         raise UnsoundLogError(f"offset {at}: no batch", good_end=at)
 
-    async def _settle(self, log: Log, chosen: Snapshot, entries: list[Entry], sound_end: Offset | None) -> None:
-        """Make state, snapshot and log agree, and note a loss of what was synced, before any file is touched."""
+    async def _settle(
+        self, log: Log, chosen: Snapshot, entries: list[Entry], sound_end: Offset | None, catalogued: Offset
+    ) -> None:
+        """Make state, snapshot and log agree, and note a loss of what was synced, before any file is touched.
+
+        `catalogued` is where the newest snapshot of the catalogue ends, sound or not: one that a leader sent is
+        acknowledged as soon as it is there, before the log begins anew behind it.
+        """
         state, snapshot = self._state, chosen.id
         trusted_end = max(state.synced_end, snapshot.offset)
         if sound_end is not None and sound_end > trusted_end:
@@ -377,9 +383,11 @@ class RaftStorage:
         if epoch > state.hard_state.epoch:
             # A crash between the sync of the log and the commit: that epoch was entered, and nothing said in it.
             wanted = replace(wanted, hard_state=HardState(epoch, None))
-        if sound_end is not None and end < state.synced_end:
-            until = Offset(max(state.synced_end, state.recovering_until or 0))
-            self.notes.append(f"synced entries from {end} to {state.synced_end} are lost: recovering until {until}")
+        # Entries that contradict a snapshot were never committed: it is no loss that they were synced.
+        acknowledged = max(catalogued, state.synced_end if sound_end is not None else Offset(0))
+        if end < acknowledged:
+            until = Offset(max(acknowledged, state.recovering_until or 0))
+            self.notes.append(f"synced entries from {end} to {acknowledged} are lost: recovering until {until}")
             wanted = replace(wanted, recovering_until=until, loss_epoch=epoch)
         if wanted.recovering_until is not None:
             self._check_can_recover(_membership_in_force(chosen, entries), end, wanted.recovering_until)

@@ -177,6 +177,10 @@ class ModelDisk:
             self.loss_epoch = self.hard_state.epoch
             self.snapshots = [(SnapshotId(Offset(0), Epoch(0)), newest[1], EMPTY_SNAPSHOT)]
             self._begin_anew(*self.snapshots[0][:2])
+        elif newest[0].offset > max(self.end, self.snapshots[-1][0].offset):
+            # It was acknowledged as soon as it was there, before the log began anew behind it.
+            self.recovering_until = max(self.recovering_until or Offset(0), newest[0].offset)
+            self.loss_epoch = self.hard_state.epoch
 
     def boot(self) -> tuple[BootState, bytes]:
         """The state to start from, and that of the state machine."""

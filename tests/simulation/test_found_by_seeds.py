@@ -150,3 +150,25 @@ def test_entries_are_forgotten_only_after_what_was_to_be_written_before_them() -
     with SimWorld(seed=7) as world:
         world.run(world.machine("a").boot(), forget)
     assert written == [2, 3]
+
+
+def test_a_snapshot_counts_as_acknowledged_as_soon_as_it_is_in_the_catalogue() -> None:
+    """Seed 3483 (driver): one that a leader had sent was acknowledged and rotted before the log began anew behind it;
+    the next life fell back on the one before, and took itself for a sound voter."""
+
+    async def install(node: SimNode) -> None:
+        await write_three(node)
+        storage = storage_of(node)
+        await storage.open()
+        await storage.write_snapshot(SnapshotId(Offset(9), Epoch(4)), MEMBERSHIP, b"state of nine")
+
+    with SimWorld(seed=8) as world:
+        machine = world.machine("a")
+        world.run(machine.boot(), install)
+        machine.kill()
+        device = machine.disk()
+        path, size = next((path, size) for path, size in device.files() if "0009-" in path)
+        device.overwrite(path, size // 2, b"\xff" * 4)
+        boot = world.run(machine.boot(), look)
+    assert len(boot.entries) == 3
+    assert boot.recovering_until == 9
