@@ -23,7 +23,7 @@ from simulation.machine import ChainMachine, link
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.core import RaftCore
 from tidelog.raft.effects import Role
-from tidelog.raft.membership import Member
+from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import (
     AppendResponse,
     Entry,
@@ -177,12 +177,13 @@ class RaftChecker:
         if core.epoch < shadow.epoch:
             self._fail(f"n{node}", f"falls from epoch {shadow.epoch} to {core.epoch}")
         still_leads = core.role is Role.LEADER and shadow.role is Role.LEADER and core.epoch == shadow.epoch
+        seen_end = shadow.end
         self._compare_logs(node, shadow, core, is_append_only=still_leads)
         if core.role is Role.LEADER and not still_leads:
             self._new_leader(node, core)
         if core.commit != shadow.commit:
             if still_leads and core.commit > shadow.commit:
-                self._check_commit_rule(node, core)
+                self._check_commit_rule(node, core, seen_end)
             self._committed(node, shadow, core)
         if core.role is not shadow.role or core.epoch != shadow.epoch:
             self._trace(f"n{node}", f"{core.role.value} in epoch {core.epoch}, log {core.log.start}..{core.log.end}")
@@ -285,18 +286,26 @@ class RaftChecker:
                 if leader.role is Role.LEADER and leader.epoch > core.epoch:
                     self._check_complete(other, leader)
 
-    def _check_commit_rule(self, node: NodeId, core: RaftCore) -> None:
+    def _check_commit_rule(self, node: NodeId, core: RaftCore, seen_end: Offset) -> None:
         log, end = core.log, core.commit
         epoch = log.epoch_before(end)
         if epoch != core.epoch:
             self._fail(f"n{node}", f"leads in epoch {core.epoch} and commits up to {end}, which ends in epoch {epoch}")
-        voters = log.membership.voters
+        in_force = len(log.memberships) - 1
+        while in_force and log.memberships[in_force][0] >= max(end, seen_end):
+            # Appended since the last look, behind what is committed: a round may count first and append then.
+            if self._has_quorum(log.memberships[in_force][1], end, epoch):
+                return
+            in_force -= 1
+        membership = log.memberships[in_force][1]
         # A membership that this very commit brings into the past was in force when its entry was counted.
-        having = sum(1 for member in voters if self._may_have(member, end, epoch))
-        if having < log.membership.quorum:
-            self._fail(
-                f"n{node}", f"commits up to {end}, which only {having} of the voters {[m.node for m in voters]} have"
-            )
+        if not self._has_quorum(membership, end, epoch):
+            voters = [member.node for member in membership.voters]
+            self._fail(f"n{node}", f"commits up to {end}, which too few of the voters {voters} have")
+
+    def _has_quorum(self, membership: Membership, end: Offset, epoch: Epoch | None) -> bool:
+        having = sum(1 for member in membership.voters if self._may_have(member, end, epoch))
+        return having >= membership.quorum
 
     def _may_have(self, member: Member, end: Offset, epoch: Epoch | None) -> bool:
         """Has it synced this entry? Who is down, was wiped or has lost data may have acknowledged it before."""
