@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 
 from bench.brokers_load import LIMIT_S, client_of, local_cluster, made_batch, make_topic, run_loop
 from bench.harness import Result, at_least, at_most
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient
+from tidelog.cli.bench_failover import steady
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.writer import Writer
 from tidelog.metadata.config_table import TABLES, Scope
-from tidelog.model.errors import TidelogError
 from tidelog.testing import LocalCluster
 
 KILLS, FREEZES = 20, 6
@@ -63,22 +61,6 @@ class Beat:
                 await self._more.wait()
 
 
-async def steady(client: ClusterClient, topic: TopicInfo) -> tuple[int, bool]:
-    """(the leader, whether it is the active controller), once all replicas are in sync."""
-    admin = AdminClient(client)
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                (found,) = await admin.describe_topics([topic.name])
-                controller = (await admin.describe_cluster()).controller
-            except TidelogError:
-                await asyncio.sleep(LOOK_S)
-                continue
-            if found.partitions and found.partitions[0].leader >= 0 and len(found.partitions[0].isr) == 3:
-                return found.partitions[0].leader, found.partitions[0].leader == controller
-            await asyncio.sleep(LOOK_S)
-
-
 async def one_round(beat: Beat, strike: Callable[[int], None], leader: int) -> float:
     """Seconds from the signal to the acknowledgement of a batch that was not acknowledged when it came."""
     before = len(beat.acks) + STEADY_ACKS
@@ -102,11 +84,11 @@ async def measure(cluster: LocalCluster) -> Times:
             await beat.until(lambda: len(beat.acks) >= 2 * STEADY_ACKS)
             times.acks_s = [acked_s - sent_s for sent_s, acked_s in beat.acks[STEADY_ACKS:]]
             for _ in range(KILLS):
-                leader, _is_controller = await steady(client, topic)
+                leader, _is_controller = await steady(client, topic, 3)
                 times.kills_s.append(await one_round(beat, cluster.kill, leader))
                 cluster.start(leader, is_awaited=False)
             for _ in range(FREEZES):
-                leader, is_controller = await steady(client, topic)
+                leader, is_controller = await steady(client, topic, 3)
                 times.freezes_s.append((await one_round(beat, cluster.freeze, leader), is_controller))
                 cluster.thaw(leader)
         finally:

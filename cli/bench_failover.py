@@ -94,7 +94,7 @@ async def _rounds(options: argparse.Namespace, nodes: "LocalCluster", cluster: C
         beating = loop.create_task(beat.run())
         try:
             for number in range(options.rounds):
-                leader, is_controller = await _steady(cluster, topic, options.replication_factor)
+                leader, is_controller = await steady(cluster, topic, options.replication_factor)
                 await beat.after(beat.acks + STEADY_BATCHES)
                 acks, start_s = beat.acks, loop.time()
                 (nodes.freeze if options.frozen else nodes.kill)(leader)
@@ -120,7 +120,7 @@ async def _bring_back(options: argparse.Namespace, nodes: "LocalCluster", node: 
         nodes.start(node, is_awaited=False)
 
 
-async def _steady(cluster: ClusterClient, topic: TopicInfo, replicas: int) -> tuple[int, bool]:
+async def steady(cluster: ClusterClient, topic: TopicInfo, replicas: int) -> tuple[int, bool]:
     """(the leader, whether it is the active controller), once all replicas are in sync."""
     admin = AdminClient(cluster)
     async with asyncio.timeout(ROUND_TIMEOUT_S):

@@ -19,6 +19,7 @@ from tidelog.metadata.image import ClusterImage
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.replication.service import FetchItem, FetchResult, PartitionService, ProduceItem, ProduceResult
+from tidelog.rpc import joined
 from tidelog.rpc.door import Caller, Receive, Send
 from tidelog.rpc.door_topics import NamesPartition, partition_of
 from tidelog.rpc.errors import as_message, coded
@@ -359,10 +360,7 @@ def _joined(
 
 
 class JoinedFetch:
-    """A `FetchResponse` whose bytes are made without a copy of the data into a message.
-
-    A field may stand anywhere in a message, so each row is the encoding of a row without data, followed by its data.
-    """
+    """A `FetchResponse` whose bytes are made without a copy of the data into a message (`rpc.joined`)."""
 
     __slots__ = ("_rows",)
 
@@ -370,26 +368,14 @@ class JoinedFetch:
         self._rows = rows
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as messages have it
-        parts: list[bytes | memoryview] = []
+        parts: list[joined.Payload] = []
         for named, result in self._rows:
-            head = _fetched(named, result).SerializeToString()
-            data = result.data
-            before = _DATA_TAG + _varint(len(data)) if data else b""
-            parts += (_ROW_TAG, _varint(len(head) + len(before) + len(data)), head, before, data)
+            parts += joined.row(_ROW_TAG, _fetched(named, result).SerializeToString(), _DATA_TAG, result.data)
         return b"".join(parts)
 
 
-_ROW_TAG = bytes([pb.FetchResponse.PARTITIONS_FIELD_NUMBER << 3 | 2])
-_DATA_TAG = bytes([pb.FetchedPartition.DATA_FIELD_NUMBER << 3 | 2])
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+_ROW_TAG = joined.tag(pb.FetchResponse.PARTITIONS_FIELD_NUMBER)
+_DATA_TAG = joined.tag(pb.FetchedPartition.DATA_FIELD_NUMBER)
 
 
 def _fetched(named: pb.FetchPartition, result: FetchResult) -> pb.FetchedPartition:

@@ -1,22 +1,28 @@
 """A log on a simulated machine: what the tests of the log share."""
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from tidelog.log.batch import Record, encode, read_header, stamp
-from tidelog.log.config import LogConfig
+from tidelog.log.batch import ControlKind, Record, encode, encode_control, read_header, stamp
+from tidelog.log.checkpoint import key_prefix
+from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.files import FilePool
 from tidelog.log.group_commit import GroupCommit
 from tidelog.log.log import Log
+from tidelog.log.segment import LOG, file_path
 from tidelog.model.errors import StorageError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.world.simulated import Loss, SimMachine, SimNode, SimWorld
 
 LOG_ID = PartitionId(TopicId(UUID(int=7)), 3)
+PREFIX = key_prefix(LOG_ID)
 PATH = "orders.07-3"
 SMALL = LogConfig(segment_bytes=1500, index_interval_bytes=200)
 """Segments of a few batches, so that a short test sees many."""
+PAGE_CACHE = replace(SMALL, flush_mode=FlushMode.PAGE_CACHE)
+ONE_SEGMENT = LogConfig(segment_bytes=1 << 20, index_interval_bytes=200)
 
 
 async def open_log(node: SimNode, config: LogConfig = SMALL, *, verify: bool = False) -> Log:
@@ -56,6 +62,38 @@ def stamped(data: bytes, *, base_offset: int, leader_epoch: int) -> bytes:
     copy = bytearray(data)
     stamp(copy, base_offset=base_offset, leader_epoch=leader_epoch)
     return bytes(copy)
+
+
+def idempotent(sequence: int, *, producer: int = 7, epoch: int = 0, count: int = 1, **more: Any) -> bytes:
+    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
+
+
+def marker(producer: int, kind: ControlKind) -> bytes:
+    return encode_control(kind, coordinator_epoch=1, timestamp=1_000, producer_id=producer, producer_epoch=0)
+
+
+def fill(log: Log, count: int, *, epoch: int = 1, size: int = 100) -> list[bytes]:
+    """Append `count` batches of one record; returns them as they must stand in the log."""
+    expected = []
+    for at in range(count):
+        data = batch(1, timestamp=1_000 + log.end_offset, value=bytes([at % 256]) * size)
+        expected.append(stamped(data, base_offset=log.end_offset, leader_epoch=epoch))
+        log.append(data, leader_epoch=epoch)
+    return expected
+
+
+async def synced(node: SimNode, count: int, *, then: int = 0, config: LogConfig = SMALL) -> list[bytes]:
+    """A log with a checkpoint after `count` batches, and `then` more that are synced but not in the checkpoint."""
+    log = await open_log(node, config)
+    expected = fill(log, count)
+    await log.checkpoint()
+    expected += fill(log, then)
+    await log.flush()
+    return expected
+
+
+def segment(base: int, suffix: str = LOG) -> str:
+    return file_path(PATH, base, suffix)
 
 
 def split(data: bytes | memoryview) -> list[bytes]:

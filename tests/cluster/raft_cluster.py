@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,24 +19,13 @@ from raft_node import CLUSTER_ID, format_directories
 from tidelog.model.errors import RemoteError, TidelogError, TransportError
 from tidelog.model.ids import NodeId
 from tidelog.rpc.transport import GrpcTransport
+from tidelog.server.local_nodes import free_ports
 
 NODES = (NodeId(1), NodeId(2), NodeId(3))
 CLIENT = NodeId(99)
 PROGRAM = Path(__file__).with_name("raft_node.py")
 CALL_TIMEOUT_MS = 1_000
 RETRY_S = 0.005
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class RaftCluster:

@@ -15,16 +15,16 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
 
 from tidelog.cli.channel import ClusterChannel
-from tidelog.model.errors import TidelogError
 from tidelog.rpc.v1 import admin_pb2, cluster_pb2
 from tidelog.server.local_nodes import free_ports
 from tidelog.testing import LocalCluster
@@ -32,7 +32,6 @@ from tidelog.testing import LocalCluster
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 NODES = (1, 2, 3)
-DEADLINE_S = 60.0
 DELIVERY_TIMEOUT_S = 60
 """After that a writer gives a record up (`delivery.timeout.ms`; 120 s unless it is set)."""
 
@@ -57,21 +56,6 @@ def run(bootstrap: str, *arguments: str, stdin: str = "") -> str:
 
 def ask(bootstrap: str, *arguments: str) -> Any:
     return json.loads(run(bootstrap, *arguments, "--output", "json"))
-
-
-def until(condition: Callable[[], bool], what: str, *, timeout_s: float = DEADLINE_S) -> None:
-    """Errors of the catalogue mean: not yet."""
-    end_s = time.monotonic() + timeout_s
-    last: object = None
-    while time.monotonic() < end_s:
-        try:
-            last = condition()
-        except TidelogError as error:
-            last = error
-        if last is True:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"not within {timeout_s} s: {what}; last: {last}")
 
 
 def partitions(bootstrap: str, topic: str) -> list[admin_pb2.PartitionDescription]:

@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
 
 from tidelog.testing import LocalCluster
 
@@ -42,13 +42,6 @@ def acks_in(path: Path) -> int:
     return path.read_text(encoding="utf-8").count('"event":"ack"') if path.exists() else 0
 
 
-def wait_for(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "in time"
-        time.sleep(0.05)
-
-
 def verified(cluster: LocalCluster, tmp_path: Path, harm: Callable[[LocalCluster, Path], None]) -> dict[str, Any]:
     """Write and read numbered records while harm is done; the verdict."""
     tidelog(cluster, "topics", "create", "v", "--partitions", "2", "--replication-factor", "3")
@@ -61,7 +54,7 @@ def verified(cluster: LocalCluster, tmp_path: Path, harm: Callable[[LocalCluster
         env={**os.environ, "TIDELOG_BOOTSTRAP": cluster.bootstrap},
     )
     try:
-        wait_for(lambda: acks_in(written) > 20)
+        until(lambda: acks_in(written) > 20, "the first acknowledgements")
         harm(cluster, written)
         out, _ = writing.communicate(timeout=120)
     finally:
@@ -81,7 +74,7 @@ def kill_and_restart(cluster: LocalCluster, written: Path) -> None:
         leader = leader_of(cluster, "v")
         cluster.kill(leader)
         before = acks_in(written)
-        wait_for(lambda before=before: acks_in(written) > before + 20)  # type: ignore[misc]
+        until(lambda before=before: acks_in(written) > before + 20, "writing goes on")  # type: ignore[misc]
         cluster.start(leader)
 
 
@@ -90,7 +83,7 @@ def freeze_and_thaw(cluster: LocalCluster, written: Path) -> None:
     leader = leader_of(cluster, "v")
     cluster.freeze(leader)
     before = acks_in(written)
-    wait_for(lambda: acks_in(written) > before + 20)
+    until(lambda: acks_in(written) > before + 20, "writing goes on")
     cluster.thaw(leader)
 
 
@@ -99,7 +92,7 @@ def roll(cluster: LocalCluster, written: Path) -> None:
     for number in (1, 2, 3):
         assert cluster.stop(number) == 0
         before = acks_in(written)
-        wait_for(lambda before=before: acks_in(written) > before + 20)  # type: ignore[misc]
+        until(lambda before=before: acks_in(written) > before + 20, "writing goes on")  # type: ignore[misc]
         cluster.start(number)
 
 

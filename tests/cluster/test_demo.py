@@ -5,12 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
 
 from tidelog.cli import demo
 from tidelog.cli import main as cli
@@ -33,13 +32,6 @@ def processes_in(data: Path) -> list[int]:
             if Path(path).is_relative_to(data):
                 found.append(int(entry.name))
     return found
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, f"not in {DEADLINE_S} s: {what}"
-        time.sleep(0.02)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -72,18 +64,18 @@ def test_a_leader_is_killed_and_every_acknowledged_record_is_read(tmp_path: Path
     done = re.search(rf"Done in (\d+) s. The nodes' files are in {tmp_path / 'data'}\.\n$", out)
     assert done is not None, out
     assert int(done[1]) < 60
-    until(lambda: processes_in(tmp_path) == [], "no process is left")
+    until(lambda: processes_in(tmp_path) == [], "no process is left", timeout_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("moment", ["Starting three nodes", "Writing with acks=all"])
 def test_an_interrupted_demo_is_quiet_and_leaves_no_process(tmp_path: Path, moment: str) -> None:
     with start("--records", "10000000", "--data", str(tmp_path / "data")) as process:
         until_said(process, moment)
-        until(lambda: len(processes_in(tmp_path)) >= 3, "three nodes run")
+        until(lambda: len(processes_in(tmp_path)) >= 3, "three nodes run", timeout_s=DEADLINE_S)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, err) == (130, "")
-    until(lambda: processes_in(tmp_path) == [], "no process is left")
+    until(lambda: processes_in(tmp_path) == [], "no process is left", timeout_s=DEADLINE_S)
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
@@ -94,14 +86,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.read() == ""
         assert process.wait(DEADLINE_S) == 141
-    until(lambda: processes_in(tmp_path) == [], "no process is left")
+    until(lambda: processes_in(tmp_path) == [], "no process is left", timeout_s=DEADLINE_S)
 
 
 def test_a_killed_demo_takes_its_nodes_along(tmp_path: Path) -> None:
     with start("--records", "10000000", "--data", str(tmp_path / "data")) as process:
         until_said(process, "Writing with acks=all")
         process.kill()
-    until(lambda: processes_in(tmp_path) == [], "the nodes have ended by themselves")
+    until(lambda: processes_in(tmp_path) == [], "the nodes have ended by themselves", timeout_s=DEADLINE_S)
 
 
 class _TwoDie(LocalCluster):
@@ -133,7 +125,7 @@ def test_a_failure_says_what_and_where_the_logs_are(
         f"The nodes' logs: {data}/node-*/node.log\n"
     )
     assert len(list(data.glob("node-*/node.log"))) == 3
-    until(lambda: processes_in(tmp_path) == [], "no process is left")
+    until(lambda: processes_in(tmp_path) == [], "no process is left", timeout_s=DEADLINE_S)
 
 
 def test_a_wrong_record_is_noticed(

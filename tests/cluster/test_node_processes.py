@@ -17,17 +17,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
+from patience import DEADLINE_S, until
 
 from tidelog.cli.channel import ClusterChannel
 from tidelog.log.batch import encode_columns
 from tidelog.metadata.broker_side import CLEAN_STOP_KEY
-from tidelog.model.errors import TidelogError
 from tidelog.rpc.v1 import admin_pb2, cluster_pb2, log_pb2
 from tidelog.server.local_nodes import NodeEndedError, free_ports
 from tidelog.testing import LocalCluster
@@ -35,23 +33,7 @@ from tidelog.world.real.store import LmdbStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
-DEADLINE_S = 60.0
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
-
-
-def until(condition: Callable[[], Any], what: str, *, timeout_s: float = DEADLINE_S) -> Any:
-    """The condition's value once it is true; errors of the catalogue mean: not yet."""
-    deadline = time.monotonic() + timeout_s
-    last: object = None
-    while time.monotonic() < deadline:
-        try:
-            last = condition()
-            if last:
-                return last
-        except TidelogError as error:
-            last = error
-        time.sleep(0.05)
-    raise AssertionError(f"not within {timeout_s} s: {what}; last: {last}")
 
 
 def tidelog(*arguments: str, check: bool = True, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from simulation import nemesis as base
 from simulation.cluster import Station
-from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, start_of
+from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, draw_steps, start_of
 from tidelog.model.ids import NodeId
 from tidelog.world.simulated import Loss
 
@@ -386,18 +386,6 @@ LONG = (
 def draw_broker_plan(draw: Random, *, from_s: float, until_s: float) -> list[PlanStep]:
     """Faults in turn, now and then two at once, none for about a fifth of the time."""
     weights = {name: weight * draw.choice((0, 1, 1, 1, 4)) for name, weight, _ in FAULTS}
-    names = list(weights)
     mean_s = draw.choice((0.4, 0.8, 1.5))
-    steps: list[PlanStep] = []
-    at_s = from_s + draw.uniform(0.0, 0.5)
-    while at_s < until_s:
-        duration_s = 0.1 + draw.expovariate(1 / mean_s)
-        if draw.random() >= CALM:
-            for _ in range(draw.choice((1, 1, 1, 2))):
-                name = draw.choices(names, list(weights.values()))[0]
-                lasts_s = duration_s * draw.uniform(0.5, 1.5)
-                if name in LONG and draw.random() < 0.7:
-                    lasts_s = max(lasts_s, draw.uniform(1.0, 4.0))
-                steps.append(PlanStep(len(steps), at_s, name, lasts_s))
-        at_s += duration_s
-    return steps
+    first_s = from_s + draw.uniform(0.0, 0.5)
+    return draw_steps(draw, weights, mean_s=mean_s, first_s=first_s, until_s=until_s, least_s=0.1, calm=CALM, long=LONG)

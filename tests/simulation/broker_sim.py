@@ -9,7 +9,6 @@ Faults first (`broker_faults`), then everything is healed and must go on: every 
 replicas in sync, every write is acknowledged, readers have read to the end, and all replicas are equal.
 """
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from random import Random
@@ -22,8 +21,8 @@ from simulation.broker_workload import ACKS_ALL, ACKS_LEADER, Client, Operator
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Station
 from simulation.metadata_sim import MetadataSimulation, draw_metadata_shape
-from simulation.raft_sim import LEADER_S, Result, Shape
-from tidelog.model.errors import CorruptBatchError, DamagedLogError, TidelogError
+from simulation.raft_sim import LEADER_S, Result, Shape, run_simulation
+from tidelog.model.errors import CorruptBatchError, DamagedLogError
 from tidelog.model.ids import NodeId, PartitionId
 from tidelog.raft.membership import Member, Membership
 from tidelog.replication.leading import Leading
@@ -211,6 +210,18 @@ class BrokerSimulation(MetadataSimulation):
 
     # -- the run
 
+    @property
+    def acknowledged(self) -> int:
+        return self.replica_checker.acknowledged
+
+    @property
+    def reads(self) -> int:
+        return self.replica_checker.reads
+
+    @property
+    def faults(self) -> dict[str, int]:
+        return self.nemesis.counts
+
     def run(self) -> None:
         for station in self.cluster.stations.values():
             station.start()
@@ -364,31 +375,5 @@ class BrokerSimulation(MetadataSimulation):
 
 
 def run_broker_seed(seed: int, *, only: Collection[int] | None = None) -> Result:
-    """One run, and how it ended. Nothing that goes wrong inside of it escapes."""
-    logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
     shape = draw_broker_shape(seed)
-    failure: str | None = None
-    world = SimWorld(seed)
-    simulation: BrokerSimulation | None = None
-    try:
-        with world:
-            simulation = BrokerSimulation(world, seed, shape, only=only)
-            simulation.run()
-    except (SimulationError, AssertionError, TidelogError) as error:
-        failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
-    assert simulation is not None
-    scheduler = world.scheduler
-    return Result(
-        seed=seed,
-        failure=failure,
-        virtual_s=scheduler.now_ns / 1e9,
-        events=scheduler.events_run,
-        digest=scheduler.digest,
-        plan=simulation.plan,
-        shape=shape,
-        acknowledged=simulation.replica_checker.acknowledged,
-        reads=simulation.replica_checker.reads,
-        elections=simulation.checker.elections,
-        faults=simulation.nemesis.counts,
-        trace=list(scheduler.trace_lines),
-    )
+    return run_simulation(seed, shape, lambda world: BrokerSimulation(world, seed, shape, only=only))

@@ -13,6 +13,7 @@ from simulation.workload import serve_clients
 from tidelog.log.config import FOREVER_MS, LogConfig
 from tidelog.model.errors import UnformattedDirectoryError
 from tidelog.model.ids import NodeId, Offset
+from tidelog.raft.config import BootState
 from tidelog.raft.core import RaftCore
 from tidelog.raft.driver import DriverConfig, RaftDriver
 from tidelog.raft.entries import STORED_BYTES_MAX
@@ -25,6 +26,26 @@ from tidelog.world.simulated.loop import SimFuture
 CLUSTER_ID = "simulated"
 ENTRY_BYTES = 40
 """About what an entry of the workload takes: snapshots are taken by bytes."""
+
+
+async def open_storage(context: Context, log_config: LogConfig) -> tuple[RaftStorage, BootState]:
+    """The storage of this node, formatted if its disk is new."""
+    storage = RaftStorage(
+        disk=context.node.disk(),
+        store=context.node.store(),
+        work=context.node.work,
+        clock=context.node.clock,
+        cluster_id=CLUSTER_ID,
+        node=context.node_id,
+        log_config=log_config,
+    )
+    durable = context.station.durable
+    try:
+        boot = await storage.open()
+    except UnformattedDirectoryError:
+        await storage.format(directory=durable["directory"], membership=durable.get("founding", Membership()))
+        boot = await storage.open()
+    return storage, boot
 
 
 class DriverNode:
@@ -83,22 +104,7 @@ class DriverStack:
         config = DriverConfig(raft=shape.raft, snapshot_bytes=shape.snapshot_every * ENTRY_BYTES)
 
         async def run(context: Context) -> None:
-            storage = RaftStorage(
-                disk=context.node.disk(),
-                store=context.node.store(),
-                work=context.node.work,
-                clock=context.node.clock,
-                cluster_id=CLUSTER_ID,
-                node=context.node_id,
-                log_config=log_config,
-            )
-            durable = context.station.durable
-            try:
-                boot = await storage.open()
-            except UnformattedDirectoryError:
-                founding = durable.get("founding", Membership())
-                await storage.format(directory=durable["directory"], membership=founding)
-                boot = await storage.open()
+            storage, boot = await open_storage(context, log_config)
             for note in storage.notes:
                 context.trace(note)
             failure = context.node.loop.create_future()

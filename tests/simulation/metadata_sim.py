@@ -12,7 +12,6 @@ and brokers end with one and the same image.
 
 import asyncio
 import errno
-import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from random import Random
@@ -22,12 +21,12 @@ from uuid import UUID
 
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Context, Program, Station
-from simulation.driver_node import CLUSTER_ID, DriverStack
+from simulation.driver_node import CLUSTER_ID, DriverStack, open_storage
 from simulation.metadata_checker import MetadataChecker
 from simulation.metadata_workload import BROKERS, Admin, AdminChecker
 from simulation.more_faults import MORE_FAULTS, draw_more_steps
 from simulation.nemesis import Nemesis, draw_plan
-from simulation.raft_sim import LEADER_S, SETTLE_S, RaftSimulation, Result, Shape, draw_shape
+from simulation.raft_sim import LEADER_S, SETTLE_S, RaftSimulation, Result, Shape, draw_shape, run_simulation
 from tidelog.log.config import FOREVER_MS, LogConfig
 from tidelog.metadata import brokers
 from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
@@ -40,14 +39,13 @@ from tidelog.metadata.losses import ReportLost
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
-from tidelog.model.errors import RemoteError, TransportError, UnformattedDirectoryError
+from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId, Offset
 from tidelog.raft.core import RaftCore
 from tidelog.raft.driver import DriverConfig
 from tidelog.raft.entries import STORED_BYTES_MAX
 from tidelog.raft.membership import Member, Membership
-from tidelog.raft.storage import RaftStorage
-from tidelog.world.simulated import Loss, SimLoop, SimulationError, SimWorld
+from tidelog.world.simulated import Loss, SimLoop, SimWorld
 from tidelog.world.simulated.loop import SimFuture
 
 ADMINS = (NodeId(101), NodeId(102), NodeId(103))
@@ -118,21 +116,7 @@ class MetadataStack(DriverStack):
         )
 
         async def run(context: Context) -> None:
-            storage = RaftStorage(
-                disk=context.node.disk(),
-                store=context.node.store(),
-                work=context.node.work,
-                clock=context.node.clock,
-                cluster_id=CLUSTER_ID,
-                node=context.node_id,
-                log_config=log_config,
-            )
-            durable = context.station.durable
-            try:
-                boot = await storage.open()
-            except UnformattedDirectoryError:
-                await storage.format(directory=durable["directory"], membership=durable.get("founding", Membership()))
-                boot = await storage.open()
+            storage, boot = await open_storage(context, log_config)
             failure = context.node.loop.create_future()
             node = ControllerNode(
                 storage,
@@ -474,7 +458,23 @@ class MetadataSimulation(RaftSimulation):
 
     # -- the run
 
+    @property
+    def acknowledged(self) -> int:
+        return self.admin_checker.acknowledged
+
+    @property
+    def reads(self) -> int:
+        return self.admin_checker.reads
+
+    @property
+    def faults(self) -> dict[str, int]:
+        return {**self.nemesis.counts, **{f"b-{name}": count for name, count in self.broker_faults.items()}}
+
     def run(self) -> None:
+        with patch.object(brokers, "DEPARTURES_MAX", self.departures_max):
+            self._run()
+
+    def _run(self) -> None:
         for station in self.cluster.stations.values():
             station.start()
         harm = self.world.loop.create_task(self._harm_brokers(self.world.random("brokers")))
@@ -578,32 +578,5 @@ def draw_metadata_shape(seed: int) -> Shape:
 
 
 def run_metadata_seed(seed: int, *, only: Collection[int] | None = None) -> Result:
-    """One run, and how it ended. Nothing that goes wrong inside of it escapes."""
-    logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
     shape = draw_metadata_shape(seed)
-    failure: str | None = None
-    world = SimWorld(seed)
-    simulation: MetadataSimulation | None = None
-    try:
-        with world:
-            simulation = MetadataSimulation(world, seed, shape, only=only)
-            with patch.object(brokers, "DEPARTURES_MAX", simulation.departures_max):
-                simulation.run()
-    except (SimulationError, AssertionError) as error:
-        failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
-    assert simulation is not None
-    scheduler = world.scheduler
-    return Result(
-        seed=seed,
-        failure=failure,
-        virtual_s=scheduler.now_ns / 1e9,
-        events=scheduler.events_run,
-        digest=scheduler.digest,
-        plan=simulation.plan,
-        shape=shape,
-        acknowledged=simulation.admin_checker.acknowledged,
-        reads=simulation.admin_checker.reads,
-        elections=simulation.checker.elections,
-        faults={**simulation.nemesis.counts, **{f"b-{k}": n for k, n in simulation.broker_faults.items()}},
-        trace=list(scheduler.trace_lines),
-    )
+    return run_simulation(seed, shape, lambda world: MetadataSimulation(world, seed, shape, only=only))

@@ -48,17 +48,35 @@ def draw_plan(draw: Random, *, until_s: float) -> list[PlanStep]:
         weights.update(dict.fromkeys(DESTRUCTIVE, 0))
     if not any(weights.values()):
         weights["kill"] = 1
-    names = list(weights)
     mean_s = draw.choice((0.4, 1.0, 2.0))
+    first_s = draw.uniform(0.5, 2.0)
+    return draw_steps(
+        draw, weights, mean_s=mean_s, first_s=first_s, until_s=until_s, least_s=0.05, calm=CALM, long=LONG
+    )
+
+
+def draw_steps(
+    draw: Random,
+    weights: dict[str, float],
+    *,
+    mean_s: float,
+    first_s: float,
+    until_s: float,
+    least_s: float,
+    calm: float,
+    long: tuple[str, ...],
+) -> list[PlanStep]:
+    """Faults by weight, one or two at a time; none for the share `calm` of the time. Those of `long` mostly last."""
+    names = list(weights)
     steps: list[PlanStep] = []
-    at_s = draw.uniform(0.5, 2.0)
+    at_s = first_s
     while at_s < until_s:
-        duration_s = 0.05 + draw.expovariate(1 / mean_s)
-        if draw.random() >= CALM:
+        duration_s = least_s + draw.expovariate(1 / mean_s)
+        if draw.random() >= calm:
             for _ in range(draw.choice((1, 1, 1, 2))):
                 name = draw.choices(names, list(weights.values()))[0]
                 lasts_s = duration_s * draw.uniform(0.5, 1.5)
-                if name in LONG and draw.random() < 0.7:
+                if name in long and draw.random() < 0.7:
                     lasts_s = max(lasts_s, draw.uniform(1.0, 4.0))
                 steps.append(PlanStep(len(steps), at_s, name, lasts_s))
         at_s += duration_s

@@ -211,6 +211,19 @@ class RaftSimulation:
 
     # -- the run
 
+    @property
+    def acknowledged(self) -> int:
+        return len(self.clients_checker.acknowledged)
+
+    @property
+    def reads(self) -> int:
+        return self.clients_checker.reads
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often each was done."""
+        return self.nemesis.counts
+
     def run(self) -> None:
         for station in self.cluster.stations.values():
             station.start()
@@ -514,17 +527,24 @@ def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | Non
         return run_broker_seed(seed, only=only)
     from simulation.stacks import make_stack
 
+    shape = draw_shape(seed, stack)
+    return run_simulation(
+        seed, shape, lambda world: RaftSimulation(world, seed, shape, make_stack(shape.stack), only=only)
+    )
+
+
+def run_simulation(seed: int, shape: Shape, make: Callable[[SimWorld], RaftSimulation]) -> Result:
+    """One run, and how it ended. Nothing that goes wrong inside of it escapes."""
     # What nodes log under faults is meant for operators; the trace tells more.
     logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
-    shape = draw_shape(seed, stack)
     failure: str | None = None
     world = SimWorld(seed)
     simulation: RaftSimulation | None = None
     try:
         with world:
-            simulation = RaftSimulation(world, seed, shape, make_stack(shape.stack), only=only)
+            simulation = make(world)
             simulation.run()
-    except (SimulationError, AssertionError) as error:
+    except (SimulationError, AssertionError, TidelogError) as error:
         failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
     assert simulation is not None
     scheduler = world.scheduler
@@ -536,9 +556,9 @@ def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | Non
         digest=scheduler.digest,
         plan=simulation.plan,
         shape=shape,
-        acknowledged=len(simulation.clients_checker.acknowledged),
-        reads=simulation.clients_checker.reads,
+        acknowledged=simulation.acknowledged,
+        reads=simulation.reads,
         elections=simulation.checker.elections,
-        faults=simulation.nemesis.counts,
+        faults=simulation.faults,
         trace=list(scheduler.trace_lines),
     )

@@ -1,10 +1,7 @@
 """The metadata quorum on seeds: the fixed ones, then new ones until the time is up; and every defect is noticed."""
 
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +9,13 @@ from simulation.campaign import all_defects, catch, replay_command
 from simulation.defects import Defect
 from simulation.metadata_defects import DEFECTS
 from simulation.metadata_sim import run_metadata_seed
+from simulation.replays import output_in_every_process
 from simulation.seeds import FIXED_SEEDS, fresh_seeds, read_catching_seeds
 
 SECONDS = float(os.environ.get("SIM_SECONDS", "60")) / 2
 REMEMBERED = read_catching_seeds()
-TESTS = Path(__file__).parent.parent
 
 DIGEST_PROGRAM = """
-import sys
-junk = [bytearray(size) for size in range(int(sys.argv[1]))]  # another heap: other addresses
 from simulation.metadata_sim import run_metadata_seed
 result = run_metadata_seed(8)
 print(result.events, result.digest, result.failure)
@@ -57,18 +52,7 @@ def test_the_simulator_notices(defect: Defect) -> None:
 @pytest.mark.sim
 @pytest.mark.timeout(180)
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
-    outputs = []
-    for hash_seed, junk in (("1", "10"), ("4242", "3000")):
-        done = subprocess.run(
-            [sys.executable, "-c", DIGEST_PROGRAM, junk],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(TESTS)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        outputs.append(done.stdout)
-    assert outputs[0] == outputs[1]
-    assert outputs[0].strip().endswith("None")
+    assert output_in_every_process(DIGEST_PROGRAM).strip().endswith("None")
 
 
 def test_there_are_enough_defects_and_each_has_its_own_name() -> None:

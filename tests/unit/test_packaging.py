@@ -1,16 +1,16 @@
 """The package as a user gets it: what is in the wheel, and that it works in an empty environment."""
 
-import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tidelog.server.local_nodes import is_free
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(
@@ -85,13 +85,7 @@ def check_round_trip(home: Path, work: Path) -> None:
 def free_offset() -> int:
     """By how much all ports of one node have to be moved to be free at this moment."""
     for offset in range(10_000 + os.getpid() % 1000 * 10, 30_000, 10):
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in (9092, 9192, 9292, 9392):
-                    probe = stack.enter_context(socket.socket())
-                    probe.bind(("localhost", port + offset))
-            except OSError:
-                continue
+        if all(is_free(port + offset) for port in (9092, 9192, 9292, 9392)):
             return offset
     raise AssertionError("no free ports")
 

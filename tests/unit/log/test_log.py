@@ -4,10 +4,9 @@ import asyncio
 import errno
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from log_world import PATH, SMALL, Lab, batch, open_log, read_all, split, stamped
+from log_world import ONE_SEGMENT, PATH, SMALL, Lab, batch, idempotent, marker, open_log, read_all, split, stamped
 
 from tidelog.log.batch import (
     Codec,
@@ -17,10 +16,8 @@ from tidelog.log.batch import (
     check_batch,
     decode,
     encode,
-    encode_control,
     read_header,
 )
-from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.log import Log
 from tidelog.log.segment import INDEX, LOG, TIME_INDEX
 from tidelog.model.errors import (
@@ -37,22 +34,11 @@ from tidelog.model.errors import (
 from tidelog.model.ids import Offset
 from tidelog.world.simulated import Loss, SimNode, SimWorld
 
-PAGE_CACHE = replace(SMALL, flush_mode=FlushMode.PAGE_CACHE)
-ONE_SEGMENT = LogConfig(segment_bytes=1 << 20, index_interval_bytes=200)
-
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     with SimWorld(seed=5) as world:
         yield Lab(world)
-
-
-def idempotent(sequence: int, *, producer: int = 7, epoch: int = 0, count: int = 1, **more: Any) -> bytes:
-    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
-
-
-def marker(producer: int, kind: ControlKind) -> bytes:
-    return encode_control(kind, coordinator_epoch=1, timestamp=1_000, producer_id=producer, producer_epoch=0)
 
 
 class TestAppend:

@@ -6,17 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from log_world import PATH, SMALL, Lab, batch, open_log, read_all, split, stamped
+from log_world import ONE_SEGMENT, PATH, SMALL, Lab, batch, idempotent, open_log, read_all, split, stamped
 
 from tidelog.log.batch import (
-    ControlKind,
     decode,
-    encode_control,
     read_header,
 )
 from tidelog.log.cleaner import CleanedSegment, CleanerLimits, CleaningTask, clean
 from tidelog.log.compaction import plan_cleaning
-from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.log import Log, Slice
 from tidelog.log.segment import DELETED, INDEX, LOG, TIME_INDEX
 from tidelog.model.errors import (
@@ -26,22 +23,11 @@ from tidelog.model.errors import (
 )
 from tidelog.world.simulated import Latency, Loss, SimNode, SimWorld
 
-PAGE_CACHE = replace(SMALL, flush_mode=FlushMode.PAGE_CACHE)
-ONE_SEGMENT = LogConfig(segment_bytes=1 << 20, index_interval_bytes=200)
-
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     with SimWorld(seed=5) as world:
         yield Lab(world)
-
-
-def idempotent(sequence: int, *, producer: int = 7, epoch: int = 0, count: int = 1, **more: Any) -> bytes:
-    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
-
-
-def marker(producer: int, kind: ControlKind) -> bytes:
-    return encode_control(kind, coordinator_epoch=1, timestamp=1_000, producer_id=producer, producer_epoch=0)
 
 
 class TestTruncate:

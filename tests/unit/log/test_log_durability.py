@@ -9,13 +9,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from log_world import PATH, SMALL, Lab, batch, open_log, read_all
+from log_world import ONE_SEGMENT, PAGE_CACHE, PATH, Lab, batch, open_log, read_all
 
-from tidelog.log.batch import (
-    ControlKind,
-    encode_control,
-)
-from tidelog.log.config import FlushMode, LogConfig
+from tidelog.log.config import LogConfig
 from tidelog.log.files import FilePool
 from tidelog.log.group_commit import GroupCommit
 from tidelog.log.log import Log
@@ -29,22 +25,11 @@ from tidelog.world.real.store import LmdbStore
 from tidelog.world.real.work import InlineWork
 from tidelog.world.simulated import Latency, Loss, SimNode, SimWorld
 
-PAGE_CACHE = replace(SMALL, flush_mode=FlushMode.PAGE_CACHE)
-ONE_SEGMENT = LogConfig(segment_bytes=1 << 20, index_interval_bytes=200)
-
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     with SimWorld(seed=5) as world:
         yield Lab(world)
-
-
-def idempotent(sequence: int, *, producer: int = 7, epoch: int = 0, count: int = 1, **more: Any) -> bytes:
-    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
-
-
-def marker(producer: int, kind: ControlKind) -> bytes:
-    return encode_control(kind, coordinator_epoch=1, timestamp=1_000, producer_id=producer, producer_epoch=0)
 
 
 class TestDurability:

@@ -3,47 +3,17 @@
 from collections.abc import Iterator
 
 import pytest
-from log_world import LOG_ID, PATH, SMALL, Lab, batch, open_log, read_all, stamped
+from log_world import PREFIX, Lab, batch, fill, open_log, read_all, segment, synced
 
 from tidelog.log import checkpoint as stored
-from tidelog.log.checkpoint import key_prefix
-from tidelog.log.config import LogConfig
-from tidelog.log.log import Log
-from tidelog.log.segment import LOG, file_path
 from tidelog.model.errors import StorageError
 from tidelog.world.simulated import SimNode, SimWorld
-
-PREFIX = key_prefix(LOG_ID)
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     with SimWorld(seed=11) as world:
         yield Lab(world)
-
-
-def fill(log: Log, count: int, *, epoch: int = 1, size: int = 100) -> list[bytes]:
-    """Append `count` batches of one record; returns them as they must stand in the log."""
-    expected = []
-    for at in range(count):
-        data = batch(1, timestamp=1_000 + log.end_offset, value=bytes([at % 256]) * size)
-        expected.append(stamped(data, base_offset=log.end_offset, leader_epoch=epoch))
-        log.append(data, leader_epoch=epoch)
-    return expected
-
-
-async def synced(node: SimNode, count: int, *, then: int = 0, config: LogConfig = SMALL) -> list[bytes]:
-    """A log with a checkpoint after `count` batches, and `then` more that are synced but not in the checkpoint."""
-    log = await open_log(node, config)
-    expected = fill(log, count)
-    await log.checkpoint()
-    expected += fill(log, then)
-    await log.flush()
-    return expected
-
-
-def segment(base: int, suffix: str = LOG) -> str:
-    return file_path(PATH, base, suffix)
 
 
 class TestLostState:
