@@ -46,6 +46,7 @@ from tidelog.log.log import Log
 from tidelog.model.errors import (
     CorruptBatchError,
     CorruptStateError,
+    DamagedLogError,
     LostStateError,
     StorageError,
     UnformattedDirectoryError,
@@ -415,10 +416,14 @@ class RaftStorage:
 
     async def _cut(self, log: Log, end: Offset, first: Offset, entries: Sequence[Entry]) -> None:
         """Cut the log at start-up. `entries` from offset `first` on are what it shall hold up to `end`: those that
-        shared a batch with what goes are written again."""
-        if log.damaged is None:
-            await self._keep_tail(log, end)
-        await log.truncate(end)
+        shared a batch with what goes are written again, and all of them where rot in front of the cut hides it."""
+        try:
+            if log.damaged is None:
+                await self._keep_tail(log, end)
+            await log.truncate(end)
+        except (CorruptBatchError, UnsupportedMagicError, DamagedLogError) as error:
+            self.notes.append(f"the log cannot be cut at {end} ({error}): what is known from {first} on is written anew")
+            await log.reset_to(first)
         if log.end_offset < first:
             await log.reset_to(first)
         if log.end_offset < end:

@@ -27,6 +27,7 @@ from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.config import BootState
 from tidelog.raft.messages import Entry, SnapshotChunk, SnapshotId
 from tidelog.raft.snapshots import PIECE_BYTES, Snapshot, encode_file
+from tidelog.raft.storage import METADATA_LOG_PATH
 
 
 @pytest.fixture(params=["simulated", "real"])
@@ -128,6 +129,38 @@ def test_a_crash_between_installation_and_reset_is_finished_by_the_next_start(
     assert boot.entries == entries
     assert boot.recovering_until is None
     assert host.run(look).entries[: len(entries) + 1] == entries + run_of(9, boot.start + len(entries), 1)
+
+
+def test_rot_in_front_of_the_start_that_hides_what_follows_makes_the_voter_recover(sim: SimHost) -> None:
+    """The file still holds entries below the snapshots; the log is walked through them to where it begins."""
+
+    async def fill(parts: Parts) -> None:
+        await parts.formatted()
+        storage, _ = await parts.opened()
+        step = Steps()
+        for first in range(0, 12, 4):
+            await storage.persist([step(run_of(1, first, 4), epoch=1)])
+        for offset in (8, 10):
+            await storage.write_snapshot(snapshot_id(offset, 1), THREE, b"state")
+            await storage.drop_before(Offset(offset))
+        await storage.close()
+
+    sim.run(fill)
+    device = sim.machine.disk()
+    device.flip_bit(f"raft/{10:020d}-{1:010d}.snapshot", 40)  # the log begins where the older one ends
+    device.flip_bit(f"{METADATA_LOG_PATH}/{0:020d}.log", 8)  # the length of the first batch: from there on nothing can be found
+
+    async def look(parts: Parts) -> tuple[BootState, BootState, tuple[Entry, ...]]:
+        first = (await parts.opened())[1]
+        storage, again = await parts.opened()
+        await storage.persist([Steps(end=8, epoch=2)(run_of(2, 8, 3), epoch=2)])
+        await storage.close()
+        return first, again, (await parts.opened())[1].entries
+
+    first, again, restored = sim.run(look)
+    for boot in (first, again):
+        assert (boot.start, boot.entries, boot.recovering_until) == (8, (), 12)
+    assert restored == run_of(2, 8, 3)
 
 
 @pytest.mark.case("R19")
