@@ -2,7 +2,8 @@
 
 The election timer runs while the node does not lead: `due_ms` is when it asks for pre-votes if it hears no leader until
 then. A node that has won a majority of pre-votes asks for votes in the next epoch; one that has won those leads. A
-refusal brings the next try closer than a timeout would, but each try without a leader waits longer than the last.
+refusal brings the next try closer than a timeout would, but each try without a leader waits longer than the last. The
+only voter has nobody to wait for: it asks at the first tick.
 
 Invariants (numbers as in `core`):
  1. A vote leaves only after it is durable, also the node's own vote for itself; one vote an epoch.
@@ -52,6 +53,8 @@ class Elections:
         self._gone: set[NodeId] = set()
         """Peers whose stream broke and that were not heard since: no vote is to be expected of them."""
         self.restart(now_ms)
+        if [member.key for member in core.log.membership.voters] == [core.me]:
+            self.due_ms = now_ms  # nobody else to hear of first
 
     # The timer.
 

@@ -198,7 +198,7 @@ class BrokerStack(MetadataStack):
     def _stepped(self, loop: SimLoop) -> None:
         super()._stepped(loop)
         app = self._brokers.get(loop)
-        if app is not None:
+        if app is not None and not loop.is_dead:
             self._simulation.replica_checker.look(app)
 
     # -- devices

@@ -29,7 +29,7 @@ from tidelog.model.ids import NodeId
 from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import Role
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Member, Membership
-from tidelog.world.simulated import Latency, SimulationError, SimWorld
+from tidelog.world.simulated import Latency, MachineDied, SimulationError, SimWorld
 
 LEADER_S = 15.0
 SETTLE_S = 60.0
@@ -544,7 +544,7 @@ def run_simulation(seed: int, shape: Shape, make: Callable[[SimWorld], RaftSimul
         with world:
             simulation = make(world)
             simulation.run()
-    except (SimulationError, AssertionError, TidelogError) as error:
+    except (Exception, MachineDied) as error:
         failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
     assert simulation is not None
     scheduler = world.scheduler

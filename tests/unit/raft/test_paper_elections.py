@@ -287,10 +287,16 @@ def test_leaders_are_elected_within_a_second_of_a_kill_even_if_votes_split() -> 
 
 def test_election_timeouts_are_drawn_anew_from_a_fixed_interval() -> None:
     config = RaftConfig()
-    drawn = {Cluster(1, seed=seed, config=config).core(1).deadline_ms for seed in range(200)}
+    drawn = {Cluster(3, seed=seed, config=config).core(1).deadline_ms for seed in range(200)}
     assert min(drawn) >= config.election_timeout_min_ms
     assert max(drawn) <= config.election_timeout_max_ms
     assert len(drawn) > 100
+
+
+def test_the_only_voter_waits_for_nobody() -> None:
+    cluster = Cluster(1)
+    assert cluster.core(1).deadline_ms == cluster.now_ms
+    cluster.run_until(lambda: cluster.leader == 1, cluster.config.election_timeout_min_ms // 2)
 
 
 def test_the_same_seed_draws_the_same_run() -> None:
