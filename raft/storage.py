@@ -422,7 +422,9 @@ class RaftStorage:
                 await self._keep_tail(log, end)
             await log.truncate(end)
         except (CorruptBatchError, UnsupportedMagicError, DamagedLogError) as error:
-            self.notes.append(f"the log cannot be cut at {end} ({error}): what is known from {first} on is written anew")
+            self.notes.append(
+                f"the log cannot be cut at {end} ({error}): what is known from {first} on is written anew"
+            )
             await log.reset_to(first)
         if log.end_offset < first:
             await log.reset_to(first)

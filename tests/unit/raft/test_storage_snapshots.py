@@ -148,7 +148,9 @@ def test_rot_in_front_of_the_start_that_hides_what_follows_makes_the_voter_recov
     sim.run(fill)
     device = sim.machine.disk()
     device.flip_bit(f"raft/{10:020d}-{1:010d}.snapshot", 40)  # the log begins where the older one ends
-    device.flip_bit(f"{METADATA_LOG_PATH}/{0:020d}.log", 8)  # the length of the first batch: from there on nothing can be found
+    device.flip_bit(
+        f"{METADATA_LOG_PATH}/{0:020d}.log", 8
+    )  # the length of the first batch: from there on nothing can be found
 
     async def look(parts: Parts) -> tuple[BootState, BootState, tuple[Entry, ...]]:
         first = (await parts.opened())[1]
