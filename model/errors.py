@@ -93,6 +93,31 @@ class ErrorCode(Enum):
     INVALID_REQUIRED_ACKS = ErrorRow(21, False, "acks is 0, 1 or -1 (all)")
     LISTENER_NOT_FOUND = ErrorRow(72, True, "the leader has no listener of this name; give every broker the same names")
     INVALID_VOTER_KEY = ErrorRow(125, False, "the voter's node id and directory id do not belong together")
+    OFFSET_METADATA_TOO_LARGE = ErrorRow(12, False, "shorten the text, or raise offset.metadata.max.bytes")
+    COORDINATOR_LOAD_IN_PROGRESS = ErrorRow(14, True, "the coordinator is reading its groups; retry")
+    COORDINATOR_NOT_AVAILABLE = ErrorRow(15, True, "nobody coordinates the group now; retry")
+    NOT_COORDINATOR = ErrorRow(16, True, "find the group's coordinator again")
+    ILLEGAL_GENERATION = ErrorRow(22, False, "the group has moved on; join it again")
+    INCONSISTENT_GROUP_PROTOCOL = ErrorRow(
+        23,
+        False,
+        "its members speak another group protocol or share no assignor; use theirs, or wait until it is empty",
+    )
+    INVALID_GROUP_ID = ErrorRow(24, False, "name a group: 1 to 32,767 characters")
+    UNKNOWN_MEMBER_ID = ErrorRow(25, False, "the group does not know this member; join it again")
+    INVALID_SESSION_TIMEOUT = ErrorRow(26, False, "stay between group.min and group.max.session.timeout.ms")
+    REBALANCE_IN_PROGRESS = ErrorRow(27, True, "join the group again")
+    NON_EMPTY_GROUP = ErrorRow(68, False, "stop the group's members first")
+    GROUP_ID_NOT_FOUND = ErrorRow(69, False, "there is no group of this name; see `tidelog groups list`")
+    MEMBER_ID_REQUIRED = ErrorRow(79, True, "join again with the member id of this answer")
+    GROUP_MAX_SIZE_REACHED = ErrorRow(81, False, "use fewer members, or raise group.consumer.max.size")
+    FENCED_INSTANCE_ID = ErrorRow(82, False, "another member has this instance id; give each its own")
+    GROUP_SUBSCRIBED_TO_TOPIC = ErrorRow(86, False, "stop the members that read the topic first")
+    FENCED_MEMBER_EPOCH = ErrorRow(110, False, "the group has moved on without this member; join it again")
+    UNRELEASED_INSTANCE_ID = ErrorRow(111, False, "another member lives under this instance id; stop it first")
+    UNSUPPORTED_ASSIGNOR = ErrorRow(112, False, "use uniform, range or roundrobin")
+    STALE_MEMBER_EPOCH = ErrorRow(113, True, "the member's epoch has risen; send it again with the new one")
+    INVALID_REGULAR_EXPRESSION = ErrorRow(128, False, "mend the pattern")
 
 
 class TidelogError(Exception):
