@@ -16,7 +16,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## create .venv with pinned versions and the package in it
 
-$(STAMP): pyproject.toml setup.py constraints.txt log/kernel.py $(wildcard log/kernel.pxd)
+$(STAMP): pyproject.toml setup.py constraints.txt log/kernel.py client/hot.py $(wildcard log/kernel.pxd client/hot.pxd)
 ifneq ($(UV),)
 	@test -x $(BIN)/python || $(UV) venv -q --python $(PYTHON) $(VENV)
 	$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group dev

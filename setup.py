@@ -1,13 +1,13 @@
-"""Compiles the kernel module when Cython and a C compiler are at hand; everything else is in pyproject.toml.
+"""Compiles the kernel modules when Cython and a C compiler are at hand; everything else is in pyproject.toml.
 
-`TIDELOG_PURE=1` builds without it: the same source is then interpreted.
+`TIDELOG_PURE=1` builds without them: the same sources are then interpreted.
 """
 
 import os
 
 from setuptools import Extension, setup
 
-KERNEL = "tidelog.log.kernel"
+KERNELS = ("tidelog.log.kernel", "tidelog.client.hot")
 
 
 def extensions() -> list[Extension]:
@@ -18,8 +18,11 @@ def extensions() -> list[Extension]:
     except ImportError:
         return []
     # optional=True: a failed compilation is a warning, and the package is built without the extension.
-    kernel = Extension(KERNEL, ["src/tidelog/log/kernel.py"], optional=True, extra_compile_args=["-O3", "-fwrapv"])
-    return list(cythonize([kernel], build_dir="build/cython", language_level=3, quiet=True))
+    kernels = [
+        Extension(name, [f"src/{name.replace('.', '/')}.py"], optional=True, extra_compile_args=["-O3", "-fwrapv"])
+        for name in KERNELS
+    ]
+    return list(cythonize(kernels, build_dir="build/cython", language_level=3, quiet=True))
 
 
 setup(ext_modules=extensions())

@@ -9,6 +9,8 @@ import argparse
 import asyncio
 import json
 import statistics
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidelog.cli import session
@@ -19,7 +21,7 @@ from tidelog.client.cluster import ClusterClient
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.writer import Writer, WriterConfig
 from tidelog.log.batch import encode_columns
-from tidelog.model.errors import TidelogError
+from tidelog.model.errors import CallTimeoutError, TidelogError
 
 if TYPE_CHECKING:
     from tidelog.testing import LocalCluster
@@ -43,6 +45,15 @@ def run(options: argparse.Namespace) -> int:
     with LocalCluster(nodes=options.nodes) as nodes:
         options.replication_factor = min(3, options.nodes)
         return session.run_at(nodes.bootstrap.split(","), lambda cluster: _rounds(options, nodes, cluster))
+
+
+@asynccontextmanager
+async def _in_time(what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise CallTimeoutError(f"{what} in {ROUND_TIMEOUT_S:.0f} s") from None
 
 
 class _Beat:
@@ -77,7 +88,7 @@ class _Beat:
 
     async def after(self, acks: int) -> None:
         """Until more than `acks` were acknowledged."""
-        async with asyncio.timeout(ROUND_TIMEOUT_S):
+        async with _in_time("nothing was acknowledged"):
             while self.acks <= acks:
                 if self.error is not None:
                     raise self.error
@@ -123,7 +134,7 @@ async def _bring_back(options: argparse.Namespace, nodes: "LocalCluster", node: 
 async def steady(cluster: ClusterClient, topic: TopicInfo, replicas: int) -> tuple[int, bool]:
     """(the leader, whether it is the active controller), once all replicas are in sync."""
     admin = AdminClient(cluster)
-    async with asyncio.timeout(ROUND_TIMEOUT_S):
+    async with _in_time(f"not all {replicas} replicas of {topic.name} were in sync again"):
         while True:
             try:
                 (found,) = await admin.describe_topics([topic.name])

@@ -70,7 +70,7 @@ def _is_open(address: str) -> bool:
     """Whether anything at all listens there."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=1):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
             return True
     except OSError:
         return False
@@ -84,7 +84,12 @@ class ClusterChannel:
         self._channel = self._connect(bootstrap_of(options))
 
     def _connect(self, addresses: list[str]) -> grpc.Channel:
+        opened: list[str] = []
         for address in addresses:
+            # gRPC goes on trying where nobody listens: a node that is down would cost all of its time.
+            if not _is_open(address):
+                continue
+            opened.append(address)
             channel = grpc.insecure_channel(address, options=_OPTIONS)
             try:
                 grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
@@ -92,9 +97,8 @@ class ClusterChannel:
                 return channel
             except grpc.FutureTimeoutError:
                 channel.close()
-        for address in addresses:
-            if _is_open(address):
-                raise RefusedError(f"{address} is open, but it is no gRPC door; that of a node is 9292 as a rule")
+        if opened:
+            raise RefusedError(f"{opened[0]} is open, but it is no gRPC door; that of a node is 9292 as a rule")
         raise RefusedError(f"no cluster at {', '.join(addresses)}; start one with: tidelog dev")
 
     def __enter__(self) -> "ClusterChannel":

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from tidelog.cli import group_grammar
+
 BOOTSTRAP_HELP = "a node of the cluster, or several (default: TIDELOG_BOOTSTRAP, the profile, or localhost:9292)"
 
 
@@ -17,6 +19,7 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
     _add_configs(group("configs", "settings of topics, brokers and the cluster"))
     _add_produce(commands)
     _add_consume(commands)
+    group_grammar.add(group("groups", "consumer groups: look at, move, delete"), _command, _yes)
     _add_brokers(group("brokers", "the brokers of a cluster"))
     _add_reassign(group("reassign", "move replicas between brokers"))
     _add_elections(commands)
@@ -122,7 +125,8 @@ def _add_consume(commands: Any) -> None:
         "consume",
         "consume:run",
         "print records as they come, until Ctrl-C",
-        more="From the end on, unless told otherwise.",
+        more="From the end on, unless told otherwise. With --group as a member of a group: several share the "
+        "partitions, what was printed is committed, and the next one goes on there.",
         has_output=False,
     )
     made.add_argument("topic", metavar="TOPIC")
@@ -131,6 +135,7 @@ def _add_consume(commands: Any) -> None:
     where.add_argument("--offset", metavar="O", help="from here on: a number, earliest or latest")
     where.add_argument("--timestamp", metavar="T", help="from this time on: ms since 1970, or 2026-01-31T12:00[:00][Z]")
     made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
+    made.add_argument("--group", metavar="G", help="as a member of this group, from what it has committed on")
     made.add_argument("--max-messages", type=int, metavar="N", help="stop after so many")
     made.add_argument("--timeout-ms", type=int, metavar="MS", help="stop when nothing came for so long")
     made.add_argument("--exit-at-end", action="store_true", help="stop at what is the end now")
@@ -223,6 +228,7 @@ def _add_verify(verify: Any) -> None:
     consume.add_argument("topic", metavar="TOPIC")
     consume.add_argument("--records", type=int, metavar="N", help="stop after so many")
     consume.add_argument("--follow", action="store_true", help="go on at the end, until Ctrl-C")
+    consume.add_argument("--group", metavar="G", help="as a member of this group; several may run at once")
     check = verify.add_parser(
         "check",
         help="compare what was acknowledged with what was read",

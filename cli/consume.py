@@ -17,6 +17,7 @@ from tidelog.client.errors import PositionError, TruncatedError
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.offsets import EARLIEST, LATEST, list_offsets
 from tidelog.client.reader import Fetched, Reader, ReaderConfig
+from tidelog.client.record import ConsumerRecord
 from tidelog.log.columns import Record
 from tidelog.model.ids import PartitionId
 
@@ -24,14 +25,14 @@ POLL_MS = 500
 PATIENCE_MS = 15_000
 
 
-def timestamp_of(text: str) -> int:
+def timestamp_of(text: str, option: str = "--timestamp") -> int:
     """Milliseconds since 1970, or a date and time; without a zone it is that of this machine."""
     if text.isdecimal():
         return int(text)
     try:
         return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
     except ValueError as error:
-        raise WrongCallError(f"--timestamp {text!r}: ms since 1970, or like 2026-01-31T12:00:00Z") from error
+        raise WrongCallError(f"{option} {text!r}: ms since 1970, or like 2026-01-31T12:00:00Z") from error
 
 
 def text_of(data: bytes | None) -> Any:
@@ -44,7 +45,7 @@ def text_of(data: bytes | None) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def record_document(partition: int, record: Record) -> dict[str, Any]:
+def record_document(partition: int, record: Record | ConsumerRecord) -> dict[str, Any]:
     return {
         "partition": partition,
         "offset": record.offset,
@@ -55,7 +56,7 @@ def record_document(partition: int, record: Record) -> dict[str, Any]:
     }
 
 
-class _Printer:
+class Printer:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._separator: bytes = options.key_separator.encode()
@@ -67,7 +68,7 @@ class _Printer:
             self._json.put("topic", options.topic)
             self._json.open_array("records")
 
-    def put(self, partition: int, record: Record) -> None:
+    def put(self, partition: int, record: Record | ConsumerRecord) -> None:
         if self._json is not None:
             self._json.item(record_document(partition, record))
         elif self._options.output == "jsonl":
@@ -75,7 +76,7 @@ class _Printer:
         else:
             self._out.write(self._line(partition, record))
 
-    def _line(self, partition: int, record: Record) -> bytes:
+    def _line(self, partition: int, record: Record | ConsumerRecord) -> bytes:
         parts = []
         if self._options.offsets:
             parts += [str(partition).encode(), str(record.offset).encode(), str(record.timestamp).encode()]
@@ -133,7 +134,7 @@ async def _offsets(
 class _Consuming:
     """One run: what was read, and when to stop."""
 
-    def __init__(self, options: argparse.Namespace, reader: Reader, printer: _Printer) -> None:
+    def __init__(self, options: argparse.Namespace, reader: Reader, printer: Printer) -> None:
         self._options = options
         self._reader = reader
         self._printer = printer
@@ -195,6 +196,8 @@ class _Consuming:
 def run(options: argparse.Namespace) -> int:
     if options.max_messages is not None and options.max_messages < 0:
         raise WrongCallError(f"--max-messages {options.max_messages}: from 0 on")
+    if options.group is not None:
+        return _run_group(options)
     if options.offset is not None and options.offset.isdecimal() and not options.partition:
         raise WrongCallError("a number as --offset belongs to a --partition")
 
@@ -203,7 +206,7 @@ def run(options: argparse.Namespace) -> int:
         places = chosen_partitions(topic, options.partition)
         positions = await start_offsets(cluster, topic, places, options)
         reader = Reader(cluster, ReaderConfig(patience_ms=PATIENCE_MS))
-        printer = _Printer(options)
+        printer = Printer(options)
         consuming = _Consuming(options, reader, printer)
         if options.exit_at_end:
             consuming.ends = await _offsets(cluster, topic, places, LATEST)
@@ -219,3 +222,9 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_OK
 
     return session.run(options, job)
+
+
+def _run_group(options: argparse.Namespace) -> int:
+    from tidelog.cli import consume_group
+
+    return consume_group.run(options)

@@ -23,8 +23,6 @@ SETTINGS: dict[str, object] = {
     "auto.create.topics.enable": True,
     "controlled.shutdown.timeout.ms": 3_000,
 }
-ALONE: dict[str, object] = {"controller.quorum.election.timeout.ms": 100}
-"""A cluster of one elects itself: nothing is gained by waiting."""
 
 
 class _StopError(Exception):
@@ -44,8 +42,7 @@ def run(options: argparse.Namespace) -> int:
         lock = DirectoryLock(str(data), who="tidelog dev")
         stack.callback(lock.close)
         layout = _layout(data, options)
-        settings = SETTINGS | (ALONE if len(layout.ports) == 1 else {})
-        return _run(LocalNodes(data, layout, settings), is_kept=not options.ephemeral)
+        return _run(LocalNodes(data, layout, SETTINGS), is_kept=not options.ephemeral)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -95,6 +95,14 @@ def parser() -> argparse.ArgumentParser:
     dump.set_defaults(run="tidelog.cli.log_dump:run")
     node_grammar.add(commands, _Parser)
     client_grammar.add(commands, _Parser)
+    completion = commands.add_parser(
+        "completion",
+        help="a script that lets a shell complete commands and options",
+        description="Prints a script for your shell: `source <(tidelog completion bash)`, the same for zsh, or "
+        "`tidelog completion fish | source`.",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(run="tidelog.cli.completion:run")
     return top
 
 

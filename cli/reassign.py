@@ -19,6 +19,7 @@ from tidelog.client.cluster import ClusterClient
 from tidelog.rpc.v1 import admin_pb2 as pb
 
 WAIT_S = 1.0
+SETTLED_S = 30.0
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 
@@ -210,9 +211,15 @@ def run_cancel(options: argparse.Namespace) -> int:
             return EXIT_OK
         if not session.is_sure(options, f"Cancel {len(found)} moves?"):
             return EXIT_REFUSED
-        rows = await admin.alter_reassignments(
-            [pb.Reassignment(topic=row.topic, partition=row.partition) for row in found]
-        )
-        return print_partition_outcomes(options, rows, "cancelled")
+        cancelled = [pb.Reassignment(topic=row.topic, partition=row.partition) for row in found]
+        code = print_partition_outcomes(options, await admin.alter_reassignments(cancelled), "cancelled")
+        if code == EXIT_OK:
+            # It is decided; the node that is asked may hear of it a little later.
+            try:
+                async with asyncio.timeout(SETTLED_S):
+                    await _wait(admin, cancelled)
+            except TimeoutError:
+                session.tell("throttles stay as they are; `tidelog reassign status` lifts them when nothing moves")
+        return code
 
     return session.run(options, job)

@@ -2,12 +2,13 @@
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
 import re
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: what it has to say comes as errors
@@ -35,8 +36,15 @@ def run(options: argparse.Namespace, job: Job) -> int:
 
 
 def run_at(addresses: Sequence[str], job: Job) -> int:
-    try:
+    with errors_told():
         return asyncio.run(_run(addresses, job))
+
+
+@contextlib.contextmanager
+def errors_told() -> Iterator[None]:
+    """Errors of a client that say all that there is to say, in one line."""
+    try:
+        yield
     except NoClusterError as error:
         raise RefusedError(_no_cluster(error)) from error
     except UnknownTopicError as error:

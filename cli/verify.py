@@ -1,4 +1,4 @@
-"""`tidelog verify produce|consume|check`: see `client.history` for the history's form and what is found."""
+"""`tidelog verify produce|consume|check`: see `client.verify` for the history's form and what is found."""
 
 import argparse
 import asyncio
@@ -14,12 +14,13 @@ from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
 from tidelog.cli.produce import acks_of
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import DeliveryTimeoutError, TruncatedError, WriterClosedError
-from tidelog.client.history import KINDS, Checker, Verdict, encode_event, parse_value, value_of
 from tidelog.client.offsets import EARLIEST, LATEST, list_offsets
 from tidelog.client.reader import Fetched, Reader, ReaderConfig
+from tidelog.client.verify import HistoryChecker, Verdict, encode_event, parse_value, value_of
 from tidelog.client.writer import Acknowledged, Writer, WriterConfig
 from tidelog.log.batch import encode_columns
 from tidelog.model.errors import TidelogError
+from tidelog.model.ids import PartitionId
 
 SHOWN_MAX = 20
 
@@ -31,19 +32,49 @@ class History:
         self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
 
     def note(self, event: str, **facts: Any) -> None:
-        self._file.write(encode_event({"event": event, **facts}))
+        self.put({"event": event, **facts})
+
+    def put(self, event: dict[str, Any]) -> None:
+        self._file.write(encode_event(event))
 
     def close(self) -> None:
         self._file.close()
 
 
 @contextlib.contextmanager
-def _history(path: str) -> Iterator[History]:
+def open_history(path: str) -> Iterator[History]:
     history = History(path)
     try:
         yield history
     finally:
         history.close()
+
+
+class Stand:
+    """How long a partition stood still: records were sent, and none was acknowledged."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._since_s: float | None = None
+        self._waiting = 0
+
+    def sent(self, now_s: float) -> None:
+        self._waiting += 1
+        if self._since_s is None:
+            self._since_s = now_s
+
+    def acknowledged(self, now_s: float) -> None:
+        self._waiting -= 1
+        self.look(now_s)
+        self._since_s = now_s if self._waiting else None
+
+    def failed(self) -> None:
+        """It stands until something is acknowledged."""
+        self._waiting -= 1
+
+    def look(self, now_s: float) -> None:
+        if self._since_s is not None:
+            self.longest_s = max(self.longest_s, now_s - self._since_s)
 
 
 class NumberedWriter:
@@ -56,11 +87,13 @@ class NumberedWriter:
         self._next = [0] * partitions
         self._turn = 0
         self._history = history
+        self._is_replicated = writer.config.acks == -1
         self.run = f"{cluster.random.getrandbits(48):012x}"
         self.sent = self.acknowledged = self.failed = 0
         self.longest_gap_s = 0.0
         """Between two acknowledgements."""
         self._acked_s: float | None = None
+        self._stands = [Stand() for _ in range(partitions)]
         self.last_error: TidelogError | None = None
 
     async def write(self, count: int) -> None:
@@ -72,6 +105,7 @@ class NumberedWriter:
         batch = encode_columns([self._cluster.clock.now_ms()] * count, [None] * count, values)
         self._history.note("send", run=self.run, partition=partition, first=first, count=count)
         self.sent += count
+        self._stands[partition].sent(asyncio.get_running_loop().time())
         try:
             result = await self._writer.send(self._topic, partition, batch)
         except TidelogError as error:
@@ -86,10 +120,13 @@ class NumberedWriter:
         if isinstance(error, TidelogError):
             self._failed(partition, first, count, error)
             return
-        offset = result.result().base_offset
-        self._history.note("ack", run=self.run, partition=partition, first=first, count=count, offset=offset)
+        facts = {"run": self.run, "partition": partition, "first": first, "count": count}
+        if self._is_replicated:
+            facts["at_ms"] = self._cluster.clock.now_ms()
+        self._history.note("ack", **facts, offset=result.result().base_offset)
         self.acknowledged += count
         now_s = asyncio.get_running_loop().time()
+        self._stands[partition].acknowledged(now_s)
         if self._acked_s is not None:
             self.longest_gap_s = max(self.longest_gap_s, now_s - self._acked_s)
         self._acked_s = now_s
@@ -101,6 +138,14 @@ class NumberedWriter:
         self._history.note("fail", **facts, was_sent=not is_sure, error=error.code.name)
         self.failed += count
         self.last_error = error
+        self._stands[partition].failed()
+
+    def longest_stand(self) -> tuple[int, float]:
+        """The partition that stood still the longest, and for how many seconds."""
+        now_s = asyncio.get_running_loop().time()
+        for stand in self._stands:
+            stand.look(now_s)
+        return max(enumerate(stand.longest_s for stand in self._stands), key=lambda row: row[1])
 
 
 def run_produce(options: argparse.Namespace) -> int:
@@ -111,7 +156,7 @@ def run_produce(options: argparse.Namespace) -> int:
         topic = await cluster.topic(options.topic)
         config = WriterConfig(acks=acks_of(options), delivery_timeout_ms=options.timeout_ms)
         writer = Writer(cluster, config)
-        with _history(options.history) as history:
+        with open_history(options.history) as history:
             numbered = NumberedWriter(cluster, writer, topic.name, len(topic.partitions), history)
             try:
                 await _write_all(options, numbered)
@@ -126,6 +171,7 @@ def run_produce(options: argparse.Namespace) -> int:
             finally:
                 await writer.close(is_flushed=False)
                 await asyncio.sleep(0)  # the callbacks of what was just closed
+        worst, stood_s = numbered.longest_stand()
         document = {
             "topic": topic.name,
             "run": numbered.run,
@@ -134,6 +180,8 @@ def run_produce(options: argparse.Namespace) -> int:
             "failed": numbered.failed,
             "retries": writer.retries,
             "longest_gap_ms": round(numbered.longest_gap_s * 1000),
+            "longest_partition_gap_ms": round(stood_s * 1000),
+            "longest_gap_partition": worst,
         }
         if options.output == "json":
             print(json.dumps(document, indent=2))
@@ -196,11 +244,17 @@ class NumberedReader:
 
 
 def run_consume(options: argparse.Namespace) -> int:
+    if options.group is not None:
+        from tidelog.cli import verify_group
+
+        return verify_group.run(options)
+
     async def job(cluster: ClusterClient) -> int:
         topic = await cluster.topic(options.topic)
         starts = {place: row.offset for place, row in (await list_offsets(cluster, topic, EARLIEST)).items()}
         reader = Reader(cluster, ReaderConfig(patience_ms=PATIENCE_MS if not options.follow else 600_000))
-        with _history(options.history) as history:
+        ends: dict[PartitionId, dict[str, int]] = {}
+        with open_history(options.history) as history:
             name = f"{cluster.random.getrandbits(48):012x}"
             numbered = NumberedReader(reader, history, name)
             reader.assign_topic(topic, starts)
@@ -209,11 +263,12 @@ def run_consume(options: argparse.Namespace) -> int:
                     while options.records is None or numbered.read < options.records:
                         await numbered.poll(500)
                 else:
-                    await _read_to_end(options, cluster, numbered, topic)
+                    ends = await _log_ends(cluster, topic)
+                    await _read_to_end(options, numbered, ends)
             finally:
                 for place, start in starts.items():
-                    end = reader.position(place)
-                    history.note("end", reader=name, partition=place.partition, start=start, end=end)
+                    facts = {"partition": place.partition, "start": start, "end": reader.position(place)}
+                    history.note("end", reader=name, **facts, **ends.get(place, {}))
                 await reader.close()
                 _tell_read(options, topic.name, name, numbered)
         return EXIT_OK
@@ -221,15 +276,20 @@ def run_consume(options: argparse.Namespace) -> int:
     return session.run(options, job)
 
 
-async def _read_to_end(
-    options: argparse.Namespace, cluster: ClusterClient, numbered: NumberedReader, topic: Any
-) -> None:
-    """Up to what is the end when it begins."""
+async def _log_ends(cluster: ClusterClient, topic: Any) -> dict[PartitionId, dict[str, int]]:
+    """Where each partition ends now, as a history notes it."""
+    asked_ms = cluster.clock.now_ms()
     found = await list_offsets(cluster, topic, LATEST)
     for row in found.values():
         if row.error is not None:
             raise row.error
-    while any(numbered.reader.position(place) < row.offset for place, row in found.items()):
+    return {place: {"log_end": row.offset, "asked_ms": asked_ms} for place, row in found.items()}
+
+
+async def _read_to_end(
+    options: argparse.Namespace, numbered: NumberedReader, ends: dict[PartitionId, dict[str, int]]
+) -> None:
+    while any(numbered.reader.position(place) < known["log_end"] for place, known in ends.items()):
         if options.records is not None and numbered.read >= options.records:
             return
         await numbered.poll(500)
@@ -244,7 +304,7 @@ def _tell_read(options: argparse.Namespace, topic: str, name: str, numbered: Num
 
 
 def run_check(options: argparse.Namespace) -> int:
-    checker = Checker()
+    checker = HistoryChecker()
     for path in options.history:
         try:
             with open(path, encoding="utf-8") as file:
@@ -262,7 +322,7 @@ def run_check(options: argparse.Namespace) -> int:
     return EXIT_REFUSED if bad else EXIT_OK
 
 
-def _feed(checker: Checker, file: IO[str], path: str) -> None:
+def _feed(checker: HistoryChecker, file: IO[str], path: str) -> None:
     for number, line in enumerate(file, start=1):
         if not line.endswith("\n"):
             session.tell(f"{path}:{number}: the last line is cut off, and left out")
@@ -289,7 +349,7 @@ def _print_verdict(verdict: Verdict, bad: dict[str, int]) -> None:
         f"{verdict.sent} sent, {verdict.acknowledged} acknowledged, {verdict.refused} refused, {verdict.unknown} of "
         f"unknown outcome, {verdict.read} read"
     )
-    print(", ".join(f"{kind} {verdict.counts[kind]}" for kind in KINDS))
+    print(", ".join(f"{kind} {count}" for kind, count in verdict.counts.items()))
     if verdict.anomalies:
         rows = [[one.kind, one.partition, one.what] for one in verdict.anomalies[:SHOWN_MAX]]
         table.write(sys.stdout, ["kind", "partition", "what"], rows, right=["partition"])

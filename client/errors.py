@@ -66,6 +66,51 @@ class WriterClosedError(TidelogError):
         self.was_sent = was_sent
 
 
+class ForkedError(TidelogError):
+    """Something that belongs to the process that this one was forked from."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class BufferFullError(TidelogError):
+    """No room for a record within `max_block_ms`: it was not taken, and is not sent."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class FlushTimeoutError(TidelogError):
+    """Some records were neither acknowledged nor failed in time; they are still on their way. `left` of them."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+    def __init__(self, message: str, *, left: int) -> None:
+        super().__init__(message)
+        self.left = left
+
+
+class SerializationError(TidelogError):
+    """A serializer has failed, or gave something else than bytes: the record was not taken."""
+
+    code = ErrorCode.INVALID_RECORD
+
+
+class OptionError(ValueError):
+    """Options that cannot be meant: a name nobody knows, a value out of range, two that contradict each other."""
+
+
+class BulkError(TidelogError):
+    """Some of the records of one `send_many` have failed. `errors` has (partition, how many, why) for each batch
+    that did, and `stored` the ranges of those that are stored. The code is that of the first."""
+
+    def __init__(self, message: str, *, errors: Sequence[tuple[int, int, Exception]], stored: Sequence[object]) -> None:
+        super().__init__(message)
+        self.errors = tuple(errors)
+        self.stored = tuple(stored)
+        first = self.errors[0][2]
+        if isinstance(first, TidelogError):
+            self.code = first.code
+
+
 class TruncatedError(TidelogError):
     """Records that were read are not in the log any more: an unclean election, or a log that lost what it had. What
     the log has now departs at `diverging_offset`; read again from there, or go on knowing it."""

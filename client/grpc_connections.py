@@ -2,7 +2,11 @@
 
 A channel belongs to the event loop that made it; use one `GrpcConnections` on one loop. Dead nodes are noticed by
 HTTP/2 pings while calls are under way. The channel connects anew by itself, soon (50 ms to 1 s); until it has, calls
-fail at once with `UnreachableError`, and whoever calls decides how long to try.
+fail at once with `UnreachableError`, and whoever calls decides how long to try. Where something else than gRPC answers,
+the error says what it is (`wrong_door`).
+
+Before a fork gRPC has to be put down altogether, and it lives while any of its objects does. So nothing here keeps one
+after its end, nor do errors: a traceback holds frames, so they are raised outside of `except`, when calls are let go.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from tidelog.client.connections import Encodable, Exchange
+from tidelog.client.wrong_door import USUAL, DoorLook
 from tidelog.model.errors import (
     CallTimeoutError,
+    OverloadedError,
     RecordTooLargeError,
     StreamBrokenError,
     StreamClosedError,
@@ -44,6 +50,9 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
 ]
+_HANGS_UP = "socket closed"
+_TOO_LARGE = "larger than max"
+_TOO_LARGE_HERE = "received message larger than max"
 _UNSENT = ("failed to connect", "dns resolution failed", "errors resolving", "name resolution failure")
 _CODE = grpc.StatusCode
 
@@ -54,6 +63,8 @@ class GrpcConnections:
     def __init__(self) -> None:
         self._channels: dict[str, aio.Channel] = {}
         self._open: set[_GrpcExchange] = set()
+        self._doors = DoorLook()
+        self._held: asyncio.Event | None = None
         self._is_closed = False
 
     def _channel(self, address: str) -> aio.Channel:
@@ -68,16 +79,39 @@ class GrpcConnections:
 
     async def call(self, address: str, method: Method, request: Message, *, timeout_ms: int) -> Any:
         assert method.kind is Kind.UNARY, f"{method.full_name} streams"
+        await self._wait_while_held()
         calling = self._channel(address).unary_unary(method.path, request_serializer=_bytes_of)
+        failed: TidelogError | None = None
         try:
             data = await calling(request, timeout=timeout_ms / 1000)
         except aio.AioRpcError as error:
-            raise error_of(error, address, method) from error
+            failed = await self._explained(error, address, method)
         except (aio.UsageError, asyncio.InvalidStateError) as error:
-            raise TransportError(f"{address}: {error}") from error
+            failed = TransportError(f"{address}: {error}")
+        except asyncio.CancelledError:
+            # grpc raises this also when its channel was closed, and nobody has cancelled who waits here.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            failed = StreamBrokenError(f"{address}, {method.name}: disconnected here")
+        finally:
+            del calling
+        if failed is not None:
+            raise failed
         return _parsed(data, address, method)
 
+    async def _explained(self, error: aio.AioRpcError, address: str, method: Method) -> TidelogError:
+        """Of who hangs up while gRPC connects, with what stands there."""
+        found = error_of(error, address, method)
+        details = (error.details() or "").lower()
+        if isinstance(found, UnreachableError) and details.startswith(_UNSENT) and _HANGS_UP in details:
+            door = await self._doors.look(address)
+            if door is not None:
+                return UnreachableError(f"{address} {door}")
+        return found
+
     async def open(self, address: str, method: Method, request: Message | None = None) -> Exchange:
+        await self._wait_while_held()
         channel = self._channel(address)
         if method.kind is Kind.SERVER_STREAM:
             assert request is not None, f"{method.full_name} takes one request"
@@ -90,13 +124,33 @@ class GrpcConnections:
         self._open.add(exchange)
         return exchange
 
-    async def close(self) -> None:
-        self._is_closed = True
+    def hold(self) -> None:
+        """Whoever calls from now on waits until `let_go`."""
+        if self._held is None:
+            self._held = asyncio.Event()
+
+    def let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.set()
+
+    async def _wait_while_held(self) -> None:
+        while self._held is not None:
+            await self._held.wait()
+
+    async def disconnect(self) -> None:
+        """Ends everything that is open; the next call connects anew."""
         for exchange in list(self._open):
             exchange.close()
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
+        while self._channels:
+            _, channel = self._channels.popitem()
             await channel.close()
+            del channel
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self.let_go()
+        await self.disconnect()
 
 
 class _GrpcExchange:
@@ -108,41 +162,54 @@ class _GrpcExchange:
         self._is_closed = False
 
     async def send(self, request: Encodable) -> None:
+        failed = self._broken()
+        if self._is_closed:
+            raise failed
         try:
             await self._calling.write(request)
+            return
         except aio.AioRpcError as error:
-            raise error_of(error, self._address, self._method) from error
-        except asyncio.InvalidStateError as error:  # grpc's word for a call that is over
-            raise await self._ended() from error
+            failed = error_of(error, self._address, self._method)
+        except asyncio.InvalidStateError:  # grpc's word for a call that is over
+            failed = await self._ended()
         except asyncio.CancelledError:
-            if self._is_closed:
-                raise self._broken() from None
-            raise
+            if not self._is_closed:
+                raise
+        raise failed
 
     async def receive(self) -> Any:
+        failed = self._broken()
+        if self._is_closed:
+            raise failed
+        data: Any = aio.EOF
         try:
             data = await self._calling.read()
+            if data is aio.EOF:
+                failed = await self._ended()
         except aio.AioRpcError as error:
-            raise error_of(error, self._address, self._method) from error
+            failed = error_of(error, self._address, self._method)
         except asyncio.CancelledError:
             # grpc raises this in whoever reads when the call, not the reader, was cancelled.
-            if self._is_closed:
-                raise self._broken() from None
-            raise
+            if not self._is_closed:
+                raise
         if data is aio.EOF:
-            raise await self._ended()
+            raise failed
         return _parsed(data, self._address, self._method)
 
     async def _ended(self) -> TidelogError:
         if self._is_closed:
             return self._broken()
-        code = await self._calling.code()
-        if code is _CODE.OK:
-            return StreamClosedError(f"{self._address} has ended {self._method.name}")
-        details, trailing = await self._calling.details(), await self._calling.trailing_metadata()
+        calling = self._calling
+        try:
+            code = await calling.code()
+            if code is _CODE.OK:
+                return StreamClosedError(f"{self._address} has ended {self._method.name}")
+            details, trailing = await calling.details(), await calling.trailing_metadata()
+        finally:
+            del calling
         return _error(code, details or "", trailing, self._address, self._method)
 
-    def _broken(self) -> StreamBrokenError:
+    def _broken(self) -> TidelogError:
         return StreamBrokenError(f"{self._method.name} to {self._address} was closed here")
 
     def close(self) -> None:
@@ -150,6 +217,7 @@ class _GrpcExchange:
             self._is_closed = True
             self._all.discard(self)
             self._calling.cancel()
+            self._calling = None
 
 
 def _bytes_of(message: Encodable) -> bytes:
@@ -176,16 +244,26 @@ def _error(code: Any, details: str, trailing: Any, address: str, method: Method)
     if code is _CODE.DEADLINE_EXCEEDED:
         return CallTimeoutError(f"{what}: no answer in time")
     if code is _CODE.RESOURCE_EXHAUSTED:
-        return RecordTooLargeError(f"{what}: {details}")
+        return _exhausted(details, what)
     if code is _CODE.UNIMPLEMENTED:
         return UnsupportedVersionError(
             f"{what}: it speaks gRPC but not this call; 9292 is the usual port for clients, 9192 is for controllers"
         )
     if (door := _other_door(details)) is not None:
-        return UnreachableError(f"{address} {door}; 9292 is the usual gRPC port")
+        return UnreachableError(f"{address} {door}; {USUAL}")
     if code is _CODE.UNAVAILABLE and details.lower().startswith(_UNSENT):
         return UnreachableError(f"{address}: {_last_reason(details)}")
     return StreamBrokenError(f"{what}: {code.name}: {details}")
+
+
+def _exhausted(details: str, what: str) -> TidelogError:
+    """What gRPC itself refuses, by its words: a message over a limit, or a call too many."""
+    text = details.lower()
+    if f"client: {_TOO_LARGE_HERE}" in text:
+        return TransportError(f"{what}: the answer is too large for this client: {details}")
+    if _TOO_LARGE in text:
+        return RecordTooLargeError(f"{what}: {details}")
+    return OverloadedError(f"{what}: {details}")
 
 
 def _last_reason(details: str) -> str:

@@ -4,22 +4,28 @@ A history is a file of JSON lines. Who writes numbers the records of a partition
 puts both into the record; who reads notes what it finds where. A record's value is `<run> <partition> <number>`.
 
     {"event": "send",  "run", "partition", "first", "count"}               before a batch is sent
-    {"event": "ack",   "run", "partition", "first", "count", "offset"}     acknowledged; offset -1 if it was not told
+    {"event": "ack",   "run", "partition", "first", "count", "offset", "at_ms"}
+                                                    acknowledged; offset -1 if it was not told; at_ms, the time, only if
+                                                    it is replicated (acks=all): whoever looks later must find it
     {"event": "fail",  "run", "partition", "first", "count", "was_sent"}   was_sent: it may be stored all the same
     {"event": "read",  "reader", "partition", "records": [[offset, run, number], ...]}     in the order of reading
-    {"event": "end",   "reader", "partition", "start", "end"}              it has read all of [start, end)
+    {"event": "end",   "reader", "partition", "start", "end", "log_end", "asked_ms"}
+                                                    it has read all of [start, end); log_end, if it has asked for it at
+                                                    the time asked_ms, is where the log ended
     {"event": "cut",   "reader", "partition", "offset"}                    it was told that the log was truncated here
 
 What the checker finds, for each partition:
 
-    lost         acknowledged, inside of what a reader has read completely, and not there
+    lost         acknowledged, inside of what a reader has read completely, and not there; or acknowledged as replicated
+                 at an offset that a reader, later, was told to be past the log's end, even if another one had read it
     duplicated   one number at two offsets
     reordered    a number of a run at a higher offset than a later number of it
     out-of-place acknowledged at one offset and found at another, or two readers found different records at one offset
     replayed     a reader was given an offset that is not above the one before
     unexpected   a record that nobody sent, or that was refused before it was sent
 
-A number that was sent and neither acknowledged nor refused may be there once, or not.
+A number that was sent and neither acknowledged nor refused may be there once, or not. The times of writers and readers
+are compared: their clocks should agree.
 """
 
 from __future__ import annotations
@@ -61,6 +67,11 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     anomalies: list[Anomaly] = field(default_factory=list)
 
+    @property
+    def is_good(self) -> bool:
+        """Nothing was found. Whether a loss could have been seen says `checked_complete`."""
+        return not any(self.counts.values())
+
     def found(self, kind: str, partition: int, what: str) -> None:
         self.counts[kind] += 1
         if self.counts[kind] <= ANOMALIES_MAX:
@@ -94,11 +105,13 @@ class _Partition:
         self.number = number
         self.sent: set[Number] = set()
         self.acked: dict[Number, int] = {}
+        self.acked_ms: dict[Number, int] = {}
         self.refused: set[Number] = set()
         self.at: dict[int, Number] = {}
         self.places: dict[Number, int] = {}
         self.last: dict[str, int] = {}  # reader -> the offset that it read last
         self.complete: list[tuple[int, int]] = []
+        self.ends: list[tuple[int, int]] = []  # when it was asked for, and the log's end
 
 
 class Checker:
@@ -136,6 +149,8 @@ class Checker:
         for index, number in enumerate(self._numbers(event)):
             partition.sent.add(number)
             partition.acked[number] = base + index if base >= 0 else -1
+            if "at_ms" in event:
+                partition.acked_ms[number] = int(event["at_ms"])
 
     def _fail(self, partition: _Partition, event: dict[str, Any]) -> None:
         partition.sent.update(self._numbers(event))
@@ -161,6 +176,8 @@ class Checker:
 
     def _end(self, partition: _Partition, event: dict[str, Any]) -> None:
         partition.complete.append((int(event["start"]), int(event["end"])))
+        if "log_end" in event:
+            partition.ends.append((int(event["asked_ms"]), int(event["log_end"])))
         self._verdict.checked_complete = True
 
     def _cut(self, partition: _Partition, event: dict[str, Any]) -> None:
@@ -180,7 +197,10 @@ class Checker:
         verdict.unknown += len(partition.sent - partition.acked.keys() - partition.refused)
         for number, offset in partition.acked.items():
             place = partition.places.get(number)
-            if place is None:
+            if (log_end := _end_before(partition, number, offset)) is not None:
+                what = f"{_told(number)}, acknowledged at {offset}, is past the log's end {log_end}"
+                verdict.found("lost", partition.number, what)
+            elif place is None:
                 if _covers(partition.complete, offset):
                     verdict.found("lost", partition.number, f"{_told(number)}, acknowledged at {offset}")
             elif offset >= 0 and place != offset:
@@ -213,6 +233,14 @@ _FEEDS = {
 def _covers(ranges: Iterable[tuple[int, int]], offset: int) -> bool:
     """An acknowledgement without an offset is covered by any complete read."""
     return any(offset < 0 or start <= offset < end for start, end in ranges)
+
+
+def _end_before(partition: _Partition, number: Number, offset: int) -> int | None:
+    """The log's end as it was told after this acknowledgement, if it is not past the record."""
+    at_ms = partition.acked_ms.get(number)
+    if at_ms is None or offset < 0:
+        return None
+    return next((end for asked_ms, end in partition.ends if asked_ms > at_ms and end <= offset), None)
 
 
 def _told(number: Number) -> str:

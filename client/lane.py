@@ -16,7 +16,10 @@ What becomes of a batch:
     not retriable                                fails; those behind it meet a gap
     retriable, or no answer at all               again, under its number
     OUT_OF_ORDER, while others were in flight    again: the one before has failed, and was in flight with it
-    OUT_OF_ORDER, alone                          there is a gap before it: `needs_producer`
+    OUT_OF_ORDER, of a leader that has been      again, under its number: a leader of the past does not know what its
+      succeeded (a newer epoch is known)           successors have, so that it says nothing of a gap
+    OUT_OF_ORDER, alone                          there is a gap before it: `needs_producer`, unless `learned` tells of
+                                                 a newer leader before there is one
 
 With a new producer the lane is numbered from 0. A batch of which an attempt went unanswered is not numbered anew, as
 the log could not see that it is the same: it fails, with an error that says so. So nothing is stored twice, nothing
@@ -88,6 +91,7 @@ class Batch(Generic[R]):
         "is_over",
         "is_unknown",
         "last_error",
+        "leader_epoch",
         "numbered",
         "result",
         "was_sent",
@@ -107,6 +111,8 @@ class Batch(Generic[R]):
         self.is_over = False
         """Its owner was told how it ended; it stays in the lane only while it flies."""
         self.last_error: TidelogError | None = None
+        self.leader_epoch = -1
+        """Of the leader that it was last sent to; its owner sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,8 @@ class Lane(Generic[R]):
         self._next_sequence = 0
         self._is_flowing = False
         self._has_gap = False
+        self._gap_epoch = -1
+        """The leader epoch of whoever spoke of the gap."""
         self._active_ms = 0
 
     @property
@@ -183,6 +191,10 @@ class Lane(Generic[R]):
                 return batch
         return None
 
+    def next_size(self) -> int:
+        """Bytes of the first batch that does not fly; 0 if there is none."""
+        return next((len(batch.data) for batch in self.batches if not batch.is_flying), 0)
+
     def took_off(self, batch: Batch[R], now_ms: int) -> bytearray:
         """It is being sent; what to send."""
         assert self.producer is not None
@@ -205,8 +217,11 @@ class Lane(Generic[R]):
         self._active_ms = now_ms
         return was_open
 
-    def refused(self, batch: Batch[R], error: TidelogError) -> Failed[R] | None:
-        """An answer with an error; what its owner has to be told, if it is over."""
+    def refused(
+        self, batch: Batch[R], error: TidelogError, *, answered_epoch: int = -1, known_epoch: int = -1
+    ) -> Failed[R] | None:
+        """An answer with an error; what its owner has to be told, if it is over. The epochs are those of the leader
+        that answered, and of the newest that is known."""
         was_alone = self.flying == 1 and self.batches[0] is batch
         self._landed(batch)
         self._is_flowing = False
@@ -217,12 +232,18 @@ class Lane(Generic[R]):
             self._end(batch)
             return None
         if error.code in _GAP:
-            self._has_gap = self._has_gap or was_alone
+            if was_alone and known_epoch <= answered_epoch:
+                self._has_gap, self._gap_epoch = True, answered_epoch
             return None
         if error.retriable:
             return None
         self._end(batch)
         return Failed(batch, error)
+
+    def learned(self, known_epoch: int) -> None:
+        """The newest leader epoch that is known: if it is newer than who spoke of a gap, nothing is known of one."""
+        if known_epoch > self._gap_epoch:
+            self._has_gap = False
 
     def lost(self, batch: Batch[R], error: TidelogError, *, was_carried: bool) -> None:
         """No answer will come. `was_carried`: it may have arrived."""

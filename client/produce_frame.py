@@ -27,5 +27,10 @@ class ProduceFrame:
         self.count += 1
         self.size += len(batches)
 
+    @property
+    def message_bytes(self) -> int:
+        """Of all of it."""
+        return sum(map(len, self._parts))
+
     def SerializeToString(self) -> bytes:  # noqa: N802 - as messages have it
         return b"".join(self._parts)

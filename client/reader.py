@@ -6,7 +6,8 @@
 For each broker that leads an assigned partition one long poll is under way, unless `buffer_bytes_max` of data wait for
 `poll`: a program that does not read holds up only itself. States of a partition:
 
-    fetching    a long poll at its leader, or at the replica that the leader has named for our rack
+    fetching    a long poll at its leader, or at the replica that the leader has named for our rack; that choice holds
+                for `replica_lease_ms`, then the leader is asked anew
     lost        its leader is not known, or does not answer: fresh metadata and a pause, again and again; an error if it
                 lasts `patience_ms`
     stopped     an error that does not pass by itself, told once by `poll`; `seek` starts it anew:
@@ -21,16 +22,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.errors import PositionError, TruncatedError
+from tidelog.client.fetched import Fetched
 from tidelog.client.metadata import TopicInfo
-from tidelog.log.batch import decode_columns
-from tidelog.log.batch_header import BATCH_BYTES_MAX, check_batch, read_header
-from tidelog.log.columns import Columns, Record
+from tidelog.log.batch_header import read_header
 from tidelog.model.errors import (
     CallTimeoutError,
     ErrorCode,
@@ -44,10 +44,13 @@ from tidelog.rpc.v1 import log_pb2 as pb
 
 LOGGER = logging.getLogger(__name__)
 
+__all__ = ["Fetched", "Reader", "ReaderConfig"]
+
 _FETCH = method_named("Log", "Fetch")
-DECOMPRESSED_BYTES_MAX = 1 << 30
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.15
 _SHORT_PAUSES = 100
+LOOK_S = 0.5
+"""How often to look whether somebody is lost for too long."""
 _GRACE_MS = 2_000
 """How much longer than asked a long poll may take before its broker is given up; doubled each time in a row."""
 
@@ -64,36 +67,9 @@ class ReaderConfig:
     buffer_bytes_max: int = 32 << 20
     request_timeout_ms: int = 30_000
     patience_ms: int = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Whole batches of one partition. The first may begin before `position`: those records are not asked for."""
-
-    topic: str
-    partition: PartitionId
-    data: bytes
-    position: int
-    next_offset: int
-    high_watermark: int
-    last_stable: int
-    start_offset: int
-    aborted: tuple[tuple[int, int], ...] = ()
-
-    def batches(self) -> Iterator[Columns]:
-        """Checked and decoded, without control batches; the first may begin before `position`."""
-        at = 0
-        while at < len(self.data):
-            header = check_batch(self.data, at, size_max=BATCH_BYTES_MAX)
-            if not header.is_control:
-                yield decode_columns(self.data, at, decompressed_bytes_max=DECOMPRESSED_BYTES_MAX)
-            at += header.size
-
-    def records(self) -> Iterator[Record]:
-        for columns in self.batches():
-            for record in columns.to_list():
-                if record.offset >= self.position:
-                    yield record
+    replica_lease_ms: int = 30_000
+    """How long a replica that the leader has named is read from before the leader is asked again: a follower that has
+    lost its leader may be the last to know."""
 
 
 class _Place:
@@ -104,6 +80,7 @@ class _Place:
         "failing_s",
         "fetch_offset",
         "generation",
+        "high_watermark",
         "is_lost",
         "is_paused",
         "is_told",
@@ -112,28 +89,31 @@ class _Place:
         "partition",
         "position",
         "replica",
+        "replica_until_s",
         "topic",
     )
 
-    def __init__(self, topic: TopicInfo, partition: PartitionId, offset: int) -> None:
+    def __init__(self, topic: TopicInfo, partition: PartitionId, offset: int, epoch: int = -1) -> None:
         self.topic = topic
         self.partition = partition
         self.position = offset
         self.fetch_offset = offset
-        self.last_epoch = -1
+        self.last_epoch = epoch
+        self.high_watermark = -1
         self.generation = 0
         self.is_paused = False
         self.is_lost = False
         self.replica = -1
+        self.replica_until_s = 0.0
         self.error: TidelogError | None = None
         self.is_told = False
         self.failing_s: float | None = None
         self.last_error: TidelogError | None = None
 
-    def restart(self, offset: int) -> None:
+    def restart(self, offset: int, epoch: int = -1) -> None:
         self.position = self.fetch_offset = offset
         self.generation += 1
-        self.last_epoch = -1
+        self.last_epoch = epoch
         self.error = self.last_error = self.failing_s = None
         self.is_told = self.is_lost = False
 
@@ -148,7 +128,8 @@ class Reader:
         self._places: dict[PartitionId, _Place] = {}
         self._pieces: deque[tuple[int, Fetched]] = deque()
         self._sources: dict[int, _Source] = {}
-        self._arrived = asyncio.Event()
+        self.arrived = asyncio.Event()
+        """Something is there for `take` or `failed_place`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._finding = False
@@ -169,8 +150,24 @@ class Reader:
     def assign_topic(self, topic: TopicInfo, positions: Mapping[PartitionId, int]) -> None:
         self.assign(positions, dict.fromkeys(positions, topic))
 
-    def seek(self, partition: PartitionId, offset: int) -> None:
-        self._places[partition].restart(offset)
+    def add(self, topic: TopicInfo, partition: PartitionId, offset: int, *, epoch: int = -1) -> None:
+        """Read this one too. `epoch` is that of the record before `offset`, if it is known: then a log that has
+        another record there is noticed."""
+        assert partition not in self._places, "added once"
+        self._places[partition] = _Place(topic, partition, offset, epoch)
+        self._wake()
+
+    def remove(self, *partitions: PartitionId) -> None:
+        """Those that are read now; the others are read no less."""
+        for partition in partitions:
+            place = self._places.pop(partition, None)
+            if place is not None:
+                place.generation += 1
+        self._drop_stale()
+
+    def seek(self, partition: PartitionId, offset: int, *, epoch: int = -1) -> None:
+        """`epoch` as in `add`."""
+        self._places[partition].restart(offset, epoch)
         self._drop_stale()
         self._wake()
 
@@ -196,6 +193,11 @@ class Reader:
     def assigned(self) -> list[PartitionId]:
         return list(self._places)
 
+    def high_watermark(self, partition: PartitionId) -> int:
+        """As it was in the last answer; -1 before the first."""
+        place = self._places.get(partition)
+        return -1 if place is None else place.high_watermark
+
     def _rewind(self, place: _Place) -> None:
         """Forget what was fetched and not given out; the epoch before it is not known any more."""
         if place.fetch_offset != place.position:
@@ -218,38 +220,55 @@ class Reader:
         """What has arrived, at the latest after `timeout_ms`, then perhaps nothing."""
         end_s = self._now_s() + timeout_ms / 1000
         while True:
-            if self._failure is not None:
-                raise self._failure
-            if self._pieces:
-                return self._take()
-            self._raise_error()
+            if (failed := self.failed_place()) is not None:
+                raise failed[1]
+            found = self.take()
             left_s = end_s - self._now_s()
-            if left_s <= 0:
-                return []
-            self._arrived.clear()
+            if found or left_s <= 0:
+                return found
+            self.arrived.clear()
             try:
-                async with asyncio.timeout(min(left_s, 0.5)):  # to look at who is lost for too long
-                    await self._arrived.wait()
+                async with asyncio.timeout(min(left_s, LOOK_S)):
+                    await self.arrived.wait()
             except TimeoutError:
                 continue
 
-    def _take(self) -> list[Fetched]:
-        pieces = [piece for _, piece in self._pieces]
-        self._pieces.clear()
-        self.buffered_bytes = 0
-        for piece in pieces:
+    def take(self, bytes_max: int | None = None) -> list[Fetched]:
+        """What has arrived, up to so many bytes and one piece at least."""
+        if self._failure is not None:
+            raise self._failure
+        pieces: list[Fetched] = []
+        size = 0
+        while self._pieces and (not pieces or bytes_max is None or size < bytes_max):
+            _, piece = self._pieces.popleft()
+            pieces.append(piece)
+            size += len(piece.data)
             self._places[piece.partition].position = piece.next_offset
-        self._wake()
+        if pieces:
+            self.buffered_bytes -= size
+            self._wake()
         return pieces
 
-    def _raise_error(self) -> None:
+    def failed_place(self) -> tuple[PartitionId, TidelogError] | None:
+        """A partition that has stopped, and why: told once, when what came before it was taken, whatever the other
+        partitions bring."""
         late_s = self._now_s() - self.config.patience_ms / 1000
         for place in self._places.values():
             if place.error is None and place.failing_s is not None and place.failing_s < late_s:
                 place.error = place.last_error
-            if place.error is not None and not place.is_told:
+            if place.error is not None and not place.is_told and place.position == place.fetch_offset:
                 place.is_told = True
-                raise place.error
+                return place.partition, place.error
+        return None
+
+    def failing(self) -> dict[PartitionId, tuple[float, TidelogError]]:
+        """Who cannot be read now though it may pass: for how many seconds, and why."""
+        now_s = self._now_s()
+        return {
+            place.partition: (now_s - place.failing_s, place.last_error)
+            for place in self._places.values()
+            if place.failing_s is not None and place.last_error is not None and place.error is None
+        }
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -271,7 +290,7 @@ class Reader:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failure = task.exception()  # our own error: the next poll raises it
-            self._arrived.set()
+            self.arrived.set()
 
     def _wake(self) -> None:
         """Places have changed: every broker that has something to give is asked."""
@@ -332,6 +351,8 @@ class Reader:
         if error is not None:
             self._refused(place, error, row)
             return
+        if row.preferred_replica >= 0 and not self._prefer(place, row.preferred_replica):
+            return
         place.failing_s = place.last_error = None
         if row.HasField("diverging"):
             place.error = TruncatedError(
@@ -341,18 +362,33 @@ class Reader:
                 diverging_epoch=row.diverging.epoch,
                 diverging_offset=row.diverging.end_offset,
             )
-            self._arrived.set()
+            self.arrived.set()
             return
-        if row.data:
-            self._keep(place, row)
-        if row.preferred_replica >= 0 and place.replica < 0:
-            place.replica = row.preferred_replica
+        place.high_watermark = row.high_watermark
+        if data := row.data:  # each look at a field of bytes copies it
+            self._keep(place, row, data)
+        if place.replica >= 0 and self._now_s() >= place.replica_until_s:
+            place.replica = -1
+            self._wake()
 
-    def _keep(self, place: _Place, row: pb.FetchedPartition) -> None:
+    def _prefer(self, place: _Place, replica: int) -> bool:
+        """Read from the replica that the leader has named; False if it is not known: then it is looked for."""
+        if replica not in self.cluster.view.brokers:
+            unknown = f"the leader names broker {replica} for rack '{self.config.rack}', which is not known here"
+            self.failed(place, RemoteError(unknown, code=ErrorCode.REPLICA_NOT_AVAILABLE))
+            self._lose(place)
+            return False
+        if place.replica < 0:
+            place.replica = replica
+            place.replica_until_s = self._now_s() + self.config.replica_lease_ms / 1000
+            self._wake()
+        return True
+
+    def _keep(self, place: _Place, row: pb.FetchedPartition, data: bytes) -> None:
         at = 0
         header = None
-        while at < len(row.data):
-            header = read_header(row.data, at)
+        while at < len(data):
+            header = read_header(data, at)
             at += header.size
         assert header is not None, "data has a batch"
         position, place.fetch_offset = place.fetch_offset, max(place.fetch_offset, header.next_offset)
@@ -360,7 +396,7 @@ class Reader:
         piece = Fetched(
             place.topic.name,
             place.partition,
-            row.data,
+            data,
             position,
             place.fetch_offset,
             row.high_watermark,
@@ -369,8 +405,8 @@ class Reader:
             tuple((one.producer_id, one.first_offset) for one in row.aborted),
         )
         self._pieces.append((place.generation, piece))
-        self.buffered_bytes += len(row.data)
-        self._arrived.set()
+        self.buffered_bytes += len(data)
+        self.arrived.set()
 
     def _refused(self, place: _Place, error: TidelogError, row: pb.FetchedPartition) -> None:
         was_replica = place.replica >= 0
@@ -382,7 +418,7 @@ class Reader:
                 partition=place.partition,
                 position=place.fetch_offset,
             )
-            self._arrived.set()
+            self.arrived.set()
         elif error.retriable or was_replica:
             self.failed(place, error)
             if self.cluster.heard(place.partition, row.leader, row.leader_epoch):
@@ -391,7 +427,7 @@ class Reader:
                 self._lose(place)
         else:
             place.error = error
-            self._arrived.set()
+            self.arrived.set()
 
     def failed(self, place: _Place, error: TidelogError) -> None:
         place.last_error = error
@@ -429,7 +465,7 @@ class Reader:
                     if error is None and known is not None and known.topic_id != place.partition.topic_id:
                         place.is_lost = False
                         place.error = UnknownTopicIdError(f"'{place.topic.name}' was deleted and made anew")
-                        self._arrived.set()
+                        self.arrived.set()
                     elif self._node(place) is not None:
                         place.is_lost = False
                 self._wake()

@@ -9,6 +9,11 @@ A pipe lives while there is something to send. It breaks when its stream breaks,
 `request_timeout_ms`, or when one takes longer than `silence_ms` and the metadata says that another broker leads now:
 a broker that hangs breaks no stream. Lanes of a broken pipe find the way anew: fresh metadata, a pause, again.
 
+A large batch is a request of its own, with nothing behind it until it is answered: a broker which takes no message of
+that size (MESSAGE_TOO_LARGE, which ends the stream) refuses this one batch, which fails as not stored. gRPC does not
+always tell why a stream has ended under a write; then it is sent again, and nothing behind it has become doubtful. If
+several small batches together were too large, requests are made smaller.
+
 A lane's batches fly to one broker at a time: when the leader has changed, what flies is awaited first.
 """
 
@@ -16,27 +21,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.cluster import ClusterClient, error_in
-from tidelog.client.connections import Exchange
 from tidelog.client.errors import DeliveryTimeoutError, WriterClosedError
 from tidelog.client.lane import IN_FLIGHT_MAX, Batch, Failed, Lane, Producer
 from tidelog.client.metadata import TopicInfo
-from tidelog.client.produce_frame import ProduceFrame
+from tidelog.client.pipe import Pipe
 from tidelog.log.batch_header import Buffer, read_header
 from tidelog.model.errors import (
-    CallTimeoutError,
     ErrorCode,
     RecordTooLargeError,
-    StreamClosedError,
     TidelogError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
-    UnreachableError,
 )
 from tidelog.model.ids import PartitionId
 from tidelog.rpc.door import method_named
@@ -44,7 +44,6 @@ from tidelog.rpc.v1 import log_pb2 as pb
 
 LOGGER = logging.getLogger(__name__)
 
-_STREAM = method_named("Log", "ProduceStream")
 _INIT = method_named("Log", "InitProducerId")
 _MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.15
@@ -89,7 +88,7 @@ class Acknowledged:
 
 
 Sent = Batch["asyncio.Future[Acknowledged]"]
-_Lane = Lane["asyncio.Future[Acknowledged]"]
+WriterLane = Lane["asyncio.Future[Acknowledged]"]
 
 
 class Writer:
@@ -101,10 +100,10 @@ class Writer:
         self.buffered_bytes = 0
         self.retries = 0
         """Attempts that were not the first one of their batch."""
-        self._lanes: dict[PartitionId, _Lane] = {}
+        self._lanes: dict[PartitionId, WriterLane] = {}
         self._topics: dict[PartitionId, TopicInfo] = {}
         self._at: dict[PartitionId, int] = {}  # where a lane's batches fly
-        self._pipes: dict[int, _Pipe] = {}
+        self.pipes: dict[int, Pipe] = {}
         self._lost: dict[PartitionId, None] = {}  # lanes that look for their leader
         self._resting: set[PartitionId] = set()  # lanes that pause, or wait for a producer
         self._failures: dict[PartitionId, int] = {}  # attempts in vain since the last good one
@@ -116,6 +115,8 @@ class Writer:
         self._room = asyncio.Event()
         self._is_closed = False
         self.last_error: TidelogError | None = None
+        self.request_bytes_max = self.config.request_bytes_max
+        """Of several batches in one request; lowered when a broker takes less."""
 
     # In.
 
@@ -134,15 +135,26 @@ class Writer:
             lane = await self._lane(topic, partition)
             await self._wait_for_room(len(batch), deadline_s)
             self._check_open()
-            loop = asyncio.get_running_loop()
-            result: asyncio.Future[Acknowledged] = loop.create_future()
-            result.add_done_callback(_looked_at)
-            made = Batch(bytes(batch), count=header.count, deadline_ms=int(deadline_s * 1000), result=result)
-            lane.add(made)
-            self.buffered_bytes += len(made.data)
-            self._kick(lane)
-            self._start_sweeping()
-            return result
+            return self._add(lane, bytes(batch), header.count, deadline_s)
+
+    def put(
+        self, topic: TopicInfo, partition: int, batch: bytes, *, count: int, deadline_s: float
+    ) -> asyncio.Future[Acknowledged]:
+        """`send` for a caller who knows the topic, bounds what it hands over, and counts the time by itself: nothing is
+        awaited. Raises if there is no such partition, or if the writer is closed."""
+        self._check_open()
+        if not 0 <= partition < len(topic.partitions):
+            raise _no_partition(topic, partition)
+        return self._add(self._lane_at(topic, partition), batch, count, deadline_s)
+
+    def _add(self, lane: WriterLane, data: bytes, count: int, deadline_s: float) -> asyncio.Future[Acknowledged]:
+        result: asyncio.Future[Acknowledged] = asyncio.get_running_loop().create_future()
+        result.add_done_callback(_looked_at)
+        lane.add(Batch(data, count=count, deadline_ms=int(deadline_s * 1000), result=result))
+        self.buffered_bytes += len(data)
+        self._kick(lane)
+        self._start_sweeping()
+        return result
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -154,19 +166,20 @@ class Writer:
         if self._is_closed:
             raise WriterClosedError("the writer is closed")
 
-    async def _lane(self, topic: str, partition: int) -> _Lane:
+    async def _lane(self, topic: str, partition: int) -> WriterLane:
         info = await self.cluster.topic(topic, may_create=True)
         if not 0 <= partition < len(info.partitions):
             await self.cluster.refresh(topic)  # it may have got more
             info = await self.cluster.topic(topic)
         if not 0 <= partition < len(info.partitions):
-            raise UnknownTopicOrPartitionError(
-                f"'{topic}' has {len(info.partitions)} partitions from 0 on, there is no {partition}"
-            )
+            raise _no_partition(info, partition)
+        return self._lane_at(info, partition)
+
+    def _lane_at(self, info: TopicInfo, partition: int) -> WriterLane:
         where = info.partitions[partition]
         lane = self._lanes.get(where)
         if lane is None:
-            lane = self._lanes[where] = Lane(topic, where, in_flight_max=self.config.in_flight_max)
+            lane = self._lanes[where] = Lane(info.name, where, in_flight_max=self.config.in_flight_max)
             self._topics[where] = info
         return lane
 
@@ -195,7 +208,7 @@ class Writer:
         finally:
             self._is_closed = True
             self._room.set()
-            for pipe in list(self._pipes.values()):
+            for pipe in list(self.pipes.values()):
                 pipe.close()
             tasks: list[asyncio.Task[Any]] = list(self._tasks)
             if self._producer is not None:
@@ -211,7 +224,7 @@ class Writer:
 
     # Out.
 
-    def _kick(self, lane: _Lane) -> None:
+    def _kick(self, lane: WriterLane) -> None:
         """Something of it may be able to fly."""
         if self._is_closed or not lane.batches or lane.partition in self._resting:
             return
@@ -225,13 +238,13 @@ class Writer:
             return
         if lane.flying and self._at[lane.partition] != leader.node:
             return
-        pipe = self._pipes.get(leader.node)
+        pipe = self.pipes.get(leader.node)
         if pipe is None:
-            pipe = self._pipes[leader.node] = _Pipe(self, leader.node)
+            pipe = self.pipes[leader.node] = Pipe(self, leader.node)
             self._spawn(pipe.run())
         pipe.add(lane)
 
-    def fly(self, node: int, lane: _Lane) -> tuple[Sent, bytearray] | None:
+    def fly(self, node: int, lane: WriterLane) -> tuple[Sent, bytearray] | None:
         """For a pipe: the next batch of the lane, if it is to be sent there, as it goes out."""
         if lane.partition in self._resting:
             return None
@@ -246,6 +259,7 @@ class Writer:
             return None
         self.retries += batch.was_sent
         self._at[lane.partition] = node
+        batch.leader_epoch = leader.epoch
         return batch, lane.took_off(batch, self._now_ms())
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
@@ -267,11 +281,16 @@ class Writer:
 
     # Producers.
 
-    async def _give_producer(self, lane: _Lane, *, is_fresh: bool) -> None:
+    async def _give_producer(self, lane: WriterLane, *, is_fresh: bool) -> None:
         if is_fresh:
-            # A gap: the numbers of this lane end here, those of the others go on.
+            # A gap: the numbers of this lane end here, those of the others go on. Unless a leader of the past said so.
             producer = await self._new_producer()
-            LOGGER.warning("topic=%s partition=%d numbers anew", lane.topic, lane.partition.partition)
+            error = await self.cluster.refresh_quietly(lane.topic)
+            if error is not None:
+                self.last_error = error
+            lane.learned(self._known_epoch(lane))
+            if lane.needs_producer:
+                LOGGER.warning("topic=%s partition=%d numbers anew", lane.topic, lane.partition.partition)
         else:
             if self._producer is None:
                 self._producer = asyncio.get_running_loop().create_task(self._new_producer())
@@ -279,7 +298,7 @@ class Writer:
         self._resting.discard(lane.partition)
         if lane.needs_producer:
             for failed in lane.start(producer):
-                self._fail(failed)
+                self.fail(failed)
         self._kick(lane)
 
     async def _new_producer(self) -> Producer:
@@ -301,7 +320,7 @@ class Writer:
 
     # The way.
 
-    def _look_for(self, lane: _Lane) -> None:
+    def _look_for(self, lane: WriterLane) -> None:
         self._lost[lane.partition] = None
         if not self._finding:
             self._finding = True
@@ -343,14 +362,14 @@ class Writer:
         known = self.cluster.view.topics.get(self._topics[partition].name)
         return known is not None and known.topic_id != partition.topic_id
 
-    def _give_up(self, lane: _Lane) -> None:
+    def _give_up(self, lane: WriterLane) -> None:
         for batch in lane.abandon():
             error = UnknownTopicIdError(f"'{lane.topic}' was deleted and made anew; this was sent to the old one")
             self._finish(batch, error)
 
     # Answers.
 
-    def answered(self, lane: _Lane, batch: Sent, row: pb.ProducedPartition) -> None:
+    def answered(self, lane: WriterLane, batch: Sent, row: pb.ProducedPartition) -> None:
         error = error_in(row)
         if error is None or error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self._failures.pop(lane.partition, None)
@@ -360,24 +379,32 @@ class Writer:
             self._kick(lane)
             return
         self.last_error = error
-        failed = lane.refused(batch, error)
+        self.cluster.heard(lane.partition, row.leader, row.leader_epoch)
+        known_epoch = self._known_epoch(lane)
+        # A broker that names another leader has answered as what it was when the batch was sent to it.
+        answered_epoch = row.leader_epoch if row.leader == self._at[lane.partition] else batch.leader_epoch
+        failed = lane.refused(batch, error, answered_epoch=answered_epoch, known_epoch=known_epoch)
         if failed is not None:
-            self._fail(failed)
+            self.fail(failed)
         if lane.flying:
             return  # the last of them decides how to go on
-        has_hint = error.code in _MOVED and self.cluster.heard(lane.partition, row.leader, row.leader_epoch)
+        has_hint = error.code in _MOVED and known_epoch > batch.leader_epoch
         if failed is not None or lane.needs_producer or has_hint:
             self._kick(lane)
         else:
             self.go_on(lane)
 
-    def go_on(self, lane: _Lane) -> None:
+    def _known_epoch(self, lane: WriterLane) -> int:
+        leader = self.cluster.view.leader(lane.partition)
+        return -1 if leader is None else leader.epoch
+
+    def go_on(self, lane: WriterLane) -> None:
         """After an attempt in vain: a pause, fresh metadata, again."""
         if lane.batches and not self._is_closed and lane.partition not in self._resting:
             self._resting.add(lane.partition)
             self._spawn(self._go_on(lane))
 
-    async def _go_on(self, lane: _Lane) -> None:
+    async def _go_on(self, lane: WriterLane) -> None:
         failures = self._failures[lane.partition] = self._failures.get(lane.partition, 0) + 1
         await asyncio.sleep(self._pause_s(failures))
         error = await self.cluster.refresh_quietly(lane.topic)
@@ -388,7 +415,7 @@ class Writer:
         self._resting.discard(lane.partition)
         self._kick(lane)
 
-    def _fail(self, failed: Failed[asyncio.Future[Acknowledged]]) -> None:
+    def fail(self, failed: Failed[asyncio.Future[Acknowledged]]) -> None:
         self._finish(failed.batch, failed.error)
 
     def _finish(self, batch: Sent, outcome: Acknowledged | TidelogError) -> None:
@@ -426,7 +453,7 @@ class Writer:
     def _because(self) -> str:
         return f"; last: {self.last_error}" if self.last_error is not None else ""
 
-    def _timed_out(self, lane: _Lane, batch: Sent, because: str) -> DeliveryTimeoutError:
+    def _timed_out(self, lane: WriterLane, batch: Sent, because: str) -> DeliveryTimeoutError:
         where = f"{lane.topic}-{lane.partition.partition}"
         told = "may be stored or not" if batch.is_unknown or batch.is_flying else "were not stored"
         waited = f"not acknowledged in {self.config.delivery_timeout_ms} ms{because}"
@@ -435,124 +462,10 @@ class Writer:
         )
 
 
-class _Pipe:
-    """A ProduceStream to one broker. `ready` are the lanes that may have something to send, in turn."""
-
-    def __init__(self, writer: Writer, node: int) -> None:
-        self._writer = writer
-        self._node = node
-        self._ready: dict[PartitionId, _Lane] = {}
-        self._wake = asyncio.Event()
-        self._unanswered: deque[tuple[float, list[tuple[_Lane, Sent]]]] = deque()
-        self._exchange: Exchange | None = None
-        self._error: TidelogError | None = None
-
-    def add(self, lane: _Lane) -> None:
-        self._ready[lane.partition] = lane
-        self._wake.set()
-
-    def close(self, error: TidelogError | None = None) -> None:
-        self._error = self._error or error
-        if self._exchange is not None:
-            self._exchange.close()
-
-    async def run(self) -> None:
-        """Until the stream breaks; then what was not answered is lost, and all lanes look for their way."""
-        writer = self._writer
-        error: TidelogError
-        try:
-            self._exchange = await writer.cluster.open_node(self._node, _STREAM)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._receive(self._exchange))
-                group.create_task(self._watch())
-                await self._send(self._exchange)
-            raise AssertionError("a pipe ends by an error")
-        except* TidelogError as found:
-            error = _first(found)
-        finally:
-            if self._exchange is not None:
-                self._exchange.close()
-            if writer._pipes.get(self._node) is self:
-                del writer._pipes[self._node]
-        self._lose(error)
-
-    def _lose(self, error: TidelogError) -> None:
-        error = self._error or error
-        if isinstance(error, UnreachableError):
-            error = self._writer.cluster.unreachable(self._node, error)
-        self._writer.last_error = error
-        lanes = dict(self._ready)
-        was_carried = not isinstance(error, UnreachableError)
-        for _, batches in self._unanswered:
-            for lane, batch in batches:
-                lane.lost(batch, error, was_carried=was_carried)
-                lanes[lane.partition] = lane
-        self._unanswered.clear()
-        for lane in lanes.values():
-            self._writer.go_on(lane)
-
-    async def _send(self, exchange: Exchange) -> None:
-        config = self._writer.config
-        while True:
-            while not self._ready or len(self._unanswered) >= config.requests_max:
-                self._wake.clear()
-                await self._wake.wait()
-            request = ProduceFrame(acks=config.acks, timeout_ms=config.request_timeout_ms)
-            batches: list[tuple[_Lane, Sent]] = []
-            for lane in list(self._ready.values()):
-                flight = self._writer.fly(self._node, lane)
-                # It goes behind the others; what it cannot send now is kicked by an answer.
-                del self._ready[lane.partition]
-                if flight is None:
-                    continue
-                batch, data = flight
-                self._ready[lane.partition] = lane
-                request.add(lane.topic, lane.partition, data)
-                batches.append((lane, batch))
-                if request.size >= config.request_bytes_max:
-                    break
-            if batches:
-                self._unanswered.append((asyncio.get_running_loop().time(), batches))
-                await exchange.send(request)
-
-    async def _receive(self, exchange: Exchange) -> None:
-        while True:
-            response: pb.ProduceResponse = await exchange.receive()
-            if not self._unanswered or len(response.partitions) != len(self._unanswered[0][1]):
-                raise StreamClosedError("an answer to nothing that was asked")
-            _, batches = self._unanswered.popleft()
-            self._wake.set()
-            for (lane, batch), row in zip(batches, response.partitions, strict=True):
-                self._writer.answered(lane, batch, row)
-
-    async def _watch(self) -> None:
-        """Notice that nobody answers: a broker that hangs breaks nothing."""
-        writer, config = self._writer, self._writer.config
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(config.silence_ms / 1000)
-            if not self._unanswered:
-                continue
-            sent_s, batches = self._unanswered[0]
-            silent_ms = (loop.time() - sent_s) * 1000
-            if silent_ms < config.silence_ms:
-                continue
-            if silent_ms > config.request_timeout_ms + config.silence_ms:
-                raise CallTimeoutError(f"broker {self._node} has not answered in {silent_ms:.0f} ms", node=self._node)
-            await writer.cluster.refresh_quietly(*dict.fromkeys(lane.topic for lane, _ in batches))
-            if self._unanswered and self._unanswered[0][0] == sent_s and self._has_moved(batches):
-                raise CallTimeoutError(f"broker {self._node} is silent, and leads no more", node=self._node)
-
-    def _has_moved(self, batches: Sequence[tuple[_Lane, Sent]]) -> bool:
-        leaders = [self._writer.cluster.view.leader(lane.partition) for lane, _ in batches]
-        return any(leader is not None and leader.node not in (self._node, -1) for leader in leaders)
-
-
-def _first(error: BaseException) -> TidelogError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, TidelogError)
-    return error
+def _no_partition(topic: TopicInfo, partition: int) -> UnknownTopicOrPartitionError:
+    return UnknownTopicOrPartitionError(
+        f"'{topic.name}' has {len(topic.partitions)} partitions from 0 on, there is no {partition}"
+    )
 
 
 def _looked_at(result: asyncio.Future[Acknowledged]) -> None:

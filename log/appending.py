@@ -7,11 +7,12 @@ that fails has changed nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tidelog.log.admission import PREFIX, PREFIX_BYTES, Admitted, admit
+from tidelog.log.admission import PREFIX, PREFIX_BYTES, Admitted, Look, admit
 from tidelog.log.batch import LENGTH_PREFIX_BYTES, BatchHeader, TimestampType, check_batch
 from tidelog.log.batch_header import CRC_START
 from tidelog.log.config import FlushMode
@@ -33,7 +34,10 @@ JOIN_BYTES_MIN = 16 << 10 if COMPILED else CRC_JOIN_BYTES_MAX + 1
 class Appended:
     """Where an append lies. `append_time` is the log-append time, -1 with create time. A value: nobody changes it.
 
-    For a `duplicate` these are the offsets of the original, which may be acknowledged once they are replicated.
+    For a `duplicate` these are the offsets of the original, which may be acknowledged once they are replicated. Of
+    several batches some may have been stored before and others not: `base_offset` is -1 unless all lie one behind
+    another, `append_time` unless it is that of all. `last_offset` is the highest of all: when that is replicated, each
+    of them is.
     """
 
     base_offset: Offset
@@ -42,13 +46,28 @@ class Appended:
     duplicate: bool = False
 
 
-def append(log: "Log", data: Buffer, leader_epoch: int, is_coordinator: bool) -> Appended:
+def append(
+    log: "Log",
+    data: Buffer,
+    leader_epoch: int,
+    is_coordinator: bool,
+    looked: Look | None,
+    inline_bytes_max: int | None,
+) -> Appended:
     log.check_writable()
     if leader_epoch < log.epochs.latest:
         raise FencedLeaderEpochError(f"{log.path}: epoch {leader_epoch}, the log knows {log.epochs.latest}")
     now_ms = log.clock.now_ms()
     config = log.config
-    admitted = admit(data, config=config, producers=log.producers, now_ms=now_ms, is_coordinator=is_coordinator)
+    admitted = admit(
+        data,
+        config=config,
+        producers=log.producers,
+        now_ms=now_ms,
+        is_coordinator=is_coordinator,
+        looked=looked,
+        inline_bytes_max=inline_bytes_max,
+    )
     base_offset: int = log.segments.end_offset
     time = now_ms if config.timestamp_type is TimestampType.LOG_APPEND else -1
     if len(admitted) == 1 and admitted[0].duplicate is None:
@@ -57,12 +76,26 @@ def append(log: "Log", data: Buffer, leader_epoch: int, is_coordinator: bool) ->
     fresh = [one for one in admitted if one.duplicate is None]
     if fresh:
         _write_admitted(log, fresh, leader_epoch, now_ms)
-    first, last = admitted[0].duplicate, admitted[-1].duplicate
+    return _where(admitted, base_offset, time)
+
+
+def _where(admitted: list[Admitted], fresh_offset: int, time: int) -> Appended:
+    """Of several batches, or of a repeat; what is new was written from `fresh_offset` on."""
+    spans: list[tuple[int, int, int]] = []
+    for one in admitted:
+        if one.duplicate is None:
+            last_offset = fresh_offset + one.header.last_offset_delta
+            spans.append((fresh_offset, last_offset, time))
+            fresh_offset = last_offset + 1
+        else:
+            stamped = one.duplicate.timestamp if time >= 0 else -1
+            spans.append((one.duplicate.base_offset, one.duplicate.last_offset, stamped))
+    is_duplicate = all(one.duplicate is not None for one in admitted)
+    highest = Offset(max(last for _, last, _ in spans))
+    is_whole = all(before[1] + 1 == after[0] for before, after in pairwise(spans))
+    times = {stamped for _, _, stamped in spans}
     return Appended(
-        Offset(base_offset) if first is None else first.base_offset,
-        Offset(log.segments.end_offset - 1) if last is None else last.last_offset,
-        time if last is None or time < 0 else last.timestamp,
-        not fresh,
+        Offset(spans[0][0] if is_whole else -1), highest, times.pop() if len(times) == 1 else -1, is_duplicate
     )
 
 

@@ -302,10 +302,17 @@ def validate_records(
 
 
 def recompress(
-    buffer: Buffer, codec: Codec, position: int = 0, *, decompressed_bytes_max: int, level: int | None = None
+    buffer: Buffer,
+    codec: Codec,
+    position: int = 0,
+    *,
+    decompressed_bytes_max: int,
+    level: int | None = None,
+    needs_keys: bool = False,
 ) -> bytes:
-    """The batch at `position` with its records under another codec; all other fields stay. The records are checked."""
-    columns = validate_records(buffer, position, decompressed_bytes_max=decompressed_bytes_max)
+    """The batch at `position` with its records under another codec; all other fields stay. The records are checked, as
+    `validate_records` does it."""
+    columns = validate_records(buffer, position, decompressed_bytes_max=decompressed_bytes_max, needs_keys=needs_keys)
     header = columns.batch
     data, start, end = _body(buffer, position, header, decompressed_bytes_max)
     batch = bytearray(memoryview(buffer)[position : position + HEADER_BYTES])

@@ -12,6 +12,9 @@ DAY_MS = 24 * 60 * 60 * 1000
 FOREVER_MS = (1 << 63) - 1
 NO_LIMIT = -1
 
+LOOKED_RATIO = 16
+LOOKED_BYTES_MIN, LOOKED_BYTES_MAX = 1 << 20, 64 << 20
+
 
 class FlushMode(Enum):
     """When an append counts as safe: on the device, or in the page cache (Kafka's way)."""
@@ -32,7 +35,7 @@ class LogConfig:
     index_bytes_max: int = 10 << 20
     message_bytes_max: int = 1_048_588
     decompressed_bytes_max: int = 256 << 20
-    """Bound on what one batch may decompress to where the log must look inside it."""
+    """Bound on what a stored batch may decompress to where the log must look inside it."""
 
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = NO_LIMIT
@@ -56,6 +59,18 @@ class LogConfig:
     flush_ms: int | None = None
     """With page-cache only: sync when the oldest unsynced record is this old."""
     producer_expiry_ms: int = DAY_MS
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether the records of what is appended are decoded: for their keys, or for another codec."""
+        return self.cleanup_compact or self.compression is not None
+
+    @property
+    def looked_bytes_max(self) -> int:
+        """What an appended batch may decompress to where it is decoded: `LOOKED_RATIO` times `message_bytes_max`,
+        within bounds."""
+        tied = min(max(LOOKED_RATIO * self.message_bytes_max, LOOKED_BYTES_MIN), LOOKED_BYTES_MAX)
+        return min(max(tied, self.message_bytes_max), self.decompressed_bytes_max)
 
     def problems(self) -> list[str]:
         """What is wrong with these settings, all of it; an empty list if nothing is."""

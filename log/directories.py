@@ -2,6 +2,7 @@
 
     <label>.<topic id: 32 hex>-<partition>               a log; the label is the topic's name, for people
     <label>.<topic id: 32 hex>-<partition>.<n>.deleted   a log that is being removed; `n` makes the name its own
+    <label>.<topic id: 32 hex>-<partition>.<n>.aside     a copy that does not count (`doubles`), kept for the operator
     anything else                                        not ours, left alone
 
 One directory is one device with one fate: after a failed sync or a failed state store all of its logs are offline, and
@@ -24,6 +25,7 @@ from tidelog.world.store import StateStore
 
 DIRECTORY_ID = b"directory/id"
 DELETED = ".deleted"
+ASIDE = ".aside"
 LABEL_LENGTH_MAX = 200
 """So that the name of a deleted log still fits a file name of 255 bytes."""
 PARTITION_MAX = (1 << 31) - 1
@@ -31,6 +33,7 @@ PARTITION_MAX = (1 << 31) - 1
 _LABEL = re.compile(r"[A-Za-z0-9._-]*")
 _NAME = re.compile(r"(?P<label>[A-Za-z0-9._-]*)\.(?P<topic>[0-9a-f]{32})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED_NAME = re.compile(r"(?P<name>.*)\.\d+" + re.escape(DELETED))
+_ASIDE_NAME = re.compile(r"(?P<name>.*)\.\d+" + re.escape(ASIDE))
 
 
 def directory_name(log_id: PartitionId, label: str) -> str:
@@ -49,25 +52,38 @@ def parse_directory_name(name: str) -> tuple[PartitionId, str] | None:
 
 def parse_deleted_name(name: str) -> PartitionId | None:
     """The log that was here before it was deleted; None for any other name."""
-    match = _DELETED_NAME.fullmatch(name)
+    return _parse_former_name(_DELETED_NAME, name)
+
+
+def parse_aside_name(name: str) -> PartitionId | None:
+    """The log that was here before it was set aside; None for any other name."""
+    return _parse_former_name(_ASIDE_NAME, name)
+
+
+def _parse_former_name(pattern: re.Pattern[str], name: str) -> PartitionId | None:
+    match = pattern.fullmatch(name)
     found = parse_directory_name(match["name"]) if match is not None else None
     return None if found is None else found[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What stands in a directory: the names of logs, and of deleted ones."""
+    """What stands in a directory: the names of logs, of deleted ones, and of those that were set aside."""
 
     logs: list[tuple[PartitionId, str]]
     deleted: list[tuple[PartitionId, str]]
+    aside: list[tuple[PartitionId, str]]
 
 
 def list_logs(disk: Disk) -> Listing:
-    listing = Listing([], [])
+    listing = Listing([], [], [])
     for name in disk.list(""):
-        deleted = parse_deleted_name(name)
+        deleted, aside = parse_deleted_name(name), parse_aside_name(name)
         if deleted is not None:
             listing.deleted.append((deleted, name))
+            continue
+        if aside is not None:
+            listing.aside.append((aside, name))
             continue
         found = parse_directory_name(name)
         if found is not None:
@@ -102,8 +118,8 @@ async def forget_log(store: StateStore, log_id: PartitionId) -> None:
 class LogDirectory:
     """One directory: what its logs share, which ones there are, and whether it still works.
 
-    `directory_id` is None if it could not be read (then `failed` says why). `paths` has every log that is here, open
-    or not; `unopened` those whose turn has not come yet, in the order of their turns.
+    `directory_id` is what it was given if it could not be read (then `failed` says why). `paths` has every log that is
+    here, open or not; `unopened` those whose turn has not come yet, in the order of their turns.
     """
 
     __slots__ = ("directory_id", "disk", "failed", "files", "group_commit", "paths", "store", "unopened")
@@ -137,19 +153,16 @@ class LogDirectory:
     def has_failed(self) -> bool:
         return self.failed is not None
 
-    def add(self, log_id: PartitionId, name: str, other: "LogDirectory | None") -> None:
-        """A log stands here; `other` is where it was found before. Nobody but the operator knows which one counts."""
-        if other is not None:
-            raise StorageError(
-                f"partition {log_id.partition} of topic {log_id.topic_id} is there twice:"
-                f" {other.disk.label}/{other.paths[log_id]} and {self.disk.label}/{name}; move one of them away",
-                path=name,
-            )
-        self.paths[log_id] = name
-
     def free_deleted_name(self, path: str) -> str:
         """A name for the log at `path` while it is removed. An earlier one of the same name may still be there."""
+        return self._free_name(path, DELETED)
+
+    def free_aside_name(self, path: str) -> str:
+        """A name for a copy that does not count, which stands at `path`."""
+        return self._free_name(path, ASIDE)
+
+    def _free_name(self, path: str, suffix: str) -> str:
         number = 0
-        while self.disk.exists(f"{path}.{number}{DELETED}"):
+        while self.disk.exists(f"{path}.{number}{suffix}"):
             number += 1
-        return f"{path}.{number}{DELETED}"
+        return f"{path}.{number}{suffix}"

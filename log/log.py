@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from tidelog.log import appending, marking, surgery
 from tidelog.log import checkpoint as stored
+from tidelog.log.admission import Look
 from tidelog.log.appending import Appended
 from tidelog.log.checkpoint import key_prefix
 from tidelog.log.cleaner import CleanedSegment
@@ -260,13 +261,22 @@ class Log:
 
     # Appending
 
-    def append(self, batch: Buffer, *, leader_epoch: int, is_coordinator: bool = False) -> Appended:
+    def append(
+        self,
+        batch: Buffer,
+        *,
+        leader_epoch: int,
+        is_coordinator: bool = False,
+        looked: Look | None = None,
+        inline_bytes_max: int | None = None,
+    ) -> Appended:
         """As leader: check the batches, give them offsets and epoch, write them. All of them or none.
 
         `is_coordinator`: the caller is a part of the cluster and may write control batches. The write is in the page
-        cache when this returns; `wait_durable(appended.last_offset)` says when it is safe.
+        cache when this returns; `wait_durable(appended.last_offset)` says when it is safe. With `inline_bytes_max` it
+        raises `NeedsLookError` instead of decoding more than that; for `looked` see `admission`.
         """
-        return appending.append(self, batch, leader_epoch, is_coordinator)
+        return appending.append(self, batch, leader_epoch, is_coordinator, looked, inline_bytes_max)
 
     def append_replicated(self, batches: Buffer) -> Appended:
         """As follower: the leader's batches as they are, offsets and epochs too. All of them or none.
@@ -445,10 +455,12 @@ class Log:
     async def checkpoint(self) -> None:
         """Bring the stored recovery point up to the log's end of this moment, syncing if need be.
 
-        With page-cache only if a sync is due: after a roll, by the topic's flush settings, or after a quiet while.
+        With page-cache only if a sync is due: after a roll, by the topic's flush settings, or after a quiet while. With
+        many producers only now and then (`marking.is_worth_it`).
         """
         async with self.lock:
-            if self.config.flush_mode is FlushMode.PAGE_CACHE and not self._checkpoint_is_due():
+            is_early = self.config.flush_mode is FlushMode.PAGE_CACHE and not self._checkpoint_is_due()
+            if is_early or not marking.is_worth_it(self):
                 await self._store_epochs()
                 return
             await self.store_mark()

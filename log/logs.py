@@ -3,7 +3,8 @@
 Start: `Logs.open` lists the directories and returns; logs open in the background, `parallel_per_directory` at a time in
 each directory, and `wait_open` waits for one of them and brings its turn forward, so that a node serves what it can
 while it recovers the rest. A log that cannot be opened is told in `failures` and holds up no other. A directory that
-cannot be read is given up like one that fails later; a log that stands in two places is an error of the whole start.
+cannot be read is given up like one that fails later. A log that stands in two places is not opened until the owner says
+which one counts (`doubles`, `keep`).
 
     known --turn comes--> open --remove--> gone                     unopened | open | failed (`failures`)
                           open --its directory fails--> failed      removed logs: `<name>.<n>.deleted`, then nothing
@@ -19,14 +20,13 @@ Our own errors in the background (`crashed`) are raised to whoever waits, and th
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tidelog.log import housekeeping, moving
+from tidelog.log import moving, rounds
 from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
 from tidelog.log.cleaner import CleanerLimits, Sleep
-from tidelog.log.compaction import CleaningPlan, dirtiest
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import (
     LogDirectory,
@@ -36,10 +36,12 @@ from tidelog.log.directories import (
     list_logs,
     read_directory_id,
 )
+from tidelog.log.doubles import LogCopy, choose, set_aside, take_away, undecided
 from tidelog.log.group_commit import Dirty
 from tidelog.log.housekeeping import CleaningReport
 from tidelog.log.log import Log
 from tidelog.log.retention import Expired
+from tidelog.log.rounds import BoundOf, slices
 from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, TidelogError, WorkFailedError
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.world.clock import Clock
@@ -51,12 +53,8 @@ LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOGS_AT_ONCE = 128
-"""So many logs are looked at, checkpointed or closed in one turn of the loop: a turn stays far below 20 ms."""
-
 Directories = Iterable[tuple[Disk, StateStore, DirectoryId]]
 OnDirectoryFailure = Callable[[LogDirectory, StorageError], None]
-BoundOf = Callable[[PartitionId], Offset]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +84,8 @@ class Logs:
         self.directories: list[LogDirectory] = []
         self.failures: dict[PartitionId, TidelogError] = {}
         """Logs that could not be opened or whose directory has failed, and why."""
+        self.doubles: dict[PartitionId, list[LogCopy]] = {}
+        """Logs that stand in more than one place: not opened until `keep`."""
         self.uncleanable: dict[PartitionId, TidelogError] = {}
         """Logs whose cleaning failed, and why: left alone until the next start."""
         self.crashed: Exception | None = None
@@ -108,6 +108,7 @@ class Logs:
         self._checkpointer: asyncio.Task[None] | None = None
         self._cleaning: asyncio.Task[CleaningReport | None] | None = None
         self._is_closed = False
+        self._was_clean = False
 
     @classmethod
     async def open(
@@ -134,18 +135,21 @@ class Logs:
             sleep=sleep,
         )
         deleted: list[tuple[LogDirectory, str]] = []
+        found: dict[PartitionId, list[LogCopy]] = {}
         for disk, store, fresh in directories:
             directory = LogDirectory(
                 disk, store, open_files_max=logs._config.open_files_max, on_failure=logs._directory_failed
             )
             logs.directories.append(directory)
+            directory.directory_id = fresh
             try:
                 directory.directory_id = await read_directory_id(directory.store, fresh)
             except StorageError as error:
                 directory.fail(error)
         await moving.settle_moves([directory for directory in logs.directories if directory.failed is None])
         for directory in logs.directories:
-            deleted += await logs._find(directory)
+            deleted += await logs._find(directory, found)
+        logs._take_in(found)
         if all(directory.failed is not None for directory in logs.directories):
             reasons = "; ".join(str(directory.failed) for directory in logs.directories)
             raise StorageError(f"no log directory works: {reasons}" if reasons else "there is no log directory")
@@ -159,23 +163,36 @@ class Logs:
         logs._checkpointer = logs._spawn(logs._checkpoint_all_regularly())
         return logs
 
-    async def _find(self, directory: LogDirectory) -> list[tuple[LogDirectory, str]]:
-        """Take in what stands in a directory; returns the deleted logs, whose stored state is gone by then."""
+    async def _find(
+        self, directory: LogDirectory, found: dict[PartitionId, list[LogCopy]]
+    ) -> list[tuple[LogDirectory, str]]:
+        """Note what stands in a directory; returns the deleted logs, whose stored state is gone by then."""
         if directory.failed is not None:
             return []
         try:
             listing = list_logs(directory.disk)
             there = {log_id for log_id, _ in listing.logs}
-            for log_id, _ in listing.deleted:
+            for log_id, _ in (*listing.deleted, *listing.aside):
                 if log_id not in there:
                     await forget_log(directory.store, log_id)
         except StorageError as error:
             directory.fail(error)
             return []
         for log_id, name in listing.logs:
-            directory.add(log_id, name, self._home.get(log_id))
-            self._home[log_id] = directory
+            found.setdefault(log_id, []).append(LogCopy(directory, name))
         return [(directory, name) for _, name in listing.deleted]
+
+    def _take_in(self, found: dict[PartitionId, list[LogCopy]]) -> None:
+        for log_id, copies in found.items():
+            if len(copies) > 1:
+                self.doubles[log_id] = copies
+                LOGGER.error("%s (unless the metadata tells which one counts)", undecided(log_id, copies))
+            else:
+                self._settle_in(log_id, copies[0])
+
+    def _settle_in(self, log_id: PartitionId, copy: LogCopy) -> None:
+        copy.directory.paths[log_id] = copy.name
+        self._home[log_id] = copy.directory
 
     def observe(self, *, on_synced: Callable[[list[Dirty]], None], on_directory_failure: OnDirectoryFailure) -> None:
         """From now on the owner is told of every group of syncs that has ended well, with its logs, and of every
@@ -199,7 +216,7 @@ class Logs:
 
     def known(self) -> list[PartitionId]:
         """Every log that a directory holds, open or not."""
-        return sorted(self._home, key=in_order)
+        return sorted([*self._home, *self.doubles], key=in_order)
 
     def directory_of(self, log_id: PartitionId) -> LogDirectory | None:
         return self._home.get(log_id)
@@ -277,6 +294,8 @@ class Logs:
         existing = await self.wait_open(log_id)
         if existing is not None:
             return existing
+        if log_id in self.doubles:
+            raise undecided(log_id, self.doubles[log_id])
         if log_id in self._home:
             raise self.failures.get(log_id) or StorageError(f"{self._home[log_id].paths[log_id]} is not open")
         home = self._choose(directory)
@@ -303,6 +322,21 @@ class Logs:
             raise StorageError("no log directory works" if wanted is None else f"directory {wanted} does not work")
         return min(working, key=lambda directory: len(directory.paths))
 
+    async def keep(self, log_id: PartitionId, directory: DirectoryId) -> None:
+        """Of a log in several places, the copy in this directory is the log: the others are set aside, and it is opened
+        (`wait_open`). `StorageError` if that does not decide it: then all stay as they are."""
+        copies = self.doubles[log_id]
+        chosen = choose(copies, directory)
+        if chosen is None:
+            raise undecided(log_id, copies)
+        for copy in [copy for copy in copies if copy is not chosen]:
+            await set_aside(log_id, copy)
+            copies.remove(copy)
+        del self.doubles[log_id]
+        self._settle_in(log_id, chosen)
+        self._pending[log_id] = chosen.directory.unopened[log_id] = None
+        self._openers.append(self._spawn(self._open_in_turn(chosen.directory)))
+
     # Removing.
 
     async def remove(self, log_id: PartitionId) -> None:
@@ -314,26 +348,29 @@ class Logs:
     async def _remove(self, log_id: PartitionId) -> None:
         try:
             await self.wait_open(log_id)
+            for copy in list(self.doubles.get(log_id, ())):
+                await self._delete(log_id, copy)
+                self.doubles[log_id].remove(copy)
+            self.doubles.pop(log_id, None)
             home = self._home.get(log_id)
             if home is None:
                 return
             if home.failed is not None:
                 raise home.failed
-            path = home.paths[log_id]
             log = self._open.pop(log_id, None)
             if log is not None:
                 await log.retire()
-            deleted = home.free_deleted_name(path)
-            home.disk.rename(path, deleted)
-            await home.disk.sync_many([], [""])
-            # A crash before this leaves stored state without a log; the next start finds `.deleted` and clears it.
-            await forget_log(home.store, log_id)
+            await self._delete(log_id, LogCopy(home, home.paths[log_id]))
             del home.paths[log_id], self._home[log_id]
             for table in (self._high_watermarks, self._noted, self.failures, self.uncleanable):
                 table.pop(log_id, None)
-            self._remove_later(home, deleted)
         finally:
             del self._removals[log_id]
+
+    async def _delete(self, log_id: PartitionId, copy: LogCopy) -> None:
+        name = copy.directory.free_deleted_name(copy.name)
+        await take_away(log_id, copy, name)
+        self._remove_later(copy.directory, name)
 
     def _remove_later(self, directory: LogDirectory, path: str) -> None:
         async def remove() -> None:
@@ -417,7 +454,7 @@ class Logs:
                 offset = min(self._high_watermarks[log_id], log.end_offset)
                 writes[key_prefix(log_id) + HIGH_WATERMARK] = encode("high-watermark", {"offset": offset})
         commit = [directory.store.commit(writes)] if writes else []
-        for some in _slices(touched):
+        for some in slices(touched):
             # Together: they share one group of syncs and one transaction of the store.
             await _all([*(self._checkpoint_one(directory, log) for log in some), *commit])
             commit = []
@@ -453,17 +490,8 @@ class Logs:
     async def expire(self, bound_of: BoundOf | None = None) -> dict[PartitionId, list[Expired]]:
         """Retention of every log, and removal of files that were dropped a while ago. Returns what expired."""
         expired: dict[PartitionId, list[Expired]] = {}
-        for some in _slices(self.all()):
-            for log in some:
-                try:
-                    gone = await housekeeping.expire(log, bound=(bound_of or self.bound)(log.log_id))
-                    await log.reap(self._clock.now_ms())
-                except TidelogError as error:
-                    LOGGER.error("log=%s retention failed: %s", log.path, error)
-                    continue
-                if gone:
-                    expired[log.log_id] = gone
-                log.expire_producers()
+        for some in slices(self.all()):
+            expired.update(await rounds.expire(some, bound_of or self.bound, self._clock))
             await asyncio.sleep(0)
         return expired
 
@@ -478,51 +506,23 @@ class Logs:
         return await asyncio.shield(self._cleaning)
 
     async def _clean_one(self, bound_of: BoundOf) -> CleaningReport | None:
-        skipped: set[PartitionId] = set()
         try:
-            while True:
-                plans = [row for row in await self._plans(bound_of) if row[0].log_id not in skipped]
-                chosen = dirtiest([((log, plan), plan) for log, plan in plans])
-                if chosen is None:
-                    return None
-                log, plan = chosen
-                try:
-                    report = await housekeeping.clean(log, plan, self._config.cleaner, self._sleep)
-                except (WorkFailedError, DiskFullError) as error:
-                    LOGGER.warning("log=%s is cleaned another time: %s", log.path, error)
-                    skipped.add(log.log_id)
-                    continue
-                except TidelogError as error:
-                    # It would be the dirtiest again, and the others would never be cleaned.
-                    LOGGER.error("log=%s cannot be cleaned: %s", log.path, error)
-                    self.uncleanable[log.log_id] = error
-                    continue
-                if report is not None:
-                    return report
+            return await rounds.clean_dirtiest(self.all, self.uncleanable, bound_of, self._config.cleaner, self._sleep)
         finally:
             self._cleaning = None
 
-    async def _plans(self, bound_of: BoundOf) -> list[tuple[Log, CleaningPlan]]:
-        plans = []
-        for some in _slices([log for log in self.all() if log.config.cleanup_compact]):
-            for log in some:
-                if log.log_id not in self.uncleanable:
-                    plan = housekeeping.plan(log, bound=bound_of(log.log_id))
-                    if plan is not None:
-                        plans.append((log, plan))
-            await asyncio.sleep(0)
-        return plans
-
     # The end.
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """A clean stop: every open log is synced and says so, and the next start reads none of them.
 
-        Logs whose turn to open has not come stay as they are. Disks and stores are the caller's to close.
+        Whether it was one: False if a log was not closed cleanly, a directory has failed, or logs were not open yet
+        (they stay as they are). Disks and stores are the caller's to close.
         """
         if self._is_closed:
-            return
+            return self._was_clean
         self._is_closed = True
+        is_clean = not self._pending
         for directory in self.directories:
             for log_id in directory.unopened:
                 self._settle(log_id)
@@ -534,14 +534,16 @@ class Logs:
                 task.cancel()
                 await asyncio.wait([task])
         await self.checkpoint()
-        for some in _slices([*self.all(), *self._offline]):
-            await _all([_close(log) for log in some])
+        for some in slices([*self.all(), *self._offline]):
+            is_clean &= all(await _all([_close(log) for log in some]))
         for directory in self.directories:
             await directory.group_commit.close()
             directory.files.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._raise_crash()
+        self._was_clean = is_clean and all(directory.failed is None for directory in self.directories)
+        return self._was_clean
 
     # Tasks.
 
@@ -579,23 +581,22 @@ def _stored_high_watermark(store: StateStore, log: Log) -> Offset:
     return Offset(min(offset, log.end_offset) if isinstance(offset, int) and offset > 0 else 0)
 
 
-async def _close(log: Log) -> None:
+async def _close(log: Log) -> bool:
     try:
         await log.close()
     except TidelogError as error:
         LOGGER.error("log=%s was not closed cleanly: %s", log.path, error)
+        return False
+    return True
 
 
-async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Carry out all of them side by side, to the end; then raise the first error."""
-    for result in await asyncio.gather(*work, return_exceptions=True):
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):
             raise result
-
-
-def _slices(logs: Sequence[T]) -> Iterator[Sequence[T]]:
-    for at in range(0, len(logs), _LOGS_AT_ONCE):
-        yield logs[at : at + _LOGS_AT_ONCE]
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def remove_directory(disk: Disk, path: str) -> None:

@@ -2,10 +2,15 @@
 
     write waiting index entries -> take the mark -> sync -> commit {mark, epochs, sealed segments, producers}
 
+A mark has all producers beside it, so one of a log with many of them waits until it is worth it (`is_worth_it`); until
+then recovery has a little more to read. Their rows are made a few at a time (`PACKED_PER_SLICE`) before the mark is
+taken.
+
 The mark is taken before the sync and stored after it, so that nothing in the store speaks of bytes that are not on the
 device. Appends go on meanwhile; they belong to the next mark.
 """
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +26,26 @@ if TYPE_CHECKING:
 SNAPSHOTS_KEPT = 4
 """Producer snapshots at so many rolls are kept, and the one at the log's beginning: a cut goes back to one of them and
 replays from there."""
+
+
+PRODUCERS_FEW = 500
+PRODUCER_BYTES = 64
+"""What a producer takes in a snapshot, about."""
+SNAPSHOT_RATIO = 8
+WAIT_MS_MAX = 10_000
+PACKED_PER_SLICE = 500
+"""Some 3 ms."""
+
+
+def is_worth_it(log: "Log") -> bool:
+    """Whether a regular checkpoint should store a mark now: with many producers only after as much was written as makes
+    up for their snapshot, after a roll, or after a while."""
+    count = len(log.producers)
+    if count <= PRODUCERS_FEW or log.has_rolled or log.mark.base_offset != log.segments.active.base_offset:
+        return True
+    written = log.segments.active.size - log.mark.position
+    waited_ms = log.clock.now_ms() - log.mark.modified_ms
+    return written >= SNAPSHOT_RATIO * PRODUCER_BYTES * count or not 0 <= waited_ms < WAIT_MS_MAX
 
 
 def has_news(log: "Log") -> bool:
@@ -52,6 +77,7 @@ async def store_mark(log: "Log") -> None:
 
 async def _store_mark(log: "Log") -> None:
     await _compute_crcs(log)
+    await _pack_producers(log)
     write_index_entries(log)
     segments = log.segments
     producers = snapshot(log)
@@ -94,6 +120,14 @@ def _choose_snapshots(log: "Log", fresh: dict[int, bytes], mark: RecoveryMark, w
         if at not in keep:
             writes[stored.producers_key(log.prefix, at)] = None
     return sorted({*log.snapshots, *fresh} & keep)
+
+
+async def _pack_producers(log: "Log") -> None:
+    # What is appended meanwhile changes some again: they are made with the snapshot.
+    for _ in range(len(log.producers) // PACKED_PER_SLICE):
+        if not log.producers.pack(PACKED_PER_SLICE):
+            return
+        await asyncio.sleep(0)
 
 
 async def _compute_crcs(log: "Log") -> None:

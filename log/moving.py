@@ -7,7 +7,7 @@
     decided --> the source is renamed as a deleted log --> the copy takes its name --> `moved` is forgotten
 
 Before the decision a crash leaves the source as it was, after it the next start ends what was begun (`settle_moves`).
-At no time do two logs stand under the name, which a start would refuse, and at no time does none count.
+At no time do two logs stand under the name (`doubles`), and at no time does none count.
 """
 
 import logging

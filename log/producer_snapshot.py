@@ -9,6 +9,7 @@ are passed over. A version with another meaning gets another number and is refus
 bytes with a CRC; what is checked here is that they are sound in themselves, so that a bug or bad bytes give one error.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -50,11 +51,31 @@ class Snapshot:
     unknown_fields: dict[str, object]
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    fields = {**snapshot.unknown_fields, "producers": snapshot.producers, "pending": snapshot.pending}
-    data = msgpack.packb([TYPE, VERSION, fields])
+def encode_row(row: ProducerRow) -> bytes:
+    data = msgpack.packb(row)
     assert isinstance(data, bytes)
     return data
+
+
+def encode_snapshot(
+    rows: Sequence[bytes], pending: Sequence[tuple[int, int]], unknown_fields: Mapping[str, object]
+) -> bytes:
+    """`rows` are those of `encode_row`, by id."""
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(3)
+    packer.pack(TYPE)
+    packer.pack(VERSION)
+    packer.pack_map_header(len(unknown_fields) + 2)
+    for name, value in unknown_fields.items():
+        packer.pack(name)
+        packer.pack(value)
+    packer.pack("producers")
+    packer.pack_array_header(len(rows))
+    head = packer.bytes()
+    packer.reset()
+    packer.pack("pending")
+    packer.pack(pending)
+    return b"".join((head, *rows, packer.bytes()))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

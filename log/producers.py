@@ -35,11 +35,11 @@ Pure: no clock, no disk. The owner checks one batch at a time, and applies it be
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from tidelog.log.batch import BatchHeader, ControlMarker
 from tidelog.log.batch_header import TRANSACTIONAL_BIT
-from tidelog.log.producer_snapshot import ProducerRow, Snapshot, decode_snapshot, encode_snapshot
+from tidelog.log.producer_snapshot import ProducerRow, decode_snapshot, encode_row, encode_snapshot
 from tidelog.log.transactions import CompletedTransaction
 from tidelog.model.errors import (
     DuplicateSequenceError,
@@ -54,8 +54,9 @@ from tidelog.model.ids import Offset, ProducerId
 SEQUENCES = 1 << 31
 """Sequences are 0 to 2^31 - 1, then 0 again."""
 BATCHES_KEPT = 5
-PRODUCERS_MAX = 100_000
-"""Producers remembered in one log; past that the ones that wrote longest ago are forgotten, a sixteenth at a time."""
+PRODUCERS_MAX = 10_000
+"""Producers remembered in one log; past that the ones that wrote longest ago are forgotten, a sixteenth at a time.
+Nobody checks that an id was given out, so this is what a client can make a log remember, and store with its marks."""
 PENDING_MAX = 1024
 """Completed transactions whose marker may not be replicated yet; past that the older half is joined into one."""
 
@@ -137,13 +138,16 @@ class _Producer:
 
 class ProducerState:
     """See the module. Invariants: `_open` is ordered by first offset; its producers are all in `_producers`;
-    `_pending` (first offset, marker offset) rises strictly in both."""
+    `_pending` (first offset, marker offset) rises strictly in both; `_producers` is ordered by newest offset; a
+    producer has its row of a snapshot in `_packed`, as it is now, or is in `_unpacked`."""
 
-    __slots__ = ("_open", "_pending", "_producers", "_producers_max", "_unknown_fields")
+    __slots__ = ("_open", "_packed", "_pending", "_producers", "_producers_max", "_unknown_fields", "_unpacked")
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
         assert producers_max > 0
-        self._producers: dict[int, _Producer] = {}
+        self._producers: OrderedDict[int, _Producer] = OrderedDict()
+        self._packed: dict[int, bytes] = {}
+        self._unpacked: dict[int, None] = {}
         # Offsets only rise, so insertion order is offset order, and the first entry is the earliest.
         self._open: OrderedDict[int, int] = OrderedDict()
         self._pending: list[tuple[int, int]] = []
@@ -244,6 +248,10 @@ class ProducerState:
         if producer is None:
             self._make_room()
             producer = self._producers[header.producer_id] = _Producer()
+        else:
+            self._producers.move_to_end(header.producer_id)
+        self._packed.pop(header.producer_id, None)
+        self._unpacked[header.producer_id] = None
         producer.enter_epoch(header.producer_epoch)
         producer.seen_ms = header.max_timestamp if now_ms is None else now_ms
         producer.offset = header.last_offset
@@ -279,9 +287,15 @@ class ProducerState:
     def _make_room(self) -> None:
         if len(self._producers) < self._producers_max:
             return
-        idle = sorted((p.offset, pid) for pid, p in self._producers.items() if pid not in self._open)
-        for _, producer_id in idle[: max(1, self._producers_max // 16)]:
-            del self._producers[producer_id]
+        idle = (producer_id for producer_id in self._producers if producer_id not in self._open)
+        over = len(self._producers) - self._producers_max
+        for producer_id in list(islice(idle, max(1, self._producers_max // 16, over))):
+            self._forget(producer_id)
+
+    def _forget(self, producer_id: int) -> None:
+        del self._producers[producer_id]
+        self._packed.pop(producer_id, None)
+        self._unpacked.pop(producer_id, None)
 
     def expire(self, now_ms: int, expiration_ms: int) -> list[ProducerId]:
         """Forget the producers that were last seen `expiration_ms` ago or earlier; never one with an open transaction,
@@ -290,7 +304,7 @@ class ProducerState:
             pid for pid, p in self._producers.items() if p.seen_ms <= now_ms - expiration_ms and pid not in self._open
         )
         for producer_id in expired:
-            del self._producers[producer_id]
+            self._forget(producer_id)
         return [ProducerId(producer_id) for producer_id in expired]
 
     def forget_replicated(self, high_watermark: Offset) -> None:
@@ -330,19 +344,20 @@ class ProducerState:
 
     def rows(self) -> list[ProducerRow]:
         """All there is, by producer id: for snapshots, for `log dump` and for describing producers."""
-        return [
-            ProducerRow(
-                ProducerId(pid),
-                p.epoch,
-                p.coordinator_epoch,
-                p.seen_ms,
-                Offset(p.offset),
-                p.run,
-                self._open.get(pid),
-                tuple(tuple(p.batches[at : at + _STRIDE]) for at in range(0, len(p.batches), _STRIDE)),
-            )
-            for pid, p in sorted(self._producers.items())
-        ]
+        return [self._row(pid) for pid in sorted(self._producers)]
+
+    def _row(self, pid: int) -> ProducerRow:
+        p = self._producers[pid]
+        return ProducerRow(
+            ProducerId(pid),
+            p.epoch,
+            p.coordinator_epoch,
+            p.seen_ms,
+            Offset(p.offset),
+            p.run,
+            self._open.get(pid),
+            tuple(tuple(p.batches[at : at + _STRIDE]) for at in range(0, len(p.batches), _STRIDE)),
+        )
 
     def validate(self) -> None:
         """Assert the invariants; for tests."""
@@ -351,6 +366,9 @@ class ProducerState:
         assert all(pid in self._producers for pid in self._open)
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(self._pending))
         assert len(self._pending) <= PENDING_MAX
+        assert self._producers.keys() == self._packed.keys() | self._unpacked.keys()
+        assert not self._packed.keys() & self._unpacked.keys()
+        assert all(packed == encode_row(self._row(pid)) for pid, packed in self._packed.items())
         for producer in self._producers.values():
             assert len(producer.batches) % _STRIDE == 0
             assert len(producer.batches) <= BATCHES_KEPT * _STRIDE
@@ -358,10 +376,22 @@ class ProducerState:
 
     # Snapshots
 
+    def pack(self, count: int) -> int:
+        """Make up to so many of the rows of a snapshot that have changed since the last one; how many are left.
+
+        Whoever must not be held up makes them a few at a time before it asks for the snapshot.
+        """
+        for producer_id in list(islice(self._unpacked, count)):
+            del self._unpacked[producer_id]
+            self._packed[producer_id] = encode_row(self._row(producer_id))
+        return len(self._unpacked)
+
     def to_snapshot(self) -> bytes:
         """The state as bytes, the same for the same state; see `producer_snapshot`. The offset that it covers and a
         CRC are the caller's."""
-        return encode_snapshot(Snapshot(self.rows(), self._pending, self._unknown_fields))
+        self.pack(len(self._unpacked))
+        rows = [self._packed[producer_id] for producer_id in sorted(self._producers)]
+        return encode_snapshot(rows, self._pending, self._unknown_fields)
 
     @classmethod
     def from_snapshot(cls, data: bytes, *, producers_max: int = PRODUCERS_MAX) -> "ProducerState":
@@ -371,7 +401,8 @@ class ProducerState:
         state._unknown_fields = snapshot.unknown_fields
         state._pending = list(snapshot.pending)
         opened: list[tuple[int, int]] = []
-        for row in snapshot.producers:
+        for row in sorted(snapshot.producers, key=lambda row: row.offset):
+            state._unpacked[row.producer_id] = None
             producer = state._producers[row.producer_id] = _Producer()
             producer.epoch = row.epoch
             producer.coordinator_epoch = row.coordinator_epoch

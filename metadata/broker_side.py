@@ -162,6 +162,8 @@ class BrokerAgent:
         """Set when this incarnation is registered."""
         self.failed_directories: tuple[Any, ...] = ()
         self.stalled_directories: tuple[Any, ...] = ()
+        self.full_directories: tuple[Any, ...] = ()
+        """Told once each time: whoever finds it full again says so again."""
         self.last_reply: HeartbeatReply | None = None
         self._transport = transport
         self._config = config
@@ -237,9 +239,11 @@ class BrokerAgent:
                 stream = await self._transport.open_stream(target, HEARTBEATS)
             while True:
                 self._beat_now.clear()
-                await stream.send(encode_request(self._heartbeat()))
+                beat = self._heartbeat()
+                await stream.send(encode_request(beat))
                 async with asyncio.timeout(self._config.silence_ms / 1000):
                     self._take(_decode_beat(await stream.receive()))
+                self.full_directories = tuple(d for d in self.full_directories if d not in beat.full_directories)
                 self.client.found(target)
                 await self._until_next_beat()
         except TimeoutError:
@@ -272,6 +276,7 @@ class BrokerAgent:
             wants_shutdown=self._wants_shutdown,
             failed_directories=self.failed_directories,
             stalled_directories=self.stalled_directories,
+            full_directories=self.full_directories,
         )
 
     def _take(self, reply: HeartbeatReply) -> None:

@@ -20,6 +20,8 @@ Rules (design: safety 5, decisions 2.7 and 2.8):
   of its replicas has left: the broker is believed again when everything that was said of it is done.
 - A fenced or stopping broker leaves every ISR; where that makes the ISR smaller than `min.insync.replicas` it stays an
   eligible leader. So do the replicas of a directory that stands still; those of one that failed are not eligible.
+- A directory that is full is not offline: it can be read. What the broker leads there, others lead, if enough of them
+  are in sync without it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from dataclasses import dataclass
 from itertools import islice
 from uuid import UUID
 
-from tidelog.metadata.configs import is_page_cache
+from tidelog.metadata.configs import is_page_cache, min_isr
 from tidelog.metadata.decision import Context, Decision, Done, Draft
 from tidelog.metadata.image import NIL, Broker, ClusterImage
 from tidelog.metadata.leadership import Candidates, find_leaders, leave_all, moved_leaderships, shifted, without
@@ -89,6 +91,8 @@ class Heartbeat:
     """Log directories that returned an error: closed until the broker starts anew."""
     stalled_directories: tuple[UUID, ...] = ()
     """Log directories that do not answer for now."""
+    full_directories: tuple[UUID, ...] = ()
+    """Log directories that had no room for an append of a partition that it leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +305,8 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
     # The registration stands at offset `broker_epoch`: who has applied more than that has seen itself registered.
     caught_up = request.metadata_offset > max(context.caught_up_from - 1, broker.broker_epoch)
     is_more = _note_directories(draft, broker, request)
+    if request.full_directories:
+        is_more |= _add_some(draft, _out_of_full(draft.image, broker.broker, request.full_directories))
     is_leaving = broker.is_leaving or request.wants_fence or request.wants_shutdown
     if is_leaving and not broker.fenced:
         _leave(draft, broker, is_stopping=request.wants_shutdown)
@@ -320,7 +326,8 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
 def _note_directories(draft: Draft, broker: Broker, request: Heartbeat) -> bool:
     """Nothing in a failed or stalled directory leads or is in sync; one that runs again may lead again. Whether there
     is more to do than one decision takes."""
-    unknown = [d for d in (*request.failed_directories, *request.stalled_directories) if d not in broker.directories]
+    named = (*request.failed_directories, *request.stalled_directories, *request.full_directories)
+    unknown = [d for d in named if d not in broker.directories]
     if unknown:
         raise InvalidRequestError(f"broker {broker.broker} has no log directory {unknown[0]}")
     told = {*request.failed_directories, *request.stalled_directories}
@@ -362,6 +369,23 @@ def _out_of_directories(
         is_lost = directory in failed
         if directory in offline and (broker in partition.isr or (is_lost and broker in partition.eligible)):
             after = without(image, topic_id, partition, broker, has_lost_data=is_lost)
+            record = shifted(image, topic_id, number, partition, after, candidates=candidates)
+            if record is not None:
+                yield record
+
+
+def _out_of_full(image: ClusterImage, broker: int, full: tuple[UUID, ...]) -> Iterator[Record]:
+    """What it leads there goes to others, if they can go on without it: then it is not in sync until it has room.
+
+    Where they are too few, it stays: nothing would be won, and what is there can be read.
+    """
+    candidates = Candidates(image, excluded=(broker,))
+    for topic_id, number, partition in image.partitions_on(broker):
+        if partition.leader != broker or partition.directory_of(broker) not in full:
+            continue
+        after = without(image, topic_id, partition, broker)
+        is_enough = len(after.isr) >= min_isr(image, topic_id, after)
+        if is_enough and any(map(candidates.of(after), after.isr)):
             record = shifted(image, topic_id, number, partition, after, candidates=candidates)
             if record is not None:
                 yield record

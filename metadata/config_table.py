@@ -8,56 +8,42 @@ no fixed one; `default_says` tells what holds instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from tidelog.metadata.config_groups import GROUP_KEYS
+from tidelog.metadata.config_kinds import (
+    BATCH_BYTES_MOST,
+    CLUSTER_SCOPES,
+    DAY_MS,
+    HOUR_MS,
+    INT_MAX,
+    LONG_MAX,
+    MINUTE_MS,
+    SECOND_MS,
+    Definition,
+    Kind,
+    Scope,
+    Value,
+    cluster_key,
+)
 
-SECOND_MS = 1000
-MINUTE_MS = 60 * SECOND_MS
-HOUR_MS = 60 * MINUTE_MS
-DAY_MS = 24 * HOUR_MS
-INT_MAX = (1 << 31) - 1
-LONG_MAX = (1 << 63) - 1
+__all__ = [
+    "BATCH_BYTES_MOST",
+    "BROKER_KEYS",
+    "CLUSTER_KEYS",
+    "DAY_MS",
+    "HOUR_MS",
+    "INT_MAX",
+    "LONG_MAX",
+    "MINUTE_MS",
+    "SECOND_MS",
+    "SERVER_KEYS",
+    "TABLES",
+    "TOPIC_KEYS",
+    "Definition",
+    "Kind",
+    "Scope",
+    "Value",
+]
 
-
-class Kind(Enum):
-    INT = "integer"
-    FLOAT = "number"
-    BOOL = "true or false"
-    CHOICE = "one of"
-    LIST = "list of"
-    REPLICAS = "list of partition:broker, or *"
-
-
-class Scope(Enum):
-    """Where a key can be set. The values are the resource types of `SetConfig`."""
-
-    CLUSTER = "cluster"
-    BROKER = "broker"
-    TOPIC = "topic"
-
-
-Value = int | float | bool | str | tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
-    name: str
-    kind: Kind
-    default: Value | None
-    doc: str
-    """One sentence."""
-    scopes: tuple[Scope, ...]
-    unit: str = ""
-    least: int | float | None = None
-    most: int | float | None = None
-    choices: tuple[str, ...] = ()
-    server: tuple[tuple[str, int], ...] = ()
-    default_says: str = ""
-    is_dynamic: bool = True
-    """A change acts without a restart."""
-
-
-_CLUSTER = (Scope.CLUSTER,)
 _BROKERS = (Scope.CLUSTER, Scope.BROKER)
 
 
@@ -66,10 +52,6 @@ def _topic(
 ) -> Definition:
     names = tuple((entry, 1) if isinstance(entry, str) else entry for entry in server)
     return Definition(name=name, kind=kind, default=default, doc=doc, scopes=(Scope.TOPIC,), server=names, **more)  # type: ignore[arg-type]
-
-
-def _cluster(name: str, kind: Kind, default: Value | None, doc: str, **more: object) -> Definition:
-    return Definition(name=name, kind=kind, default=default, doc=doc, scopes=_CLUSTER, **more)  # type: ignore[arg-type]
 
 
 def _broker(name: str, kind: Kind, default: Value | None, doc: str, **more: object) -> Definition:
@@ -92,7 +74,9 @@ TOPIC_KEYS: tuple[Definition, ...] = (
         "compression.type",
         Kind.CHOICE,
         "producer",
-        "The codec that batches are stored with; `producer` keeps what the producer chose.",
+        "The codec that batches are stored with; `producer` keeps what the producer chose. With another one, and in a "
+        "compacted topic, batches are decoded when they arrive, and may decompress to 16 times max.message.bytes (at "
+        "least 1 MiB, at most 64 MiB).",
         "compression.type",
         choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
     ),
@@ -182,10 +166,11 @@ TOPIC_KEYS: tuple[Definition, ...] = (
         "max.message.bytes",
         Kind.INT,
         1_048_588,
-        "The largest record batch that is taken, as it arrives (compressed).",
+        "The largest record batch that is taken, as it arrives (compressed) and as it is stored. The limit of "
+        "socket.request.max.bytes holds as well.",
         "message.max.bytes",
         least=0,
-        most=INT_MAX,
+        most=BATCH_BYTES_MOST,
         **_BYTES,
     ),
     _topic(
@@ -319,20 +304,20 @@ TOPIC_KEYS: tuple[Definition, ...] = (
 )
 
 CLUSTER_KEYS: tuple[Definition, ...] = (
-    _cluster(
+    cluster_key(
         "auto.create.topics.enable",
         Kind.BOOL,
         False,
         "Whether a client that looks for an unknown topic to write to creates it, with `num.partitions` and "
         "`default.replication.factor`; readers do not, unless they ask for it. `tidelog dev` turns it on.",
     ),
-    _cluster(
+    cluster_key(
         "auto.leader.rebalance.enable",
         Kind.BOOL,
         True,
         "Whether the controller gives leaderships back to preferred replicas from time to time.",
     ),
-    _cluster(
+    cluster_key(
         "broker.session.timeout.ms",
         Kind.INT,
         3000,
@@ -341,7 +326,7 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         most=INT_MAX,
         **_MS,
     ),
-    _cluster(
+    cluster_key(
         "default.replication.factor",
         Kind.INT,
         3,
@@ -349,8 +334,8 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         least=1,
         most=INT_MAX,
     ),
-    _cluster("delete.topic.enable", Kind.BOOL, True, "Whether topics can be deleted at all."),
-    _cluster(
+    cluster_key("delete.topic.enable", Kind.BOOL, True, "Whether topics can be deleted at all."),
+    cluster_key(
         "leader.imbalance.check.interval.seconds",
         Kind.INT,
         300,
@@ -359,7 +344,7 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         most=INT_MAX,
         unit="s",
     ),
-    _cluster(
+    cluster_key(
         "leader.imbalance.per.broker.percentage",
         Kind.INT,
         10,
@@ -368,7 +353,7 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         most=100,
         unit="%",
     ),
-    _cluster(
+    cluster_key(
         "max.partitions.per.broker",
         Kind.INT,
         14_000,
@@ -376,7 +361,7 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         least=1,
         most=INT_MAX,
     ),
-    _cluster(
+    cluster_key(
         "max.replicas.per.cluster",
         Kind.INT,
         1_000_000,
@@ -384,7 +369,7 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         least=1,
         most=INT_MAX,
     ),
-    _cluster(
+    cluster_key(
         "num.partitions",
         Kind.INT,
         1,
@@ -392,24 +377,8 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         least=1,
         most=10_000,
     ),
-    _cluster(
-        "offsets.retention.minutes",
-        Kind.INT,
-        7 * 24 * 60,
-        "How long the committed offsets of a group without members are kept.",
-        least=1,
-        most=INT_MAX,
-        unit="min",
-    ),
-    _cluster(
-        "offsets.topic.num.partitions",
-        Kind.INT,
-        50,
-        "Partitions of __consumer_offsets, used when it is created.",
-        least=1,
-        most=10_000,
-    ),
-    _cluster(
+    *GROUP_KEYS,
+    cluster_key(
         "transaction.max.timeout.ms",
         Kind.INT,
         15 * MINUTE_MS,
@@ -418,7 +387,7 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         most=INT_MAX,
         **_MS,
     ),
-    _cluster(
+    cluster_key(
         "transaction.state.log.num.partitions",
         Kind.INT,
         50,
@@ -466,10 +435,29 @@ BROKER_KEYS: tuple[Definition, ...] = (
         **_MS,
     ),
     _broker(
+        "log.scrub.bytes.per.second",
+        Kind.INT,
+        10 << 20,
+        "How fast a broker reads its sealed segments to find rot, on average; 0 for no scrub.",
+        least=0,
+        most=LONG_MAX,
+        unit="bytes/s",
+    ),
+    _broker(
+        "log.scrub.interval.ms",
+        Kind.INT,
+        7 * DAY_MS,
+        "How often every sealed segment is compared with its checksum, if the rate allows it.",
+        least=1000,
+        most=LONG_MAX,
+        **_MS,
+    ),
+    _broker(
         "producer.id.expiration.ms",
         Kind.INT,
         DAY_MS,
-        "How long a log remembers a producer that sends nothing.",
+        "How long a log remembers a producer that sends nothing. A log remembers at most 10000 producers: past that "
+        "the ones that wrote longest ago are forgotten, and with them what tells their repeats from something new.",
         least=1,
         most=INT_MAX,
         **_MS,
@@ -506,7 +494,7 @@ def _derived(definition: Definition) -> list[Definition]:
             **scaled,
         }
         doc = f"Default of the topic key {definition.name}."
-        found.append(Definition(name=name, doc=doc, scopes=_CLUSTER, **fields))  # type: ignore[arg-type]
+        found.append(Definition(name=name, doc=doc, scopes=CLUSTER_SCOPES, **fields))  # type: ignore[arg-type]
     return found
 
 

@@ -80,7 +80,11 @@ def check(scope: Scope, name: str, text: str) -> Value:
 
 @lru_cache(maxsize=4096)
 def parse(scope: Scope, name: str, text: str) -> Value:
-    """As `check`, for values that were checked when they were set."""
+    """As `check`, for values that were checked when they were set: one past a bound that is tighter now counts as the
+    bound."""
+    row = definition(scope, name)
+    if row.kind is Kind.INT and row.most is not None and _INTEGER.fullmatch(text.strip()) and int(text) > row.most:
+        return row.most
     return check(scope, name, text)
 
 

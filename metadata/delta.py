@@ -16,6 +16,10 @@ from tidelog.metadata import records as r
 from tidelog.metadata.image import Broker, ClusterImage, Credential, Partition, with_partitions
 from tidelog.metadata.records import CreateTopic, Record, RemoveTopic
 from tidelog.model.maps import Map, updated
+from tidelog.model.steps import Steps, at_once
+
+PARTITIONS_PER_STEP = 1000
+"""So many are compared in one turn of the event loop."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,9 +71,15 @@ def _touched_topics(records: Iterable[Record]) -> set[UUID]:
 
 def delta_between(older: ClusterImage, newer: ClusterImage, records: Iterable[Record] | None = None) -> ImageDelta:
     """The way from one image to a newer one; `records`, if given, are exactly those in between."""
+    return at_once(delta_steps(older, newer, records))
+
+
+def delta_steps(older: ClusterImage, newer: ClusterImage, records: Iterable[Record] | None = None) -> Steps[ImageDelta]:
+    """`delta_between`, in steps of `PARTITIONS_PER_STEP`."""
     removed: list[UUID] = []
     created: list[tuple[UUID, str]] = []
     partitions: dict[UUID, dict[int, Partition]] = {}
+    looked = 0
     if older.topics is not newer.topics:
         topics = _touched_topics(records) if records is not None else {*older.topics, *newer.topics}
         for topic_id in sorted(topics):
@@ -81,8 +91,15 @@ def delta_between(older: ClusterImage, newer: ClusterImage, records: Iterable[Re
                 continue
             if before is None:
                 created.append((topic_id, after.name))
-            known = before.partitions if before is not None else Map()
-            changed = {number: now for number, now in _changes(known, after.partitions).items() if now is not None}
+            known: Map[int, Partition] = before.partitions if before is not None else Map()
+            changed: dict[int, Partition] = {}
+            for number, now in after.partitions.items():
+                was = known.get(number)
+                if was is not now and was != now:
+                    changed[number] = now
+                looked += 1
+                if looked % PARTITIONS_PER_STEP == 0:
+                    yield
             if changed:
                 partitions[topic_id] = dict(sorted(changed.items()))
     return ImageDelta(
@@ -145,6 +162,12 @@ class BrokerDelta:
 
 
 def for_broker(delta: ImageDelta, older: ClusterImage, broker: int) -> BrokerDelta:
+    return at_once(for_broker_steps(delta, older, broker))
+
+
+def for_broker_steps(delta: ImageDelta, older: ClusterImage, broker: int) -> Steps[BrokerDelta]:
+    """`for_broker`, in steps of `PARTITIONS_PER_STEP`."""
+    looked = 0
     led: list[LocalPartition] = []
     followed: list[LocalPartition] = []
     leaderless: list[LocalPartition] = []
@@ -153,8 +176,14 @@ def for_broker(delta: ImageDelta, older: ClusterImage, broker: int) -> BrokerDel
         for number, partition in sorted(older.topics[topic_id].partitions.items()):
             if broker in partition.replicas:
                 dropped.append((topic_id, number))
+            looked += 1
+            if looked % PARTITIONS_PER_STEP == 0:
+                yield
     for topic_id, partitions in delta.partitions.items():
         for number, partition in partitions.items():
+            looked += 1
+            if looked % PARTITIONS_PER_STEP == 0:
+                yield
             if broker in partition.replicas:
                 here = LocalPartition(topic_id, number, partition)
                 where = led if partition.leader == broker else followed if partition.leader >= 0 else leaderless

@@ -70,6 +70,9 @@ class DriverLog:
         assert self._driver is not None, "attach first"
         return self._driver.core.log.end
 
+    def width(self, data: bytes) -> int:
+        return 1
+
     async def append_at(self, data: bytes, *, at: Offset, epoch: Epoch) -> None:
         assert self._driver is not None, "attach first"
         await self._driver.propose(data, at=at, epoch=epoch)

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.records import AbortDecision, BeginDecision, EndDecision, Record
+from tidelog.metadata.records import RECORDS_PER_STEP, AbortDecision, BeginDecision, EndDecision, Record
 from tidelog.model.errors import CorruptStateError
+from tidelog.model.steps import Steps, at_once
 
 
 class Replay:
@@ -35,6 +36,10 @@ class Replay:
 
     def apply(self, records: Iterable[Record]) -> ClusterImage:
         """One entry of the log."""
+        return at_once(self.apply_steps(records))
+
+    def apply_steps(self, records: Iterable[Record]) -> Steps[ClusterImage]:
+        """`apply`, in steps of `RECORDS_PER_STEP`. `image` changes with the last one."""
         whole: list[Record] = []
         for record in records:
             if isinstance(record, BeginDecision):
@@ -52,6 +57,10 @@ class Replay:
                 self.pending.append(record)
             else:
                 whole.append(record)
-        if whole:
-            self.image = self.image.apply_all(whole)
-        return self.image
+        image = self.image
+        for at in range(0, len(whole), RECORDS_PER_STEP):
+            if at:
+                yield
+            image = image.apply_all(whole[at : at + RECORDS_PER_STEP])
+        self.image = image
+        return image

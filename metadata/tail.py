@@ -11,7 +11,9 @@ A restart reads the newest sound snapshot and the frames that continue it, and a
 power takes from the tail files is fetched again; a damaged file ends what is read, and is no error: every controller
 has it all. A snapshot is taken in the background when the frames behind the last one are many.
 
-A subscriber is called on the event loop and returns quickly; an exception of one stops the tail (our own error).
+Large decisions are read, applied and compared in slices before anything shows (`prepare`): the image changes at once,
+with the last of them. A subscriber is called on the event loop and returns quickly; an exception of one stops the tail
+(our own error).
 """
 
 from __future__ import annotations
@@ -19,20 +21,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from struct import Struct
 
 import msgpack
 from crc32c import crc32c
 
-from tidelog.metadata.delta import ImageDelta, delta_between
+from tidelog.metadata.delta import ImageDelta, delta_between, delta_steps
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.loading import SnapshotLoader
-from tidelog.metadata.records import Record, decode_records
+from tidelog.metadata.records import Record, decode_records, decode_steps
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.model.errors import CorruptStateError, WorkFailedError
 from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.model.steps import Steps
 from tidelog.raft.membership import Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.observer import ObserverConfig, RaftObserver
@@ -45,6 +49,8 @@ from tidelog.world.work import Work
 LOGGER = logging.getLogger(__name__)
 
 SNAPSHOT_BYTES = 4 << 20
+SMALL_BYTES = 16 << 10
+"""Entries of so many bytes are some 150 records: applied on the spot."""
 _FRAME = Struct(">II")
 
 Subscriber = Callable[[ImageDelta, ClusterImage, ClusterImage], None]
@@ -75,6 +81,14 @@ def _records_of(entry: Entry) -> tuple[Record, ...]:
     return decode_records(entry.data) if entry.kind is EntryKind.DATA else ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    entries: Sequence[Entry]
+    older: ClusterImage
+    replay: Replay
+    delta: ImageDelta
+
+
 class MetadataTail:
     """`open`, then `run` is its task. Implements `raft.state_machine.Follower`."""
 
@@ -98,6 +112,7 @@ class MetadataTail:
         self._files = SnapshotFiles(disk, work, path)
         self._replay = Replay(ClusterImage())
         self._loader = SnapshotLoader()
+        self._prepared: _Prepared | None = None
         self._subscribers: list[Subscriber] = []
         self._tail: File | None = None
         self._bytes = 0
@@ -220,17 +235,52 @@ class MetadataTail:
 
     # From the observer.
 
+    async def prepare(self, first: Offset, entries: Sequence[Entry]) -> None:
+        assert first == self.offset, f"entries from {first} on an image at {self.offset}"
+        self._prepared = None
+        if self._replay.is_open or sum(len(entry.data) for entry in entries) > SMALL_BYTES:
+            steps = self._prepare(entries)
+            while self._prepared is None:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    self._prepared = end.value
+                else:
+                    await asyncio.sleep(0)
+
+    def _prepare(self, entries: Sequence[Entry]) -> Steps[_Prepared]:
+        """What `apply` will show, beside what is shown."""
+        pending = self._replay.pending
+        replay = Replay(self.image, None if pending is None else tuple(pending))
+        # A large decision names its topics in earlier calls: then everything is compared.
+        named: list[Record] | None = None if replay.is_open else []
+        for entry in entries:
+            if entry.kind is EntryKind.DATA:
+                records = yield from decode_steps(entry.data)
+                yield from replay.apply_steps(records)
+                if named is not None:
+                    named += records
+        delta = yield from delta_steps(self.image, replay.image, named)
+        return _Prepared(entries, self.image, replay, delta)
+
     def apply(self, first: Offset, entries: Sequence[Entry]) -> None:
         assert first == self.offset, f"entries from {first} on an image at {self.offset}"
         older = self.image
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.entries is entries and prepared.older is older:
+            self._write_entries(first, entries)
+            self._replay = prepared.replay
+            self.offset, self.epoch = Offset(first + len(entries)), entries[-1].epoch
+            self.fetched += len(entries)
+            self._hand_on(older, None, prepared.delta)
+            return
         # Read before anything is kept: what cannot be read must not be met again by every life that follows.
         decoded = [_records_of(entry) for entry in entries]
-        self._write(first, [encode_entry(Offset(first + number), entry) for number, entry in enumerate(entries)])
+        self._write_entries(first, entries)
         was_open = self._replay.is_open
         for records, entry in zip(decoded, entries, strict=True):
             self._apply(records, entry)
         self.fetched += len(entries)
-        # A large decision names its topics in earlier calls: then everything is compared.
         self._hand_on(older, None if was_open else [record for records in decoded for record in records])
 
     def _apply(self, records: tuple[Record, ...], entry: Entry) -> None:
@@ -251,16 +301,20 @@ class MetadataTail:
         self._bytes = self._snapshot_bytes  # what lies before it is gone: a snapshot of our own is due
         self._hand_on(older, None)
 
-    def _hand_on(self, older: ClusterImage, records: list[Record] | None) -> None:
+    def _hand_on(self, older: ClusterImage, records: list[Record] | None, delta: ImageDelta | None = None) -> None:
         newer = self.image
         self._note_current(has_news=True)
         if newer is not older:
-            delta = delta_between(older, newer, records)
+            if delta is None:
+                delta = delta_between(older, newer, records)
             for subscriber in self._subscribers:
                 subscriber(delta, older, newer)
         self._changed.set()
 
     # The disk.
+
+    def _write_entries(self, first: Offset, entries: Sequence[Entry]) -> None:
+        self._write(first, [encode_entry(Offset(first + number), entry) for number, entry in enumerate(entries)])
 
     def _write(self, first: Offset, frames: list[bytes]) -> None:
         if self._tail is None:

@@ -34,7 +34,7 @@ from tidelog.model.errors import (
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.messages import SnapshotId
 from tidelog.raft.snapshots import SNAPSHOT_BYTES_MAX, Snapshot, decode_file
-from tidelog.raft.state_machine import Follower, load_snapshot
+from tidelog.raft.state_machine import Follower, apply_entries, load_snapshot
 from tidelog.raft.tail import SERVICE, TailEntries, TailFenced, TailPiece, TailState, decode_frame, encode_follow
 from tidelog.world.transport import Stream, Transport
 from tidelog.world.work import Work
@@ -180,16 +180,16 @@ class RaftObserver:
             elif self._stale_since is None:
                 self._stale_since = asyncio.get_running_loop().time()
         elif isinstance(frame, TailEntries):
-            self._apply(frame)
+            await self._apply(frame)
         elif isinstance(frame, TailFenced):
             raise FencedLeaderEpochError(frame.why)
         else:
             await self._take_piece(frame)
 
-    def _apply(self, frame: TailEntries) -> None:
+    async def _apply(self, frame: TailEntries) -> None:
         if frame.first != self.offset or not frame.entries or frame.entries[0].epoch < self.epoch:
             raise CorruptStateError(f"entries from {frame.first} on do not continue what ends at {self.offset}")
-        self._machine.apply(frame.first, frame.entries)
+        await apply_entries(self._machine, frame.first, frame.entries)
         self.offset = Offset(frame.first + len(frame.entries))
         self.epoch = frame.entries[-1].epoch
         self._well()

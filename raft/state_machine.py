@@ -34,12 +34,28 @@ class Follower(Protocol):
 
 
 @runtime_checkable
+class PreparesEntries(Protocol):
+    """A follower whose entries may be so large that applying some on the spot would hold up the event loop."""
+
+    async def prepare(self, first: Offset, entries: Sequence[Entry]) -> None:
+        """Called before `apply` with the same entries: do the long part, in slices, and change nothing yet."""
+        ...
+
+
+@runtime_checkable
 class PreparesSnapshots(Protocol):
     """A follower whose snapshots may be so large that loading one on the spot would hold up the event loop."""
 
     async def prepare_snapshot(self, data: bytes) -> None:
         """Called before `load_snapshot` with the same bytes: do the long part, in slices, and change nothing yet."""
         ...
+
+
+async def apply_entries(machine: Follower, first: Offset, entries: Sequence[Entry]) -> None:
+    """Prepare and apply. The state changes in the last step, in which the caller goes on at once."""
+    if isinstance(machine, PreparesEntries):
+        await machine.prepare(first, entries)
+    machine.apply(first, entries)
 
 
 async def load_snapshot(machine: Follower, snapshot: SnapshotId, data: bytes) -> None:

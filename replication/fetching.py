@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.log import Log, Slice
 from tidelog.metadata.leadership import can_serve
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from tidelog.replication.replicas import Replicas
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+READS_PER_SLICE = 100
+"""Partitions that are looked at in one turn of the event loop: some 5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,62 +78,143 @@ class FetchResult:
         return self.error is not None or self.diverging is not None or self.preferred_replica >= 0
 
 
+class ReadMemory(Protocol):
+    """What may be held of all that is read at once."""
+
+    def take(self, asked: int) -> int:
+        """So much of it may be read, and counts from now on; never nothing."""
+        ...
+
+    def give_back(self, size: int) -> None:
+        """Negative for a batch that is larger than what was taken for it."""
+        ...
+
+
 class Fetch:
-    """One request. `read_all`, then perhaps `wait`, then `results`."""
+    """One request. `read_all`, then perhaps `wait`, then `results`; `close` on every way out.
+
+    While it waits it knows how much there is to read of each partition, and holds none of it: `results` reads again
+    what was dropped. Invariant: `_taken` is what the memory counts for it, the data in `_results` and the read that is
+    under way.
+    """
 
     def __init__(
-        self, replicas: Replicas, items: Sequence[FetchItem], *, bytes_max: int, isolation: int, rack: str
+        self,
+        replicas: Replicas,
+        items: Sequence[FetchItem],
+        *,
+        bytes_max: int,
+        isolation: int,
+        rack: str,
+        memory: ReadMemory | None = None,
     ) -> None:
         self._replicas = replicas
         self._items = items
         self._bytes_max = bytes_max
         self._isolation = isolation
         self._rack = rack
+        self._memory = memory
+        self._taken = 0
         self._results: list[FetchResult] = [FetchResult()] * len(items)
+        self._sizes: dict[int, int] = {}
+        """Bytes of those that had any when they were read last, held or dropped."""
         self._read_bytes = 0
+        """Their sum."""
         self._is_news = False
+        self._is_full = False
+        """There is more than fits into the answer."""
+        self._room = bytes_max
+        """Of the whole answer; less when the memory has given less."""
         self._has_waited = False
-        """Whether reading has let others run."""
+        """Whether reading has let others run while nothing was watched."""
+        self._waker: Waker | None = None
         self._by_partition: dict[PartitionId, list[int]] = {}
         for at, item in enumerate(items):
             self._by_partition.setdefault(item.partition, []).append(at)
 
-    def results(self) -> list[FetchResult]:
+    async def results(self) -> list[FetchResult]:
+        dropped = sorted(at for at in self._sizes if not self._results[at].data)
+        if dropped:
+            for at in dropped:
+                self._read_bytes -= self._sizes.pop(at)
+            await self._read_some(dropped)
         return self._results
 
     def is_enough(self, min_bytes: int) -> bool:
-        return self._is_news or self._read_bytes >= min_bytes or self._read_bytes >= self._bytes_max
+        return self._is_news or self._is_full or self._read_bytes >= min(min_bytes, self._bytes_max)
 
     async def read_all(self) -> None:
-        for at in range(len(self._items)):
-            await self._read(at)
+        if len(self._items) > READS_PER_SLICE:
+            self._watch()  # others have their turn in between
+        await self._read_some(range(len(self._items)))
 
     async def wait(self, min_bytes: int, max_wait_ms: int) -> None:
         """Until there is enough, or it has taken too long. Only partitions with news are read again."""
-        waker = Waker()
-        self._replicas.wakers.add(waker, self._by_partition)
+        waker = self._watch()
         try:
             async with asyncio.timeout(max_wait_ms / 1000):
                 if self._has_waited:
                     await self.read_all()  # something may have come while the device was read
                 while not self.is_enough(min_bytes):
+                    for at in self._sizes:
+                        self._drop(at)
                     await waker.wait()
-                    for partition in waker.take():
-                        for at in self._by_partition[partition]:
-                            await self._read(at)
+                    await self._read_some([at for partition in waker.take() for at in self._by_partition[partition]])
         except TimeoutError:
             return
-        finally:
-            self._replicas.wakers.remove(waker, self._by_partition)
+
+    def close(self) -> None:
+        self._give_back(self._taken)
+        if self._waker is not None:
+            self._replicas.wakers.remove(self._waker, self._by_partition)
+            self._waker = None
+
+    def _watch(self) -> Waker:
+        if self._waker is None:
+            self._waker = Waker()
+            self._replicas.wakers.add(self._waker, self._by_partition)
+        return self._waker
+
+    # Memory.
+
+    def _take(self, size: int) -> int:
+        taken = size if self._memory is None else self._memory.take(size)
+        self._taken += taken
+        return taken
+
+    def _give_back(self, size: int) -> None:
+        if self._memory is not None:
+            self._memory.give_back(size)
+        self._taken -= size
+
+    def _drop(self, at: int) -> None:
+        result = self._results[at]
+        if result.data:
+            self._results[at] = replace(result, data=b"", aborted=())
+            self._give_back(len(result.data))
+
+    # Reading.
+
+    async def _read_some(self, places: Sequence[int]) -> None:
+        self._is_full = False
+        self._room = self._bytes_max
+        for number, at in enumerate(places, start=1):
+            await self._read(at)
+            if number % READS_PER_SLICE == 0 and number < len(places):
+                await asyncio.sleep(0)
 
     async def _read(self, at: int) -> None:
-        before = self._results[at]
-        room = self._bytes_max - self._read_bytes + len(before.data)
+        self._drop(at)
+        others = self._read_bytes - self._sizes.get(at, 0)
         try:
-            result = await self._read_one(self._items[at], room, is_first=self._read_bytes == len(before.data))
+            result = await self._read_one(self._items[at], self._room - others, is_first=others == 0)
         except TidelogError as error:
             result = self._failed(self._items[at], error)
-        self._read_bytes += len(result.data) - len(self._results[at].data)
+        self._read_bytes = others + len(result.data)
+        if result.data:
+            self._sizes[at] = len(result.data)
+        else:
+            self._sizes.pop(at, None)
         self._results[at] = result
         self._is_news = self._is_news or result.is_news
 
@@ -156,18 +239,40 @@ class Fetch:
         if preferred >= 0:
             return replace(result, preferred_replica=preferred)
         bound = stable if self._isolation == READ_COMMITTED else high_watermark
-        bytes_max = min(room, item.bytes_max)
-        if item.offset >= bound or (bytes_max <= 0 and not is_first):
+        if item.offset >= bound:
             return result
-        found = await self._batches(replica, role, item.offset, max(bytes_max, 1), bound)
-        if not found.data or (len(found.data) > room and not is_first):
+        if room <= 0 and not is_first:
+            self._is_full = True
+            return result
+        found = await self._within_memory(replica, role, item, room, bound)
+        if len(found.data) > room and not is_first:
+            self._is_full = True
+            self._give_back(len(found.data))
             return result
         aborted: tuple[tuple[int, int], ...] = ()
-        if self._isolation == READ_COMMITTED:
-            self._has_waited = True
+        if self._isolation == READ_COMMITTED and found.data:
+            self._has_waited = self._has_waited or self._waker is None
             overlapping = await log.aborted_transactions(item.offset, found.next_offset)
             aborted = tuple((one.producer_id, one.first_offset) for one in overlapping)
         return replace(result, data=bytes(found.data), aborted=aborted)
+
+    async def _within_memory(
+        self, replica: Replica, role: Leading | Following, item: FetchItem, room: int, bound: Offset
+    ) -> Slice:
+        """What is found is counted by the memory."""
+        wanted = max(1, min(room, item.bytes_max))
+        taken = self._take(wanted)
+        size = 0
+        try:
+            found = await self._batches(replica, role, item.offset, taken, bound)
+            size = len(found.data)
+        finally:
+            self._give_back(taken - size)
+        if taken < wanted:
+            self._room -= room - taken  # what is left of it is for the others
+        if found.data and found.next_offset < bound and (taken < wanted or room <= item.bytes_max):
+            self._is_full = True
+        return found
 
     async def _batches(
         self, replica: Replica, role: Leading | Following, offset: int, bytes_max: int, bound: Offset
@@ -176,7 +281,7 @@ class Fetch:
         try:
             found = log.read_nowait(offset, bytes_max=bytes_max, end=bound)
             if found is None:
-                self._has_waited = True
+                self._has_waited = self._has_waited or self._waker is None
                 found = await log.read(offset, bytes_max=bytes_max, end=bound)
         except (CorruptBatchError, DamagedLogError):
             self._replicas.found_rot(replica, offset)
@@ -232,10 +337,11 @@ class Fetch:
         if replica is None:
             leader = error.leader if isinstance(error, NotLeaderOrFollowerError) else -1
             return FetchResult(error, leader=leader)
-        log = replica.log
+        log, role = replica.log, replica.role
+        is_told = isinstance(role, Leading) and role.state.is_confirmed
         return FetchResult(
             error,
-            high_watermark=replica.high_watermark,
+            high_watermark=replica.high_watermark if is_told else -1,
             start_offset=-1 if log is None else log.start_offset,
             leader_epoch=replica.partition.leader_epoch,
             leader=replica.partition.leader,

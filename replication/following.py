@@ -122,7 +122,8 @@ class Following:
                 return
             except StorageError as error:
                 LOGGER.error("log=%s is not written to: %s", self.log.path, error)
-                self.leave()
+                self._again_later()
+                self._host.write_failed(self.replica, error)
                 return
         has_advanced = self.state.pushed(Offset(push.high_watermark), self.log.end_offset)
         if not self.is_accepted:

@@ -10,6 +10,9 @@ All partitions share the stream. `dirty` has those with something to push, in tu
   slow over there stops by itself, and holds up no other;
 - of the stream at most `stream_bytes` are pushed and not yet taken by the follower.
 
+A batch that is larger than a message between brokers can be ends its subscription with an error in the log; none is
+taken that large (`max.message.bytes`), so it is from before there was that bound.
+
 A high watermark alone waits a few milliseconds for batches to ride with. Batches that are not in memory are read by a
 task of their own, a few at a time, while the others go on.
 """
@@ -39,9 +42,9 @@ from tidelog.model.ids import NodeId, PartitionId
 from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
 from tidelog.replication.leading import Leading, Subscription
 from tidelog.replication.messages import Acks, Ended, Push, Pushed, Reason, Subscribe, Unsubscribe
-from tidelog.replication.wire import decode_from_follower, encode
+from tidelog.replication.wire import MESSAGE_OVERHEAD_BYTES, PUSH_OVERHEAD_BYTES, decode_from_follower, encode
 from tidelog.world.disk import Buffer
-from tidelog.world.transport import Stream
+from tidelog.world.transport import FRAME_BYTES_MAX, Stream
 
 if TYPE_CHECKING:
     from tidelog.replication.replicas import Replicas
@@ -49,6 +52,10 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 PARKED_MAX = 1_000_000
+PUSHES_MAX = 20_000
+"""In one message."""
+PUSHED_BYTES_MAX = FRAME_BYTES_MAX - MESSAGE_OVERHEAD_BYTES - PUSHES_MAX * PUSH_OVERHEAD_BYTES
+"""Of batches in one message."""
 _Reading = tuple[Subscription, int, int]
 
 
@@ -254,7 +261,8 @@ class LeaderStream:
             return pushes
         room = self._host.config.fetch_message_bytes
         window = self._host.config.inflight_bytes_max
-        for _ in range(len(self._dirty)):
+        size = 0
+        for _ in range(min(len(self._dirty), PUSHES_MAX)):
             if not self._dirty or room <= 0 or self._pushed_bytes - self._received_bytes >= window:
                 break
             subscription = next(iter(self._dirty))
@@ -262,18 +270,22 @@ class LeaderStream:
             batches = self._next_batches(subscription, room)
             if batches is None:
                 continue
+            if size + len(batches) > PUSHED_BYTES_MAX:
+                subscription.ready = batches  # with the next message
+                self._dirty[subscription] = None
+                break
+            size += len(batches)
             room -= len(batches)
             self._pushed_bytes += len(batches)
             pushes.append(self._push(subscription, batches))
             if subscription.next_offset < subscription.leading.log.end_offset:
                 self._dirty[subscription] = None
         if pushes or not self._is_lingering:
-            behind, self._behind = self._behind, {}
-            pushes += [
-                self._push(subscription, b"")
-                for subscription in behind
-                if subscription.sent_high_watermark < subscription.leading.high_watermark
-            ]
+            while self._behind and len(pushes) < PUSHES_MAX:
+                subscription = next(iter(self._behind))
+                del self._behind[subscription]
+                if subscription.sent_high_watermark < subscription.leading.high_watermark:
+                    pushes.append(self._push(subscription, b""))
         return pushes
 
     def _push(self, subscription: Subscription, batches: Buffer) -> Push:
@@ -312,6 +324,11 @@ class LeaderStream:
 
     def _taken(self, subscription: Subscription, found: Slice) -> Buffer | None:
         if not found.data:
+            return None
+        if len(found.data) > PUSHED_BYTES_MAX:
+            limit = f"at most {PUSHED_BYTES_MAX} fit a message between brokers"
+            too_large = f"the batch at offset {subscription.next_offset} has {len(found.data)} bytes, {limit}"
+            self._unreadable(subscription, RecordTooLargeError(too_large))
             return None
         subscription.pushed(found.next_offset, len(found.data))
         self._spend(subscription, len(found.data))
@@ -353,6 +370,7 @@ class LeaderStream:
             subscription.is_reading = False
             if not subscription.is_over:
                 subscription.ready = self._taken(subscription, found)
+            if not subscription.is_over:
                 self.mark(subscription)
 
     # Throttle.

@@ -15,11 +15,21 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from tidelog.log.admission import Look, look_inside
 from tidelog.log.config import FlushMode
 from tidelog.log.log import Appended, Log, Slice
 from tidelog.metadata.image import Partition
 from tidelog.metadata.partitions import PartitionState
-from tidelog.model.errors import LeaderNotAvailableError, TidelogError
+from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.model.errors import (
+    DiskFullError,
+    InvalidTopicError,
+    LeaderNotAvailableError,
+    OverloadedError,
+    StorageError,
+    TidelogError,
+    WorkFailedError,
+)
 from tidelog.model.ids import Offset
 from tidelog.replication.messages import Ended, Reason, Subscribe
 from tidelog.replication.partition import LeaderState
@@ -122,12 +132,34 @@ class Leading:
             self._advanced()
         self._host.wakers.wake(self.replica.partition_id)
 
-    def append(self, batches: Buffer, *, is_coordinator: bool = False) -> Appended:
-        """In the page cache when this returns; all of it or, with an error, nothing."""
+    def append(
+        self,
+        batches: Buffer,
+        *,
+        is_coordinator: bool = False,
+        looked: Look | None = None,
+        inline_bytes_max: int | None = None,
+    ) -> Appended:
+        """In the page cache when this returns; all of it or, with an error, nothing. As `Log.append`."""
         if self.is_held:
             raise LeaderNotAvailableError(f"{self.log.path} is being moved to another directory")
+        if not is_coordinator and self.replica.topic in INTERNAL_TOPICS:
+            raise InvalidTopicError(f"{self.replica.topic} is the cluster's own: only its coordinators write to it")
         before = self.log.end_offset
-        appended = self.log.append(batches, leader_epoch=self.leader_epoch, is_coordinator=is_coordinator)
+        try:
+            appended = self.log.append(
+                batches,
+                leader_epoch=self.leader_epoch,
+                is_coordinator=is_coordinator,
+                looked=looked,
+                inline_bytes_max=inline_bytes_max,
+            )
+        except DiskFullError:
+            self._host.upkeep.directory_full(self.replica)
+            raise
+        except StorageError as error:
+            self._host.write_failed(self.replica, error)
+            raise
         if self.log.end_offset > before:
             self.state.appended(self.log.end_offset, self._host.now_ms())
             if self.log.config.flush_mode is FlushMode.PAGE_CACHE:
@@ -135,6 +167,15 @@ class Leading:
             for subscription in self.subscriptions.values():
                 subscription.stream.mark(subscription)
         return appended
+
+    async def look_inside(self, batches: bytes, look: Look) -> bytes:
+        """What `append` takes with this `look`; meanwhile anything may happen here. `OverloadedError` if it cannot be
+        made now."""
+        try:
+            changed = await (self._host.admission_work or self.log.work).run(look_inside, batches, look)
+        except WorkFailedError as error:
+            raise OverloadedError(f"the batches could not be looked into: {error}") from error
+        return batches if changed is None else changed
 
     def durable(self) -> None:
         """A group commit has ended."""
@@ -176,6 +217,7 @@ class Leading:
         for subscription in self.subscriptions.values():
             subscription.stream.mark_high_watermark(subscription)
         self._host.wakers.wake(self.replica.partition_id)
+        self._host.look_at_start(self.replica)
 
     # Followers.
 

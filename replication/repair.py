@@ -4,6 +4,7 @@
             led by another --> cut to its good end, follows      elected here after that, uncleanly --> cut, leads
             no leader --> waits
     cannot be opened --the same--> removed and fetched as a whole
+    gone, or in a directory that does not work --the same--> made anew, fetched as a whole
 
 The order matters: a replica that is cut while it counts as in sync could be elected, and take what it lost from
 everybody. A leader whose log is damaged gives up leading by the same request. That this replica is in no in-sync set is
@@ -16,16 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING
-from uuid import UUID
 
-from tidelog.log.checkpoint import MARK, decode_mark, key_prefix
 from tidelog.log.log import Damage, Log
-from tidelog.log.logs import Logs
-from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.losses import ReportLost
-from tidelog.model.errors import CorruptStateError, RemoteError, StorageError, TransportError
-from tidelog.model.ids import DirectoryId, Offset, PartitionId, TopicId
-from tidelog.world.store import StateStore
+from tidelog.model.errors import RemoteError, StorageError, TransportError
+from tidelog.model.ids import DirectoryId, Offset, PartitionId
+from tidelog.replication.announcing import had_log
 
 if TYPE_CHECKING:
     from tidelog.replication.replica import Replica
@@ -105,6 +102,28 @@ class Repair:
         self._reported.pop(replica.partition_id, None)
         return True
 
+    def may_begin(self, replica: Replica) -> bool:
+        """Whether a log may be made for a replica that has none here; if not, it is settled again when the metadata
+        has changed.
+
+        One that had a log may be all that is left of the partition, or may be elected as what it was: it begins anew
+        like one that does not open. Nothing begins by metadata that may be older than this registration, which has
+        told what is lost, nor where there is nobody to follow: what is needed then is the log that was.
+        """
+        host, partition = self._host, replica.partition
+        if host.broker_epoch < 0:
+            return False
+        recorded = DirectoryId(partition.directory_of(host.me))
+        if not had_log(host.logs, replica.partition_id, recorded):
+            return partition.leader >= 0 or host.me in partition.isr or host.me in partition.eligible
+        if not self._may_cut(replica):
+            replica.offline = StorageError(f"its log is gone, or its directory {recorded} does not work")
+            self.lost(replica)
+            return False
+        LOGGER.error("log of %s is made anew, its directory was %s", replica.partition_id, recorded)
+        self._reported.pop(replica.partition_id, None)
+        return True
+
     # Telling.
 
     def lost(self, replica: Replica) -> None:
@@ -143,31 +162,4 @@ class Repair:
             if outcome.error is None:
                 self._reported[partition_id] = (replica, epoch)
             self._host.unsettle_later(replica)
-        return True
-
-
-def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID, int], ...]:
-    """What a broker that starts says in `Register.lost`: damaged logs, those that do not open, and those that are gone
-    although their directory's store has a recovery point of them. Where it has none, nothing was ever synced.
-
-    Of the logs that are not open yet it says nothing: they are told when they are (`ReportLost`).
-    """
-    lost = []
-    working = {directory.directory_id: directory for directory in logs.directories if directory.failed is None}
-    known = set(logs.known())
-    for topic_id, number, partition in image.partitions_on(me):
-        partition_id = PartitionId(TopicId(topic_id), number)
-        log = logs.get(partition_id)
-        directory = working.get(DirectoryId(partition.directory_of(me)))
-        is_gone = partition_id not in known and directory is not None and _held_something(directory.store, partition_id)
-        if is_gone or partition_id in logs.failures or (log is not None and log.damaged is not None):
-            lost.append((topic_id, number))
-    return tuple(lost)
-
-
-def _held_something(store: StateStore, partition_id: PartitionId) -> bool:
-    try:
-        mark = store.get(key_prefix(partition_id) + MARK)
-        return mark is not None and decode_mark(mark).offset > 0
-    except CorruptStateError:
         return True

@@ -33,9 +33,13 @@ class ReplicaConfig:
     retry_max_ms: int = 500
     idle_stream_ms: int = 1_000
     settlers_max: int = 32
+    partitions_per_slice: int = 200
+    """Replicas that are looked at in one turn of the event loop when the metadata changes: some 5 ms."""
     stall_check_ms: int = 200
     cleaner_backoff_ms: int = 15_000
     repair_retry_ms: int = 500
+    scrub_delay_ms: int = 60_000
+    """From the start to the first scrub: a node that starts has other things to read."""
 
 
 class Replica:

@@ -13,8 +13,6 @@ whose record has ended the epochs of the former one. Everything that takes time 
 is done for one replica by one settler at a time; a few settlers run while something is unsettled. Nothing is held for
 an idle partition: no task, no timer, no future.
 
-Logs that the metadata does not know here are removed once this broker has been let in, never before: until then its
-metadata may be old.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tidelog.log.directories import LogDirectory
 from tidelog.log.group_commit import Dirty
@@ -31,7 +29,7 @@ from tidelog.log.log import Log
 from tidelog.log.logs import Logs
 from tidelog.metadata import configs
 from tidelog.metadata.broker_side import BrokerAgent
-from tidelog.metadata.delta import ImageDelta, for_broker
+from tidelog.metadata.delta import LocalPartition
 from tidelog.metadata.image import NIL, ClusterImage, Partition
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.errors import (
@@ -42,6 +40,7 @@ from tidelog.model.errors import (
 )
 from tidelog.model.ids import DirectoryId, NodeId, Offset, PartitionId, TopicId
 from tidelog.replication import throttle
+from tidelog.replication.changes import Changes
 from tidelog.replication.follower_stream import FollowerStreams
 from tidelog.replication.following import Following
 from tidelog.replication.isr_updates import IsrUpdates
@@ -55,13 +54,23 @@ from tidelog.replication.replica import Replica, ReplicaConfig, ReplicaStatus
 from tidelog.replication.upkeep import Upkeep
 from tidelog.replication.waiting import Wakers
 from tidelog.world.clock import Clock
+from tidelog.world.storage_errors import is_device_error
 from tidelog.world.transport import Stream, Transport
+from tidelog.world.work import Work
 
-__all__ = ["Replica", "ReplicaConfig", "ReplicaStatus", "Replicas"]
+__all__ = ["LeadershipObserver", "Replica", "ReplicaConfig", "ReplicaStatus", "Replicas"]
 
 LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class LeadershipObserver(Protocol):
+    """Told of every leader epoch that begins and ends here. Returns quickly."""
+
+    def led(self, leading: Leading) -> None: ...
+
+    def left(self, leading: Leading) -> None: ...
 
 
 class Replicas:
@@ -78,7 +87,10 @@ class Replicas:
         clock: Clock,
         config: ReplicaConfig,
         random: Random,
+        admission_work: Work | None = None,
     ) -> None:
+        """`admission_work` is where batches of clients are decoded, if it is not to wait for what logs have to do."""
+        self.admission_work = admission_work
         self.me = me
         self.transport = transport
         self.logs = logs
@@ -99,6 +111,7 @@ class Replicas:
         self.crashed: BaseException | None = None
         self.on_crash: Callable[[BaseException], None] | None = None
         """An error of our own in the background: the node should stop."""
+        self._observers: list[LeadershipObserver] = []
         self._tail = tail
         self._replicas: dict[PartitionId, Replica] = {}
         self._unsettled: dict[Replica, None] = {}
@@ -106,9 +119,8 @@ class Replicas:
         self._parked: dict[PartitionId, dict[LeaderStream, None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions = 0
-        self._has_swept = False
+        self._changes = Changes(self)
         self._is_closed = False
-        self._image = ClusterImage()
 
     # Life.
 
@@ -126,7 +138,7 @@ class Replicas:
         self.spawn(self.isr_updates.run(), name="isr-updates")
         self.repair.start()
         self.upkeep.start()
-        self._tail.subscribe(self._metadata_changed)
+        self._tail.subscribe(self._changes.metadata_changed)
 
     async def close(self) -> None:
         """Lead and follow nothing any more. The logs are the caller's to close."""
@@ -180,7 +192,15 @@ class Replicas:
 
     @property
     def image(self) -> ClusterImage:
-        return self._image
+        return self._changes.image
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def observe(self, observer: LeadershipObserver) -> None:
+        """Before `start`."""
+        self._observers.append(observer)
 
     # Looking.
 
@@ -216,47 +236,23 @@ class Replicas:
         )
 
     def min_isr(self, replica: Replica) -> int:
-        return configs.min_isr(self._image, replica.partition_id.topic_id, replica.partition)
+        return configs.min_isr(self.image, replica.partition_id.topic_id, replica.partition)
 
     def lag_max_ms(self) -> int:
-        value = configs.broker_config(self._image, "replica.lag.time.max.ms", self.me).value
+        value = configs.broker_config(self.image, "replica.lag.time.max.ms", self.me).value
         assert isinstance(value, int), "a time is an integer"
         return value
 
     # The metadata.
 
-    def _metadata_changed(self, delta: ImageDelta, older: ClusterImage, newer: ClusterImage) -> None:
-        if self._is_closed:
-            return
-        self._image = newer
-        work = for_broker(delta, older, self.me)
-        for topic_id, number in work.dropped:
-            self._drop(PartitionId(TopicId(topic_id), number))
-        mine = newer.brokers.get(self.me)
-        epoch = mine.broker_epoch if mine and mine.incarnation == self.agent.registration.incarnation else -1
-        is_reborn, self.broker_epoch = epoch != self.broker_epoch, epoch
-        if is_reborn:
-            for replica in self._replicas.values():
-                self.end_role(replica)
-        for local in (*work.led, *work.followed, *work.leaderless):
-            self._changed(PartitionId(TopicId(local.topic_id), local.number), local.partition)
-        if is_reborn:
-            for replica in self._replicas.values():
-                self.unsettle(replica)
-        if delta.configs:
-            self._configs_changed(delta)
-        if delta.brokers:
-            self._brokers_changed()
-        if not self._has_swept and mine is not None and epoch >= 0 and not mine.fenced:
-            self._has_swept = True
-            self._sweep()
-
-    def _changed(self, partition_id: PartitionId, partition: Partition) -> None:
+    def changed(self, local: LocalPartition) -> None:
+        """What the metadata says of a partition of this broker."""
+        partition_id, partition = PartitionId(TopicId(local.topic_id), local.number), local.partition
         replica = self._replicas.get(partition_id)
         if replica is None:
-            topic = self._image.topics[partition_id.topic_id].name
+            topic = self.image.topics[partition_id.topic_id].name
             replica = self._replicas[partition_id] = Replica(partition_id, topic, partition)
-            self._note_throttles(replica)
+            self.note_throttles(replica)
         replica.partition = partition
         replica.is_dropped = False
         role = replica.role
@@ -277,7 +273,8 @@ class Replicas:
     def _follows(self, role: Following, partition: Partition) -> bool:
         return role.leader == partition.leader and role.leader_epoch == partition.leader_epoch
 
-    def _drop(self, partition_id: PartitionId) -> None:
+    def drop(self, partition_id: PartitionId) -> None:
+        """It has no replica here any more."""
         replica = self._replicas.get(partition_id)
         if replica is not None:
             self.end_role(replica)
@@ -291,48 +288,19 @@ class Replicas:
         if isinstance(role, Leading):
             where = f"{replica.topic}-{replica.partition_id.partition}"
             role.end(NotLeaderOrFollowerError(f"{where} is not led here any more", leader=replica.partition.leader))
+            for observer in self._observers:
+                observer.left(role)
         elif isinstance(role, Following):
             role.end()
 
-    def _configs_changed(self, delta: ImageDelta) -> None:
-        topics = {name for kind, name in delta.configs if kind == "topic"}
-        everything = any(
-            kind == "cluster" or (kind == "broker" and name == str(self.me)) for kind, name in delta.configs
-        )
-        now_s, lag_max_ms = asyncio.get_running_loop().time(), self.lag_max_ms()
-        self.leader_bucket.set_rate(throttle.rate_of(self._image, throttle.LEADER, self.me), now_s)
-        self.follower_bucket.set_rate(throttle.rate_of(self._image, throttle.FOLLOWER, self.me), now_s)
-        for replica in self._replicas.values():
-            if replica.is_dropped or not (everything or replica.topic in topics):
-                continue
-            self._note_throttles(replica)
-            if isinstance(replica.role, Leading):
-                replica.role.state.set_lag_max(lag_max_ms)
-                replica.role.metadata_changed(replica.partition, self.min_isr(replica))
-                self.isr_updates.look(replica)
-            self.unsettle(replica)
-
-    def _note_throttles(self, replica: Replica) -> None:
+    def note_throttles(self, replica: Replica) -> None:
         number = replica.partition_id.partition
         is_named = throttle.is_named
-        replica.is_leader_throttled = is_named(self._image, throttle.LEADER, replica.topic, number, self.me)
-        replica.is_follower_throttled = is_named(self._image, throttle.FOLLOWER, replica.topic, number, self.me)
+        replica.is_leader_throttled = is_named(self.image, throttle.LEADER, replica.topic, number, self.me)
+        replica.is_follower_throttled = is_named(self.image, throttle.FOLLOWER, replica.topic, number, self.me)
 
-    def _brokers_changed(self) -> None:
-        """Who has come back may join, if it has caught up."""
-        for leading in self.leaders():
-            if len(leading.state.isr) < len(leading.replica.partition.replicas):
-                self.isr_updates.look(leading.replica)
-
-    def _sweep(self) -> None:
-        """Logs of topics that were deleted, or of replicas that were moved away, while this broker was down."""
-        for partition_id in self.logs.known():
-            partition = self._image.partition(partition_id.topic_id, partition_id.partition)
-            if partition_id not in self._replicas and (partition is None or self.me not in partition.replicas):
-                LOGGER.warning("broker=%d removes the log of %s: it has no replica here", self.me, partition_id)
-                self.spawn(self._remove(partition_id), name="sweep")
-
-    async def _remove(self, partition_id: PartitionId) -> None:
+    async def remove(self, partition_id: PartitionId) -> None:
+        """A log that has no replica."""
         try:
             await self.logs.remove(partition_id)
         except StorageError as error:
@@ -356,6 +324,7 @@ class Replicas:
         self.call_later(self.config.repair_retry_ms / 1000, self.unsettle, replica)
 
     async def _settle_all(self) -> None:
+        settled = 0
         try:
             while self._unsettled:
                 replica = next(iter(self._unsettled))
@@ -370,6 +339,9 @@ class Replicas:
                 if replica.is_again:
                     replica.is_again = False
                     self._unsettled[replica] = None
+                settled += 1
+                if settled % self.config.partitions_per_slice == 0:
+                    await asyncio.sleep(0)  # most have nothing to wait for
         finally:
             self._settlers -= 1
 
@@ -387,7 +359,9 @@ class Replicas:
                 return
             if replica.move is not None:
                 log = await self.moves.finish(replica, log)
-            self._take_role(replica, log)
+            # In another directory than the recorded one it would count as what lies there, if it was there before.
+            if self._tell_place(replica):
+                self._take_role(replica, log)
             await self._follow(replica, log)
             await self._trim(replica, log)
         except TidelogError as error:
@@ -407,28 +381,55 @@ class Replicas:
             del self._replicas[replica.partition_id]
 
     async def _open(self, replica: Replica) -> Log | None:
-        await self.logs.wait_open(replica.partition_id)
-        if replica.partition_id in self.logs.failures:
-            directory = self.logs.directory_of(replica.partition_id)
-            replica.offline = self.logs.failures[replica.partition_id]
-            if (directory is not None and directory.failed is not None) or not await self.repair.reopen(replica):
-                return None
         recorded = replica.partition.directory_of(self.me)
+        if replica.partition_id in self.logs.doubles and not await self._choose_copy(replica, DirectoryId(recorded)):
+            return None
+        await self.logs.wait_open(replica.partition_id)
+        directory = self.logs.directory_of(replica.partition_id)
+        if replica.partition_id in self.logs.failures:
+            replica.offline = self.logs.failures[replica.partition_id]
+            if directory is not None and directory.failed is not None:
+                if directory.directory_id != recorded:
+                    self.repair.lost(replica)  # that the directory has failed does not tell of this one
+                return None
+            if not await self.repair.reopen(replica):
+                return None
+        elif directory is None and not self.repair.may_begin(replica):
+            return None
         working = [d.directory_id for d in self.logs.directories if d.failed is None]
         wanted = DirectoryId(recorded) if recorded != NIL and recorded in working else None
-        config = configs.log_config(self._image, replica.topic)
+        config = configs.log_config(self.image, replica.topic)
         log = await self.logs.create(replica.partition_id, label=replica.topic, config=config, directory=wanted)
         replica.log, replica.offline = log, None
         replica.high_watermark = self.logs.high_watermark(replica.partition_id)
-        home = self.logs.directory_of(replica.partition_id)
-        if home is not None and home.directory_id is not None and home.directory_id != recorded:
-            self.upkeep.assign(replica.partition_id, home.directory_id)
         return log
 
+    async def _choose_copy(self, replica: Replica, recorded: DirectoryId) -> bool:
+        """The log stands in several directories: the one that the metadata has is it. Not before this incarnation is
+        registered: older metadata may name the one that it was in before."""
+        if self.broker_epoch < 0:
+            return False
+        try:
+            await self.logs.keep(replica.partition_id, recorded)
+        except StorageError as error:
+            LOGGER.error("broker=%d %s", self.me, error)
+            replica.offline = error
+            self.repair.lost(replica)
+            return False
+        return True
+
+    def _tell_place(self, replica: Replica) -> bool:
+        """Whether the metadata knows in which directory the log is, or knows of none."""
+        home, recorded = self.logs.directory_of(replica.partition_id), replica.partition.directory_of(self.me)
+        if home is None or home.directory_id is None or home.directory_id == recorded:
+            return True
+        self.upkeep.assign(replica.partition_id, home.directory_id)
+        return recorded == NIL
+
     async def _configure(self, replica: Replica, log: Log) -> None:
-        if replica.partition_id.topic_id not in self._image.topics:
+        if replica.partition_id.topic_id not in self.image.topics:
             return
-        config = configs.log_config(self._image, replica.topic)
+        config = configs.log_config(self.image, replica.topic)
         if log.config is not config and log.config != config:
             flush_mode = log.config.flush_mode
             await log.configure(config)
@@ -479,6 +480,8 @@ class Replicas:
         replica.led_epoch = partition.leader_epoch
         leading = replica.role = Leading(self, replica, log, state)
         leading.begin()
+        for observer in self._observers:
+            observer.led(leading)
         self.isr_updates.look(replica)
         self._retry_parked(replica.partition_id)
 
@@ -529,7 +532,15 @@ class Replicas:
                 self.end_role(replica)
                 replica.log, replica.offline = None, error
                 self.wakers.wake(partition_id)
+                self.unsettle(replica)
         self.upkeep.directory_failed(directory)
+
+    def write_failed(self, replica: Replica, error: StorageError) -> None:
+        """An append of this replica was not taken. Whether a device that returned an error will take the next one is
+        for a restart to find out: until then others lead and follow what lies there."""
+        directory = self.logs.directory_of(replica.partition_id)
+        if directory is not None and is_device_error(error):
+            directory.fail(error)
 
     def found_damage(self, replica: Replica) -> None:
         """The log is damaged: it neither leads nor counts until it is mended."""

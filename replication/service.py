@@ -6,6 +6,9 @@ Rules (design, rules of safety 3; reads end at the high watermark for everybody)
     acks=0     answered when it is appended          acks=1    when it is on this broker's device
     acks=-1    when the high watermark has passed it; a duplicate when it has passed the original
 
+Several batches of one item are one append: all are stored, or none, and they are acknowledged when all of them are as
+far as asked, what is new and what was stored before.
+
 Bounds: bytes of produce requests that wait (`queued_bytes_max`), fetches that wait (`waiting_fetches_max`; one more is
 answered at once with what there is), bytes of an answer (the request's, and `fetch_bytes_max`).
 """
@@ -14,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
+from tidelog.log.admission import Look, NeedsLookError
 from tidelog.log.log import Appended
 from tidelog.metadata.settings import AllocateProducerIdBlock, ProducerIdBlock
 from tidelog.metadata.topics import Trim, TrimmedPartition
@@ -24,6 +29,7 @@ from tidelog.model.errors import (
     DuplicateSequenceError,
     InvalidRequestError,
     InvalidRequiredAcksError,
+    LeaderNotAvailableError,
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
@@ -34,15 +40,30 @@ from tidelog.model.errors import (
     TidelogError,
 )
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
-from tidelog.replication.fetching import READ_COMMITTED, Fetch, FetchItem, FetchResult, OffsetWatch
+from tidelog.replication.fetching import READ_COMMITTED, Fetch, FetchItem, FetchResult, OffsetWatch, ReadMemory
 from tidelog.replication.leading import Leading
 from tidelog.replication.replicas import Replicas
 from tidelog.replication.serving import find_leading
 
-__all__ = ["FetchItem", "FetchResult", "OffsetWatch", "PartitionService", "ProduceItem", "ProduceResult"]
+__all__ = [
+    "FetchItem",
+    "FetchResult",
+    "OffsetWatch",
+    "PartitionService",
+    "ProduceItem",
+    "ProduceResult",
+    "Producing",
+]
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+LOOKED_BYTES_INLINE = 64 << 10
+LOOKS_INLINE = 8
+"""Records are decoded on the spot, where a topic asks for it, in so many items of a request and up to so many bytes
+each, decompressed: some 10 ms at most. What is more is decoded elsewhere, while others have their turn."""
+LOOKS_MAX = 4
+APPENDS_PER_SLICE = 50
+"""Of a request, in one turn of the event loop: some 5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +134,15 @@ class PartitionService:
 
         What has timed out may be acknowledged by nobody and stored all the same.
         """
+        started = await self.start_produce(items, acks=acks, timeout_ms=timeout_ms)
+        return await started.finish()
+
+    async def start_produce(self, items: Sequence[ProduceItem], *, acks: int, timeout_ms: int) -> Producing:
+        """As `produce`, but appended when it returns; the time counts from here.
+
+        Others have their turn after every `APPENDS_PER_SLICE` items, and while records are decoded: between two
+        requests that are started at the same time there is no order.
+        """
         if acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
             raise InvalidRequiredAcksError(f"acks={acks}: 0, 1 or -1")
         if len(items) > self.config.items_max:
@@ -122,62 +152,18 @@ class PartitionService:
             raise OverloadedError(
                 f"{self.queued_bytes} bytes of other requests wait to be stored, at most {self.config.queued_bytes_max}"
             )
-        self.queued_bytes += size
+        started = Producing(self, items, size, timeout_ms)
         try:
-            return await self._produce(items, acks, timeout_ms)
-        finally:
-            self.queued_bytes -= size
+            for number, item in enumerate(items, start=1):
+                await started.append(item, acks)
+                if number % APPENDS_PER_SLICE == 0 and number < len(items):
+                    await asyncio.sleep(0)
+        except BaseException:
+            started.leave()
+            raise
+        return started
 
-    async def _produce(self, items: Sequence[ProduceItem], acks: int, timeout_ms: int) -> list[ProduceResult]:
-        results: list[ProduceResult] = []
-        waits: dict[int, tuple[Leading, asyncio.Future[None], TidelogError | None]] = {}
-        for at, item in enumerate(items):
-            try:
-                leading = self.leading(item.partition, item.leader_epoch)
-                leading.state.check_acks(acks)
-                appended = leading.append(item.batches)
-            except DuplicateSequenceError as error:
-                results.append(self._failed(item.partition, error))
-                if acks == ACKS_ALL and leading.high_watermark < error.below_offset:
-                    # Clients take it for an acknowledgement: it has to wait like one.
-                    waits[at] = leading, leading.acks.wait(error.below_offset), error
-                continue
-            except TidelogError as error:
-                results.append(self._failed(item.partition, error))
-                continue
-            results.append(_stored(leading, appended))
-            if acks == ACKS_ALL and leading.high_watermark <= appended.last_offset:
-                waits[at] = leading, leading.acks.wait(appended.last_offset + 1), None
-            elif acks == ACKS_LEADER:
-                waits[at] = leading, leading.log.wait_durable(appended.last_offset), None
-        if waits:
-            await self._wait(items, results, waits, timeout_ms)
-        return results
-
-    async def _wait(
-        self,
-        items: Sequence[ProduceItem],
-        results: list[ProduceResult],
-        waits: dict[int, tuple[Leading, asyncio.Future[None], TidelogError | None]],
-        timeout_ms: int,
-    ) -> None:
-        futures = [future for _, future, _ in waits.values()]
-        try:
-            await asyncio.wait(futures, timeout=timeout_ms / 1000)
-        finally:
-            for leading, future, _ in waits.values():
-                if not future.done():
-                    leading.acks.forget(future)
-        for at, (_, future, refusal) in waits.items():
-            error: TidelogError | None = refusal
-            if not future.done():
-                error = RequestTimedOutError(f"not replicated in {timeout_ms} ms; it may be yet")
-            elif future.exception() is not None:
-                error = cast(TidelogError, future.exception())
-            if error is not None:
-                results[at] = self._failed(items[at].partition, error)
-
-    def _failed(self, partition: PartitionId, error: TidelogError) -> ProduceResult:
+    def failed(self, partition: PartitionId, error: TidelogError) -> ProduceResult:
         replica = self._replicas.get(partition)
         if replica is None:
             leader = error.leader if isinstance(error, NotLeaderOrFollowerError) else -1
@@ -195,23 +181,28 @@ class PartitionService:
         max_wait_ms: int,
         isolation: int = 0,
         rack: str = "",
+        memory: ReadMemory | None = None,
     ) -> list[FetchResult]:
         """Whole batches below the high watermark, in the order of the items: at most `max_bytes`, but at least one
-        batch if there is any. Waits up to `max_wait_ms` for `min_bytes`; an error is answered at once."""
+        batch if there is any. Waits up to `max_wait_ms` for `min_bytes`; an error is answered at once.
+
+        `memory` counts what is read until this returns, and says how much it may be; a fetch that waits holds none.
+        """
         if len(items) > self.config.items_max:
             raise InvalidRequestError(f"{len(items)} partitions in one request, at most {self.config.items_max}")
-        fetch = Fetch(
-            self._replicas, items, bytes_max=min(max_bytes, self.config.fetch_bytes_max), isolation=isolation, rack=rack
-        )
-        await fetch.read_all()
-        if fetch.is_enough(min_bytes) or max_wait_ms <= 0 or self.waiting_fetches >= self.config.waiting_fetches_max:
-            return fetch.results()
-        self.waiting_fetches += 1
-        try:
-            await fetch.wait(min_bytes, max_wait_ms)
-        finally:
-            self.waiting_fetches -= 1
-        return fetch.results()
+        bytes_max = min(max_bytes, self.config.fetch_bytes_max)
+        with closing(
+            Fetch(self._replicas, items, bytes_max=bytes_max, isolation=isolation, rack=rack, memory=memory)
+        ) as fetch:
+            await fetch.read_all()
+            is_full = self.waiting_fetches >= self.config.waiting_fetches_max
+            if not is_full and max_wait_ms > 0 and not fetch.is_enough(min_bytes):
+                self.waiting_fetches += 1
+                try:
+                    await fetch.wait(min_bytes, max_wait_ms)
+                finally:
+                    self.waiting_fetches -= 1
+            return await fetch.results()
 
     def watch(self, partitions: Iterable[PartitionId]) -> OffsetWatch:
         """An asynchronous iterator of lists of (partition, high watermark, last stable offset): first all, then those
@@ -341,6 +332,101 @@ class PartitionService:
             raise InvalidRequestError(f"broker {self._replicas.me} has no working log directory {directory}")
         if self._replicas.logs.directory_of(partition) is not known[0]:
             await self._replicas.moves.move(replica, directory)
+
+
+class Producing:
+    """A produce request whose items are appended, or refused one by one. `finish` waits for it, `leave` gives it up."""
+
+    __slots__ = ("_deadline_s", "_items", "_looks", "_results", "_service", "_size", "_timeout_ms", "_waits")
+
+    def __init__(self, service: PartitionService, items: Sequence[ProduceItem], size: int, timeout_ms: int) -> None:
+        self._service = service
+        self._items = items
+        self._size = size
+        self._timeout_ms = timeout_ms
+        self._deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        self._looks = 0
+        self._results: list[ProduceResult] = []
+        self._waits: dict[int, tuple[Leading, asyncio.Future[None], TidelogError | None]] = {}
+        service.queued_bytes += size
+
+    async def append(self, item: ProduceItem, acks: int) -> None:
+        """The next item."""
+        batches: bytes = item.batches
+        looked: Look | None = None
+        for _ in range(LOOKS_MAX):
+            try:
+                self._append(item, batches, looked, acks)
+                return
+            except NeedsLookError as needed:
+                looked = needed.look
+            try:
+                batches = await self._look_inside(item, looked)
+            except TidelogError as error:
+                self._results.append(self._service.failed(item.partition, error))
+                return
+        refusal = LeaderNotAvailableError("the settings of the topic change faster than a batch can be looked into")
+        self._results.append(self._service.failed(item.partition, refusal))
+
+    async def _look_inside(self, item: ProduceItem, look: Look) -> bytes:
+        leading = self._service.leading(item.partition, item.leader_epoch)
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                return await leading.look_inside(item.batches, look)
+        except TimeoutError:
+            raise RequestTimedOutError(f"not looked into in {self._timeout_ms} ms; it is not stored") from None
+
+    def _append(self, item: ProduceItem, batches: bytes, looked: Look | None, acks: int) -> None:
+        """All of it in one turn of the event loop: whatever has changed while records were decoded is noticed."""
+        at = len(self._results)
+        try:
+            leading = self._service.leading(item.partition, item.leader_epoch)
+            leading.state.check_acks(acks)
+            inline_bytes_max = LOOKED_BYTES_INLINE if self._looks < LOOKS_INLINE else 0
+            self._looks += leading.log.config.looks_inside
+            appended = leading.append(batches, looked=looked, inline_bytes_max=inline_bytes_max)
+        except DuplicateSequenceError as error:
+            self._results.append(self._service.failed(item.partition, error))
+            # Clients take it for an acknowledgement: it has to wait like one.
+            if acks == ACKS_ALL and leading.high_watermark < error.below_offset:
+                self._waits[at] = leading, leading.acks.wait(error.below_offset), error
+            elif acks == ACKS_LEADER:
+                self._waits[at] = leading, leading.log.wait_durable(error.below_offset - 1), error
+        except TidelogError as error:
+            self._results.append(self._service.failed(item.partition, error))
+        else:
+            self._results.append(_stored(leading, appended))
+            if acks == ACKS_ALL and leading.high_watermark <= appended.last_offset:
+                self._waits[at] = leading, leading.acks.wait(appended.last_offset + 1), None
+            elif acks == ACKS_LEADER:
+                self._waits[at] = leading, leading.log.wait_durable(appended.last_offset), None
+
+    async def finish(self) -> list[ProduceResult]:
+        try:
+            waiting = [future for _, future, _ in self._waits.values() if not future.done()]
+            if waiting:
+                left_s = self._deadline_s - asyncio.get_running_loop().time()
+                await asyncio.wait(waiting, timeout=max(0.0, left_s))
+            for at, (_, future, refusal) in self._waits.items():
+                error: TidelogError | None = refusal
+                if not future.done():
+                    error = RequestTimedOutError(f"not replicated in {self._timeout_ms} ms; it may be yet")
+                elif future.exception() is not None:
+                    error = cast(TidelogError, future.exception())
+                if error is not None:
+                    self._results[at] = self._service.failed(self._items[at].partition, error)
+            return self._results
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        for leading, future, _ in self._waits.values():
+            if not future.done():
+                leading.acks.forget(future)
+        self._waits = {}
+        self._service.queued_bytes -= self._size
+        self._size = 0
 
 
 def _stored(leading: Leading, appended: Appended) -> ProduceResult:

@@ -33,14 +33,18 @@ def find_leading(replicas: Replicas, partition: PartitionId, leader_epoch: int =
 def find_readable(
     replicas: Replicas, partition: PartitionId, leader_epoch: int, rack: str
 ) -> tuple[Replica, Leading | Following]:
-    """As `find_leading`; a follower serves readers of its own rack too."""
+    """As `find_leading`; a follower serves readers of its own rack too, while it is in sync and not fenced as far as
+    it knows: one that follows nobody sends its readers back to the leader."""
     replica = _find(replicas, partition, leader_epoch)
     role = replica.role
     if isinstance(role, Leading):
         return replica, role
     own = replicas.image.brokers.get(replicas.me)
     if isinstance(role, Following) and rack and own is not None and own.rack == rack:
-        return replica, role
+        if own.is_live and replicas.me in replica.partition.isr:
+            return replica, role
+        leader = replica.partition.leader
+        raise NotLeaderOrFollowerError(f"broker {replicas.me} is not in sync: ask the leader {leader}", leader=leader)
     raise _not_here(replicas, replica)
 
 

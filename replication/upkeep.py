@@ -3,9 +3,11 @@
 lag          followers that fall behind leave the in-sync set
 stalls       a group commit that takes longer than `disk.stall.timeout.ms`: the directory is told to the controller,
              which takes its leaderships and in-sync places; told again when it answers
-directories  failed ones are told; where replicas lie is told (`AssignDirectories`)
+directories  failed ones are told, and those without room for an append of a leader; where replicas lie is told
+             (`AssignDirectories`)
 retention    every `log.retention.check.interval.ms`; bound by the high watermark and open transactions
 cleaning     compaction, as long as a log needs it
+scrub        sealed segments against their CRCs, slowly (`scrubbing`)
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from tidelog.metadata import configs
 from tidelog.metadata.partitions import AssignDirectories
 from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import DirectoryId, PartitionId
+from tidelog.replication.scrubbing import Scrubbing
 
 if TYPE_CHECKING:
+    from tidelog.replication.replica import Replica
     from tidelog.replication.replicas import Replicas
 
 LOGGER = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ class Upkeep:
     """See the module."""
 
     def __init__(self, host: Replicas) -> None:
+        self.scrubbing = Scrubbing(host)
         self._host = host
         self._assignments: dict[PartitionId, DirectoryId] = {}
         self._wake = asyncio.Event()
@@ -41,6 +46,7 @@ class Upkeep:
     def start(self) -> None:
         for duty in (self._check_lags, self._check_stalls, self._assign_all, self._expire, self._clean):
             self._host.spawn(duty(), name=duty.__name__.lstrip("_").replace("_", "-"))
+        self._host.spawn(self.scrubbing.run(), name="scrub")
 
     def _setting_ms(self, name: str) -> int:
         value = configs.broker_config(self._host.image, name, self._host.me).value
@@ -90,6 +96,19 @@ class Upkeep:
             agent.failed_directories = (*agent.failed_directories, failed)
             agent.beat_soon()
 
+    def directory_full(self, replica: Replica) -> None:
+        """An append of a partition that is led here did not fit: others should lead what lies there, if enough of
+        them are in sync."""
+        agent = self._host.agent
+        if len(replica.partition.isr) <= self._host.min_isr(replica):
+            return
+        directory = self._host.logs.directory_of(replica.partition_id)
+        full = None if directory is None else directory.directory_id
+        if full in agent.registration.directories and full not in agent.full_directories:
+            LOGGER.error("broker=%d directory %s is full", self._host.me, full)
+            agent.full_directories = (*agent.full_directories, full)
+            agent.beat_soon()
+
     def assign(self, partition_id: PartitionId, directory: DirectoryId) -> None:
         """The replica lies in this directory, which the metadata does not know."""
         self._assignments[partition_id] = directory
@@ -118,6 +137,9 @@ class Upkeep:
         for (partition_id, directory), outcome in zip(some, reply.items, strict=True):
             if outcome.error is not None:
                 LOGGER.warning("broker=%d directory of %s: %s", self._host.me, partition_id, outcome.message)
+                replica = self._host.get(partition_id)
+                if replica is not None:
+                    self._host.unsettle_later(replica)  # a directory that stands still, perhaps
             if self._assignments.get(partition_id) == directory:
                 del self._assignments[partition_id]
         return True

@@ -23,17 +23,20 @@ class _Waiter:
 class AckWaiters:
     """Producers of one partition in one leader epoch, by the end that the high watermark must reach.
 
-    Invariant: ordered by end.
+    Invariant: ordered by end. Who was forgotten stays, cancelled, until half of them are: to give up costs little,
+    however many do at once.
     """
 
-    __slots__ = ("_number", "_waiters")
+    __slots__ = ("_forgotten", "_number", "_waiters")
 
     def __init__(self) -> None:
         self._waiters: list[_Waiter] = []
         self._number = 0
+        self._forgotten = 0
+        """Since those that are done were last taken out."""
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return sum(not waiter.future.done() for waiter in self._waiters)
 
     def wait(self, end: int) -> "asyncio.Future[None]":
         """Resolves when the high watermark has reached `end`; fails when the epoch ends first."""
@@ -55,10 +58,15 @@ class AckWaiters:
 
     def forget(self, future: "asyncio.Future[None]") -> None:
         """Its producer has given up."""
-        self._waiters = [waiter for waiter in self._waiters if waiter.future is not future]
+        future.cancel()
+        self._forgotten += 1
+        if 2 * self._forgotten >= len(self._waiters):
+            self._waiters = [waiter for waiter in self._waiters if not waiter.future.done()]
+            self._forgotten = 0
 
     def fail(self, error: TidelogError) -> None:
         waiters, self._waiters = self._waiters, []
+        self._forgotten = 0
         for waiter in waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(error)

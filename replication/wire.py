@@ -45,7 +45,9 @@ _ACKS_HEAD = Struct(">QI")
 _ACK = Struct(">Qiq")
 _TAKES_GAPS = 0x01
 
+MESSAGE_OVERHEAD_BYTES = _HEAD.size + _COUNT.size
 PUSH_OVERHEAD_BYTES = _PUSH.size
+"""Of each partition in a `Pushed`, beside its batches."""
 
 
 def encode(message: FromFollower | FromLeader) -> bytes:

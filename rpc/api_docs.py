@@ -15,7 +15,7 @@ from importlib import resources
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.errors import STATUS_NAMES
 
-_FILES = ("log", "cluster", "admin", "common")
+_FILES = ("log", "groups", "cluster", "admin", "common")
 _RPC = re.compile(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);")
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{")
 _FIELD = re.compile(r"(optional |repeated )?([\w.]+) (\w+) = (\d+);")
@@ -45,7 +45,7 @@ What everything else rests on:
   THROTTLING_QUOTA_EXCEEDED), one fetch response 55 MiB; data that slow clients have not taken makes further fetch
   responses smaller.
 - Every node serves `Cluster` and `Admin`, and forwards what is the active controller's or another broker's business.
-  Brokers serve `Log`.
+  Brokers serve `Log` and `Groups`.
 - Fields are only ever added.
 """
 

@@ -1,7 +1,7 @@
 """The table of the public API, and the doors behind it: one set of handlers, whatever carries the bytes.
 
     gRPC (`rpc.grpc_server`) ----.
-                                  +--> METHODS --> Doors --> LogDoor, ClusterDoor, AdminDoor
+                                  +--> METHODS --> Doors --> LogDoor, GroupsDoor, ClusterDoor, AdminDoor
     world.Transport (`serve`) ---'
 
 `METHODS` is read from the compiled .proto files, so that it cannot differ from them. A handler is a method of a door:
@@ -44,12 +44,13 @@ from tidelog.model.errors import (
     UnsupportedVersionError,
 )
 from tidelog.model.ids import NodeId
-from tidelog.rpc.v1 import admin_pb2, cluster_pb2, log_pb2
+from tidelog.rpc.v1 import admin_pb2, cluster_pb2, groups_pb2, log_pb2
 from tidelog.world.transport import Stream, Transport, decode_error, encode_error
 
 if TYPE_CHECKING:
     from tidelog.rpc.admin_door import AdminDoor
     from tidelog.rpc.cluster_door import ClusterDoor
+    from tidelog.rpc.groups_door import GroupsDoor
     from tidelog.rpc.log_door import LogDoor
 
 LOGGER = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def _method(found: MethodDescriptor) -> Method:
 
 SERVICES = tuple(
     service
-    for file in (log_pb2.DESCRIPTOR, cluster_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
+    for file in (log_pb2.DESCRIPTOR, groups_pb2.DESCRIPTOR, cluster_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
     for service in file.services_by_name.values()
 )
 METHODS: dict[str, Method] = {
@@ -140,15 +141,16 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """What a node serves; a node without the role `broker` has no log."""
+    """What a node serves; a node without the role `broker` has no log and no groups."""
 
     cluster: ClusterDoor
     admin: AdminDoor
     log: LogDoor | None = None
+    groups: GroupsDoor | None = None
 
     def handler(self, method: Method) -> Callable[..., Awaitable[Any]]:
         """Raises `UnsupportedVersionError` if this node does not serve it."""
-        door = {"Log": self.log, "Cluster": self.cluster, "Admin": self.admin}[method.service]
+        door = self.of(method.service)
         if door is None:
             where = self.cluster.brokers_told()
             raise UnsupportedVersionError(
@@ -156,6 +158,10 @@ class Doors:
             )
         found: Callable[..., Awaitable[Any]] = getattr(door, method.handler)
         return found
+
+    def of(self, service: str) -> object | None:
+        """None: not here."""
+        return {"Log": self.log, "Groups": self.groups, "Cluster": self.cluster, "Admin": self.admin}[service]
 
 
 # Over a `Transport`.
@@ -201,7 +207,7 @@ def serve(transport: Transport, doors: Doors, *, listener: str) -> None:
 def serve_forwarded(transport: Transport, doors: Doors) -> None:
     """What other nodes ask on behalf of their clients. Every node serves it on its inter-node transport."""
     for method in METHODS.values():
-        if method.service != "Log":
+        if method.service not in ("Log", "Groups"):
             name = FORWARDED + method.wire_name
             _serve(transport, doors, method, name, lambda node: Caller(peer=f"node {node}", is_node=True))
 

@@ -16,7 +16,7 @@ beyond that gRPC itself ends the call with RESOURCE_EXHAUSTED and the two number
 RESOURCE_EXHAUSTED. Dead peers are noticed by HTTP/2 pings.
 
 Not here: who does not speak HTTP/2 at all (a Kafka client on this port, TLS on a plain listener) is disconnected by
-gRPC before any of our code sees its bytes.
+gRPC before any of our code sees its bytes (decision 13).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 PING_INTERVAL_MIN_MS = 1_000
 CLOSE_GRACE_S = 5.0
-_WAITING = frozenset({"Fetch", "FetchStream", "WatchOffsets", "MetadataRecords"})
+_WAITING = frozenset({"Fetch", "FetchStream", "WatchOffsets", "MetadataRecords", "Membership"})
 """Methods that wait for what may never come: they end at once when the node stops."""
 
 Context = Any
@@ -122,7 +122,7 @@ class GrpcServer:
         status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", status)
         for service in SERVICES:
-            is_here = service.name != "Log" or self.doors.log is not None
+            is_here = self.doors.of(service.name) is not None
             told = status if is_here else health_pb2.HealthCheckResponse.NOT_SERVING
             await self._health.set(service.full_name, told)
 
@@ -153,7 +153,7 @@ class GrpcServer:
             leave = self._enter(method)
             try:
                 handler = self.doors.handler(method)
-                held = await self.memory.enter()
+                held = await self.memory.enter(context.peer())
                 data = await held.read(context.read(), self._limits.read_timeout_ms)
                 request = self._parse(method, data, held)
                 if request is None:
@@ -292,6 +292,9 @@ def _options(limits: DoorLimits) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+        # New calls are taken one by one; of more than 1,000 that have come at once gRPC would cancel some, by chance.
+        ("grpc.server.max_pending_requests", limits.calls_max),
+        ("grpc.server.max_pending_requests_hard_limit", limits.calls_max),
         # A taken port is an error, not shared with whoever has it.
         ("grpc.so_reuseport", 0),
     ]

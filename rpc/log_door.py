@@ -18,7 +18,7 @@ from tidelog.log.batch_header import HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES
 from tidelog.metadata.image import ClusterImage
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 from tidelog.model.ids import Offset, PartitionId
-from tidelog.replication.service import FetchItem, FetchResult, PartitionService, ProduceItem, ProduceResult
+from tidelog.replication.service import FetchItem, FetchResult, PartitionService, ProduceItem, ProduceResult, Producing
 from tidelog.rpc import joined
 from tidelog.rpc.door import Caller, Receive, Send
 from tidelog.rpc.door_topics import NamesPartition, partition_of
@@ -30,6 +30,10 @@ from tidelog.rpc.v1 import log_pb2 as pb
 STREAM_WAIT_MIN_MS = 100
 STREAM_WAIT_MS = 1_000
 """Of a FetchStream that does not say."""
+STREAM_PAUSE_MS = 1_000
+"""Between two looks of a FetchStream that finds no place to wait."""
+NAMES_PER_SLICE = 500
+"""Partitions of a request that are looked up in one turn of the event loop."""
 _ISOLATIONS = (pb.READ_UNCOMMITTED, pb.READ_COMMITTED)
 
 T = TypeVar("T")
@@ -59,18 +63,26 @@ class LogDoor:
         except TidelogError as error:
             return error
 
+    async def _find_all(self, partitions: Sequence[NamesPartition]) -> list[PartitionId | TidelogError]:
+        found: list[PartitionId | TidelogError] = []
+        for named in partitions:
+            found.append(self._find(named))
+            if len(found) % NAMES_PER_SLICE == 0:
+                await asyncio.sleep(0)
+        return found
+
     # Produce.
 
     async def produce(self, request: pb.ProduceRequest, _caller: Caller) -> pb.ProduceResponse:
-        return await self._start_produce(request)
+        return await (await self._start_produce(request)).answer()
 
-    def _start_produce(self, request: pb.ProduceRequest) -> Awaitable[pb.ProduceResponse]:
-        """Checked at once; the awaitable is to be awaited at once, too: what is appended first is what starts first."""
+    async def _start_produce(self, request: pb.ProduceRequest) -> _Produce:
+        """Checked and appended when it returns."""
         self._check_count(request.partitions)
         acks = request.acks if request.HasField("acks") else -1
         if acks not in (-1, 0, 1):
             raise InvalidRequestError(f"acks={acks}: -1 (all in-sync replicas), 0 or 1")
-        found = [self._find(item) for item in request.partitions]
+        found = await self._find_all(request.partitions)
         items = [
             ProduceItem(where, item.batches, item.leader_epoch if item.HasField("leader_epoch") else -1)
             for item, where in zip(request.partitions, found, strict=True)
@@ -78,78 +90,57 @@ class LogDoor:
         ]
         if len({item.partition for item in items}) != len(items):
             raise InvalidRequestError("a partition is named twice in one request; join its batches")
-        return self._produce(request, found, items, acks)
-
-    async def _produce(
-        self,
-        request: pb.ProduceRequest,
-        found: Sequence[PartitionId | TidelogError],
-        items: Sequence[ProduceItem],
-        acks: int,
-    ) -> pb.ProduceResponse:
         timeout_ms = self._limits.produce_timeout(request.timeout_ms)
-        results = iter(await self._service.produce(items, acks=acks, timeout_ms=timeout_ms) if items else ())
-        response = pb.ProduceResponse(tag=request.tag)
-        for item, where in zip(request.partitions, found, strict=True):
-            done = next(results) if isinstance(where, PartitionId) else ProduceResult(error=where)
-            response.partitions.add(
-                topic=item.topic,
-                topic_id=item.topic_id,
-                partition=item.partition,
-                error=None if done.error is None else as_message(done.error),
-                base_offset=done.base_offset,
-                append_time_ms=done.append_time_ms,
-                start_offset=done.start_offset,
-                leader=done.leader,
-                leader_epoch=done.leader_epoch,
-            )
-        return response
+        return _Produce(request, found, await self._service.start_produce(items, acks=acks, timeout_ms=timeout_ms))
 
     async def produce_stream(self, receive: Receive, _caller: Caller, send: Send) -> None:
-        """Each request has a task, so that it is appended while earlier ones wait; answers go out in order."""
-        under_way: asyncio.Queue[asyncio.Task[pb.ProduceResponse] | None] = asyncio.Queue(
-            self._limits.produce_stream_requests_max
-        )
+        """A request is appended as it comes, while earlier ones wait; answers go out in order."""
+        under_way: asyncio.Queue[_Produce | None] = asyncio.Queue(self._limits.produce_stream_requests_max)
+        unanswered: deque[_Produce] = deque()
 
         async def answer() -> None:
-            while (task := await under_way.get()) is not None:
-                await send(await task)
+            while (first := await under_way.get()) is not None:
+                await send(await first.answer())
+                unanswered.popleft()
 
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(answer())
                 while (request := await receive()) is not None:
-                    running = group.create_task(_awaited(self._start_produce(request)))
-                    await under_way.put(running)
+                    started = await self._start_produce(request)
+                    unanswered.append(started)
+                    await under_way.put(started)
                 await under_way.put(None)
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
+        finally:
+            for one in unanswered:
+                one.leave()
 
     # Fetch.
 
     async def fetch(self, request: pb.FetchRequest, _caller: Caller) -> JoinedFetch:
-        found = self._fetch_items(request)
+        found = await self._fetch_items(request)
         items = [item for item in found if isinstance(item, FetchItem)]
         results: Iterable[FetchResult] = ()
         if items:
-            max_bytes = self._responses.allowed(request.max_bytes)
             results = await self._service.fetch(
                 items,
                 # An answer that is known already does not wait for data of the others.
-                min_bytes=min(max(0, request.min_bytes), max_bytes) if len(items) == len(found) else 0,
-                max_bytes=max_bytes,
+                min_bytes=max(0, request.min_bytes) if len(items) == len(found) else 0,
+                max_bytes=self._limits.fetch_bytes(request.max_bytes),
                 max_wait_ms=min(max(0, request.max_wait_ms), self._limits.fetch_wait_max_ms),
                 isolation=request.isolation,
                 rack=request.rack,
+                memory=self._responses,
             )
         return _joined(request.partitions, found, results)
 
-    def _fetch_items(self, request: pb.FetchRequest) -> list[FetchItem | TidelogError]:
+    async def _fetch_items(self, request: pb.FetchRequest) -> list[FetchItem | TidelogError]:
         self._check_count(request.partitions)
         _check_isolation(request.isolation)
         found: list[FetchItem | TidelogError] = []
-        for named in request.partitions:
-            where = self._find(named)
+        for named, where in zip(request.partitions, await self._find_all(request.partitions), strict=True):
             if isinstance(where, PartitionId):
                 found.append(
                     FetchItem(
@@ -168,7 +159,7 @@ class LogDoor:
         return found
 
     async def fetch_stream(self, request: pb.FetchRequest, _caller: Caller, send: Send) -> None:
-        found = self._fetch_items(request)
+        found = await self._fetch_items(request)
         failed = [
             (named, FetchResult(error=item))
             for named, item in zip(request.partitions, found, strict=True)
@@ -182,20 +173,36 @@ class LogDoor:
             if isinstance(item, FetchItem)
         )
         wait_ms = max(STREAM_WAIT_MIN_MS, request.max_wait_ms or STREAM_WAIT_MS)
+        wait_ms = min(wait_ms, self._limits.fetch_wait_max_ms)
         while turns:
-            max_bytes = self._responses.allowed(request.max_bytes)
-            results = await self._service.fetch(
-                [turn.item for turn in turns],
-                min_bytes=min(max(1, request.min_bytes), max_bytes),
-                max_bytes=max_bytes,
-                max_wait_ms=min(wait_ms, self._limits.fetch_wait_max_ms),
-                isolation=request.isolation,
-                rack=request.rack,
-            )
+            results = await self._next_results(request, [turn.item for turn in turns], wait_ms)
             rows = [(turn, result) for turn, result in zip(turns, results, strict=True) if turn.takes(result)]
             await send(JoinedFetch([(turn.named, result) for turn, result in rows]))
+            del results, rows  # sent: what waits for the next ones holds no data
             turns = deque(turn for turn in turns if not turn.is_over)
             turns.rotate(-1)  # a busy partition does not starve the others
+
+    async def _next_results(
+        self, request: pb.FetchRequest, items: Sequence[FetchItem], wait_ms: int
+    ) -> list[FetchResult]:
+        """With data or news, or after `wait_ms`. When too many fetches wait the service answers at once, with nothing:
+        then this one looks again from time to time."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_ms / 1000
+        while True:
+            results = await self._service.fetch(
+                items,
+                min_bytes=max(1, request.min_bytes),
+                max_bytes=self._limits.fetch_bytes(request.max_bytes),
+                max_wait_ms=max(0, round((deadline_s - loop.time()) * 1000)),
+                isolation=request.isolation,
+                rack=request.rack,
+                memory=self._responses,
+            )
+            left_s = deadline_s - loop.time()
+            if left_s <= 0.001 or any(result.data or result.is_news for result in results):
+                return results
+            await asyncio.sleep(min(left_s, STREAM_PAUSE_MS / 1000))
 
     # Offsets.
 
@@ -302,10 +309,6 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-async def _awaited(running: Awaitable[T]) -> T:
-    return await running
-
-
 def _row(made: Callable[..., T], named: Any, **more: Any) -> T:
     return made(topic=named.topic, topic_id=named.topic_id, partition=named.partition, **more)
 
@@ -313,6 +316,36 @@ def _row(made: Callable[..., T], named: Any, **more: Any) -> T:
 def _not_here(where: PartitionId, named: NamesPartition) -> common.Error:
     message = f"{named.topic or where.topic_id}-{named.partition} is not led here"
     return coded(ErrorCode.NOT_LEADER_OR_FOLLOWER, message)
+
+
+@dataclass(slots=True, eq=False)
+class _Produce:
+    """A request that is appended, and will be answered or left."""
+
+    request: pb.ProduceRequest
+    found: Sequence[PartitionId | TidelogError]
+    producing: Producing
+
+    async def answer(self) -> pb.ProduceResponse:
+        results = iter(await self.producing.finish())
+        response = pb.ProduceResponse(tag=self.request.tag)
+        for item, where in zip(self.request.partitions, self.found, strict=True):
+            done = next(results) if isinstance(where, PartitionId) else ProduceResult(error=where)
+            response.partitions.add(
+                topic=item.topic,
+                topic_id=item.topic_id,
+                partition=item.partition,
+                error=None if done.error is None else as_message(done.error),
+                base_offset=done.base_offset,
+                append_time_ms=done.append_time_ms,
+                start_offset=done.start_offset,
+                leader=done.leader,
+                leader_epoch=done.leader_epoch,
+            )
+        return response
+
+    def leave(self) -> None:
+        self.producing.leave()
 
 
 # Fetch responses.

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from random import Random
-from uuid import UUID
 
+from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.service import GroupService
 from tidelog.log.config import LogConfig
 from tidelog.log.logs import Logs, LogsConfig
 from tidelog.metadata import configs
-from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
+from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, with_clean_stop
 from tidelog.metadata.brokers import Register
 from tidelog.metadata.delta import ImageDelta
 from tidelog.metadata.features import supported
@@ -26,11 +26,12 @@ from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.errors import DuplicateBrokerError
 from tidelog.model.ids import NodeId, PartitionId
+from tidelog.replication.announcing import announce, close_logs, working_directories
 from tidelog.replication.replicas import ReplicaConfig, Replicas
 from tidelog.rpc.transport import GrpcTransport
 from tidelog.server.config import NodeConfig
 from tidelog.server.directories import NodeDirectories
-from tidelog.server.lost_replicas import find_lost
+from tidelog.server.group_metrics import group_samples
 from tidelog.server.metrics import Sample, counter, gauge
 from tidelog.server.uuids import random_uuid
 from tidelog.world.clock import Clock
@@ -54,7 +55,10 @@ class BrokerPart:
         logs: Logs,
         agent: BrokerAgent,
         replicas: Replicas,
+        coordinator: GroupCoordinator,
     ) -> None:
+        self.coordinator = coordinator
+        self.groups = GroupService(coordinator, tail, agent.client)
         self.tail = tail
         self.logs = logs
         self.agent = agent
@@ -75,6 +79,7 @@ class BrokerPart:
         work: Work,
         clock: Clock,
         random: Random,
+        admission_work: Work | None = None,
     ) -> BrokerPart:
         tail = MetadataTail(
             disk=directories.metadata.disk,
@@ -93,7 +98,7 @@ class BrokerPart:
             config=LogsConfig(open_files_max=config.number("log.open.files.max")),
         )
         agent = BrokerAgent(
-            registration(config, directories, random),
+            registration(config, directories, logs, random),
             transport,
             tail,
             controllers,
@@ -109,31 +114,21 @@ class BrokerPart:
             clock=clock,
             config=ReplicaConfig(cleaner_backoff_ms=config.number("log.cleaner.backoff.ms")),
             random=random,
+            admission_work=admission_work,
         )
         tail.subscribe(_addresses_of(transport, config.node))
-        return cls(config, directories, tail, logs, agent, replicas)
+        coordinator = GroupCoordinator(replicas, tail, clock)
+        return cls(config, directories, tail, logs, agent, replicas, coordinator)
 
     async def start(self, on_failure: Callable[[BaseException], None]) -> None:
         self.replicas.on_crash = on_failure
+        self.coordinator.on_failure = on_failure
+        self.coordinator.start()
         await self.replicas.start()
 
     async def register(self) -> None:
         """Once the logs are open: say what is lost, then heartbeats for ever. Raises if it is refused."""
-        await self.logs.wait_all_open()
-        bad = {*self.logs.failures, *(log.log_id for log in self.logs.all() if log.damaged is not None)}
-        working = [directory for directory in self.logs.directories if directory.failed is None]
-        lost = find_lost(
-            self.tail.image,
-            self._config.node,
-            directories={UUID(int=one.directory_id.int) for one in working if one.directory_id is not None},
-            present=set(self.logs.known()),
-            bad=bad,
-        )
-        if lost:
-            LOGGER.warning(
-                "%d replicas are damaged or missing, the first of topic %s partition %d", len(lost), *lost[0]
-            )
-        self.agent.registration = replace(self.agent.registration, lost=lost)
+        await announce(self.agent, self.logs)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.agent.run())
             group.create_task(self._watch_for_twin())
@@ -186,12 +181,10 @@ class BrokerPart:
             LOGGER.warning("no controller has taken the leaderships in %d ms: stopping with them", timeout_ms)
 
     async def close(self) -> None:
+        await self.coordinator.close()
         await self.replicas.close()
-        await self.logs.close()
         self.tail.close()
-        if self._clean_epoch is not None:
-            # After everything else: only now it is true.
-            await store_clean_stop(self._directories.metadata.store, self._clean_epoch)
+        await close_logs(self.logs, self._directories.metadata.store, self._clean_epoch)
 
     def samples(self) -> Iterable[Sample]:
         status = self.replicas.status()
@@ -210,7 +203,14 @@ class BrokerPart:
             "isr_shrinks_total", status.isr_shrinks, "Times that this leader has taken a replica out of sync."
         )
         yield counter("isr_expands_total", status.isr_expands, "Times that it has taken one back.")
+        yield from group_samples(self.groups)
         yield gauge("logs_open", len(self.logs), "Logs that are open.")
+        scrub = self.replicas.upkeep.scrubbing
+        yield counter("scrub_segments_total", scrub.segments, "Sealed segments that were read and compared.")
+        yield counter("scrub_bytes_total", scrub.bytes, "Bytes of them.")
+        yield counter("scrub_faults_total", scrub.faults, "Segments that were not what was written.")
+        yield counter("scrub_errors_total", scrub.errors, "Segments that could not be read.")
+        yield counter("scrub_cycles_total", scrub.cycles, "Times that every sealed segment was looked at.")
         for directory in self.logs.directories:
             label = directory.disk.label
             yield gauge("directory_failed", float(directory.failed is not None), "1: given up.", directory=label)
@@ -225,15 +225,16 @@ def log_config_of(image: ClusterImage, log_id: PartitionId) -> LogConfig:
     return LogConfig() if topic is None else configs.log_config(image, topic.name)
 
 
-def registration(config: NodeConfig, directories: NodeDirectories, random: Random) -> Register:
-    """The endpoint between nodes is the first: other nodes take that one."""
+def registration(config: NodeConfig, directories: NodeDirectories, logs: Logs, random: Random) -> Register:
+    """The endpoint between nodes is the first: other nodes take that one. Log directories that do not work are not
+    named: the controller counts on nothing there."""
     wanted = Register(
         cluster_id=directories.cluster_id,
         broker=config.node,
         incarnation=random_uuid(random),
         endpoints=tuple((one.name, one.protocol, one.advertised.host, one.advertised.port) for one in config.listeners),
         rack=config.rack,
-        directories=tuple(UUID(int=directory.int) for _, _, directory in directories.for_logs()),
+        directories=working_directories(logs),
         features=supported(),
     )
     return with_clean_stop(wanted, directories.metadata.store)

@@ -14,6 +14,7 @@ from tidelog.rpc.cluster_door import ClusterDoor
 from tidelog.rpc.door import Doors, serve_forwarded
 from tidelog.rpc.door_log_dirs import LogDirs
 from tidelog.rpc.door_quorum import QuorumLink
+from tidelog.rpc.groups_door import GroupsDoor
 from tidelog.rpc.grpc_server import GrpcServer, Listener
 from tidelog.rpc.limits import DoorLimits, ResponseMemory
 from tidelog.rpc.log_door import LogDoor
@@ -54,7 +55,8 @@ class PublicDoors:
         log = None if self._service is None else LogDoor(self._service, lambda: link.image, limits, responses)
         cluster = ClusterDoor(link, work, limits, version=__version__)
         self._log_dirs = None if self._service is None else LogDirs(self._service)
-        doors = Doors(cluster=cluster, admin=AdminDoor(link, limits, self._log_dirs), log=log)
+        groups = None if broker is None else GroupsDoor(broker.groups, lambda: link.image, limits)
+        doors = Doors(cluster=cluster, admin=AdminDoor(link, limits, self._log_dirs), log=log, groups=groups)
         serve_forwarded(transport, doors)
         listener = Listener(name=config.grpc.name, address=config.grpc.address.to_listen_on)
         self._server = GrpcServer(doors, [listener], limits, responses)

@@ -4,17 +4,21 @@
 
 It reads no bodies, knows no upgrade and no compression. Connections are bounded: what comes past `CONNECTIONS_MAX` is
 closed at once, so that a scraper gone wild costs the node nothing.
+
+Who speaks something else (gRPC, TLS, Kafka's protocol) is known by its first bytes: the log has a line that says what
+it was and where it belongs, one of each kind in `WRONG_DOOR_S`. gRPC is answered in HTTP, which its libraries know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tidelog.model.errors import TransportError
+from tidelog.rpc.first_bytes import KNOWN_BYTES, Speech, of_client
 from tidelog.server.listeners import Address
 
 LOGGER = logging.getLogger(__name__)
@@ -22,6 +26,7 @@ LOGGER = logging.getLogger(__name__)
 HEAD_BYTES_MAX = 16 << 10
 HEAD_TIMEOUT_S = 30.0
 CONNECTIONS_MAX = 64
+WRONG_DOOR_S = 10.0
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
 _REASONS |= {431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
@@ -37,10 +42,16 @@ Handler = Callable[[], Awaitable[Page]]
 
 
 class HttpServer:
-    """`pages` by path."""
+    """`pages` by path; `doors` says where clients belong that speak something else, in words."""
 
-    def __init__(self, address: Address, pages: dict[str, Handler]) -> None:
+    def __init__(
+        self, address: Address, pages: Mapping[str, Handler], doors: Mapping[Speech, str] | None = None
+    ) -> None:
         self.port = 0
+        self.strangers: dict[Speech, int] = {}
+        """Connections that spoke something else."""
+        self._doors = dict(doors or {})
+        self._told_s: dict[Speech, float] = {}
         self._address = address
         self._pages = pages
         self._server: asyncio.Server | None = None
@@ -79,19 +90,49 @@ class HttpServer:
             return
         self._open.add(task)
         try:
-            while await self._answer(reader, writer):
-                pass
+            first = await self._first_bytes(reader, writer)
+            while await self._answer(reader, writer, first):
+                first = b""
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             LOGGER.debug("a connection of HTTP ended early")
         finally:
             self._open.discard(task)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; whether the connection stays."""
+    async def _first_bytes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Looked at, and part of the first request; raises `ConnectionError` if there will be none."""
         try:
             async with asyncio.timeout(HEAD_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
+                first = await reader.readexactly(KNOWN_BYTES)
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("it ended before it began") from error
+        speech = of_client(first)
+        if speech is not Speech.HTTP:
+            self._stranger(speech, writer.get_extra_info("peername"))
+        if speech in (Speech.TLS, Speech.KAFKA):
+            raise ConnectionAbortedError(f"it speaks {speech.value}")
+        return first
+
+    def _stranger(self, speech: Speech, peer: object) -> None:
+        self.strangers[speech] = count = self.strangers.get(speech, 0) + 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._told_s.get(speech, -WRONG_DOOR_S) >= WRONG_DOOR_S:
+            self._told_s[speech] = now_s
+            where = self._doors.get(speech, "there is no such door here")
+            LOGGER.warning(
+                "peer=%s speaks %s on port %d, which is for HTTP: %s (%d so far)",
+                peer,
+                speech.value,
+                self.port,
+                where,
+                count,
+            )
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes) -> bool:
+        """One request, of which the first bytes may have been read; whether the connection stays."""
+        try:
+            async with asyncio.timeout(HEAD_TIMEOUT_S):
+                head = first + await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
             return False
         except asyncio.LimitOverrunError:
@@ -103,7 +144,9 @@ class HttpServer:
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
         }
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            await _write(writer, Page("this is HTTP/1.1: /metrics and /healthz\n", 400), stays=False, has_body=True)
+            grpc = self._doors.get(Speech.GRPC)
+            told = f"this is HTTP/1.1: /metrics and /healthz{f'; {grpc}' if grpc else ''}\n"
+            await _write(writer, Page(told, 400), stays=False, has_body=True)
             return False
         method, target, version = parts
         stays = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from tidelog.rpc.first_bytes import Speech
+
 PLAINTEXT = "PLAINTEXT"
 KNOWN_PROTOCOLS = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 PORT_MAX = 65_535
@@ -171,6 +173,17 @@ def _at_its_distance(door: Door, known: list[tuple[Address, Door]]) -> Address:
 def http_address(listeners: Sequence[Listener]) -> Address:
     """Where HTTP is if nothing is said."""
     return _at_its_distance(Door.HTTP, [(listener.address, listener.door) for listener in listeners])
+
+
+def where_doors_are(listeners: Sequence[Listener]) -> dict[Speech, str]:
+    """For who has come to the wrong one: where it belongs."""
+    found = {Speech.TLS: "it is plain text; connect without TLS", Speech.KAFKA: "this node has no Kafka listener"}
+    for listener in listeners:
+        if listener.door is Door.GRPC:
+            found[Speech.GRPC] = f"gRPC is on port {listener.advertised.port}"
+        elif listener.door is Door.KAFKA:
+            found[Speech.KAFKA] = f"Kafka clients belong on port {listener.advertised.port}"
+    return found
 
 
 def _advertised(name: str, address: Address, advertised: dict[str, Address], host_name: str) -> Address:

@@ -38,7 +38,7 @@ from tidelog.server.controllers import KnownControllers
 from tidelog.server.directories import NodeDirectories
 from tidelog.server.doors import PublicDoors
 from tidelog.server.http import HttpServer, Page
-from tidelog.server.listeners import Door
+from tidelog.server.listeners import Door, where_doors_are
 from tidelog.server.metrics import CONTENT_TYPE, Gatherer, Sample, counter, gauge, page
 from tidelog.server.notify import ServiceManager
 from tidelog.server.ports import check_free
@@ -54,6 +54,8 @@ LOGGER = logging.getLogger(__name__)
 READY_POLL_S = 0.02
 STATUS_EVERY_S = 2.0
 HEALTH_EVERY_S = 0.2
+ADMISSION_HELPERS = 2
+"""Processes that decode what clients send to topics that ask for it; started when first needed."""
 
 
 class Node:
@@ -71,6 +73,7 @@ class Node:
         self._clock: Clock = SystemClock()
         self._helpers = ProcessWork(config.number("num.recovery.threads.per.data.dir"))
         self._work = StartingWork(self._helpers)
+        self._admission = ProcessWork(ADMISSION_HELPERS)
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._directories: NodeDirectories | None = None
@@ -150,6 +153,7 @@ class Node:
                 self.controllers,
                 start_work=self._work,
                 work=self._helpers,
+                admission_work=self._admission,
                 clock=self._clock,
                 random=self._random,
             )
@@ -180,7 +184,8 @@ class Node:
             self._spawn(self._broker.register(), "registration")
         await self._doors.start()
         if self.config.http is not None:
-            self.http = HttpServer(self.config.http, {"/metrics": self._metrics_page, "/healthz": self._health_page})
+            pages = {"/metrics": self._metrics_page, "/healthz": self._health_page}
+            self.http = HttpServer(self.config.http, pages, where_doors_are(self.config.listeners))
             await self.http.start()
         self._work.begin_serving()
         LOGGER.info(
@@ -308,6 +313,7 @@ class Node:
         if self.http is not None:
             await self._quietly(self.http.close())
         await self._quietly(self._helpers.close())
+        await self._quietly(self._admission.close())
         if self._directories is not None:
             self._directories.close()
 

@@ -169,7 +169,13 @@ SETTINGS: tuple[Setting, ...] = (
         doc="Where /metrics and /healthz are; `none` for nowhere.",
         form="host:port, or none",
     ),
-    _int("num.recovery.threads.per.data.dir", 1, "Helper processes that recover and compact logs.", 1, 64),
+    _int(
+        "num.recovery.threads.per.data.dir",
+        1,
+        "Helper processes of the node, for all of its directories together; they recover, compact and scrub logs.",
+        1,
+        64,
+    ),
     _int("log.open.files.max", 512, "Files of each log directory that stay open.", 16, 1 << 20),
     _int("log.cleaner.backoff.ms", 15_000, "How often a broker looks for logs to compact.", 100, LONG_MAX, "ms"),
     _int(

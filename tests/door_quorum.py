@@ -27,6 +27,7 @@ from tidelog.rpc.door import (
 )
 from tidelog.rpc.door_log_dirs import LogDirs
 from tidelog.rpc.door_quorum import QuorumLink
+from tidelog.rpc.groups_door import GroupsDoor
 from tidelog.rpc.limits import DoorLimits
 from tidelog.rpc.log_door import LogDoor
 from tidelog.world.simulated import SimNode, SimWorld
@@ -70,15 +71,17 @@ class _WithDoors(Quorum):
         await super()._boot_broker(broker, more, process)
         found = self.brokers[NodeId(broker)]
         service = getattr(found, "service", None)  # brokers of `Quorum` have no logs
-        self._open_doors(NodeId(broker), process, service, tail=found.tail, client=found.agent.client)
+        groups = getattr(found, "groups", None)
+        self._open_doors(NodeId(broker), process, service, groups, tail=found.tail, client=found.agent.client)
 
-    def _open_doors(self, node: NodeId, process: SimNode, service: Any, **parts: Any) -> None:
+    def _open_doors(self, node: NodeId, process: SimNode, service: Any, groups: Any = None, **parts: Any) -> None:
         transport = self._transports[node]
         link = QuorumLink(cluster_id=CLUSTER, transport=transport, **parts)
         doors = Doors(
             cluster=ClusterDoor(link, process.work, self.limits, version="0.0"),
             admin=AdminDoor(link, self.limits, None if service is None else LogDirs(service)),
             log=None if service is None else LogDoor(service, lambda: link.image, self.limits),
+            groups=None if groups is None else GroupsDoor(groups, lambda: link.image, self.limits),
         )
         serve(transport, doors, listener=LISTENER)
         serve_forwarded(transport, doors)

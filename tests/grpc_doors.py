@@ -20,6 +20,8 @@ import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import Message
 from grpc import aio
 
+from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.service import GroupService
 from tidelog.log.logs import Logs
 from tidelog.metadata import configs
 from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, ControllerClient
@@ -40,6 +42,7 @@ from tidelog.rpc.door import Doors, method_named, serve_forwarded
 from tidelog.rpc.door_log_dirs import LogDirs
 from tidelog.rpc.door_quorum import QuorumLink
 from tidelog.rpc.errors import ERROR_KEY
+from tidelog.rpc.groups_door import GroupsDoor
 from tidelog.rpc.grpc_server import GrpcServer, Listener
 from tidelog.rpc.limits import DoorLimits, ResponseMemory
 from tidelog.rpc.log_door import LogDoor
@@ -63,6 +66,7 @@ class Node:
         self.stack = AsyncExitStack()
         self.controller: ControllerNode | None = None
         self.service: PartitionService | None = None
+        self.groups: GroupService | None = None
         self.tail: MetadataTail | None = None
         self.server: GrpcServer | None = None
 
@@ -212,8 +216,12 @@ class GrpcCluster:
             config=ReplicaConfig(),
             random=random,
         )
+        coordinator = GroupCoordinator(replicas, tail, SystemClock())
+        coordinator.start()
+        node.groups = GroupService(coordinator, tail, agent.client)
         await replicas.start()
         node.stack.push_async_callback(replicas.close)
+        node.stack.push_async_callback(coordinator.close)
         for job in (tail.run(), agent.run()):
             node.stack.push_async_callback(_ended, asyncio.create_task(job))
         node.service = PartitionService(replicas)
@@ -231,6 +239,7 @@ class GrpcCluster:
             cluster=ClusterDoor(link, InlineWork(), self.limits, version="test"),
             admin=AdminDoor(link, self.limits, None if service is None else LogDirs(service)),
             log=None if service is None else LogDoor(service, lambda: link.image, self.limits, responses),
+            groups=None if node.groups is None else GroupsDoor(node.groups, lambda: link.image, self.limits),
         )
         serve_forwarded(node.transport, doors)
         addresses = [Listener(name=name, address="127.0.0.1:0") for name in listeners]

@@ -19,11 +19,13 @@ from uuid import UUID
 
 from metadata_quorum import BROKER_DIRECTORY, CLUSTER, CONTROLLERS, Quorum
 
+from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.service import GroupService
 from tidelog.log.batch import Record, decode, encode, read_header
 from tidelog.log.log import Log
 from tidelog.log.logs import Logs, LogsConfig
 from tidelog.metadata import configs
-from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
+from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, with_clean_stop
 from tidelog.metadata.brokers import Register
 from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage, Partition
@@ -31,9 +33,9 @@ from tidelog.metadata.tail import MetadataTail
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.ids import DirectoryId, NodeId, PartitionId, TopicId
+from tidelog.replication.announcing import announce, close_logs, working_directories
 from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading
-from tidelog.replication.repair import lost_replicas
 from tidelog.replication.replicas import Replica, ReplicaConfig, Replicas
 from tidelog.replication.service import FetchItem, FetchResult, PartitionService, ProduceItem, ProduceResult
 from tidelog.world.simulated import Loss, SimNode
@@ -65,7 +67,13 @@ class RunningBroker:
     """One process: what the tests of the metadata see of it, and its partitions."""
 
     def __init__(
-        self, node: SimNode, tail: MetadataTail, agent: BrokerAgent, logs: Logs, replicas: Replicas, labels: list[str]
+        self,
+        node: SimNode,
+        tail: MetadataTail,
+        agent: BrokerAgent,
+        logs: Logs,
+        replicas: Replicas,
+        labels: list[str],
     ) -> None:
         self.node = node
         self.tail = tail
@@ -74,6 +82,8 @@ class RunningBroker:
         self.replicas = replicas
         self.labels = labels
         self.service = PartitionService(replicas)
+        self.coordinator = GroupCoordinator(replicas, tail, node.clock)
+        self.groups = GroupService(self.coordinator, tail, agent.client)
         self.main: asyncio.Task[None] | None = None
 
 
@@ -129,9 +139,8 @@ class ReplicationCluster(Quorum):
             broker=broker,
             incarnation=UUID(int=process.random.getrandbits(128), version=4),
             endpoints=(("CLIENT", "PLAINTEXT", f"host-{broker}", 9092),),
-            directories=tuple(d.directory_id for d in logs.directories if d.directory_id is not None),
+            directories=working_directories(logs),
             features=supported(),
-            lost=lost_replicas(logs, tail.image, broker),
         )
         registration = replace(with_clean_stop(registration, process.store()), **more)
         agent = BrokerAgent(registration, transport, tail, lambda: CONTROLLERS, BrokerConfig(), process.random)
@@ -147,9 +156,16 @@ class ReplicationCluster(Quorum):
         )
         replicas.on_crash = self.failures.append
         found = self.brokers[NodeId(broker)] = RunningBroker(process, tail, agent, logs, replicas, labels)
+        found.coordinator.on_failure = self.failures.append
+        found.coordinator.start()
         await replicas.start()
         process.spawn(tail.run())
-        found.main = process.spawn(agent.run())
+
+        async def register() -> None:
+            await announce(agent, logs)
+            await agent.run()
+
+        found.main = process.spawn(register())
 
     def lose_power(self, broker: int, loss: Loss = Loss.ALL) -> None:
         del self.brokers[NodeId(broker)]
@@ -161,9 +177,9 @@ class ReplicationCluster(Quorum):
 
         async def stop(_: SimNode) -> None:
             epoch = await found.agent.shut_down()
+            await found.coordinator.close()
             await found.replicas.close()
-            await found.logs.close()
-            await store_clean_stop(found.node.store(), epoch)
+            await close_logs(found.logs, found.node.store(), epoch)
 
         self.world.run(found.node, stop, timeout=timeout)
         self.kill(NodeId(broker))

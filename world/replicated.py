@@ -4,7 +4,7 @@ A pure machine decides; a replicated log remembers; this class stands between th
 
     submit(request) --decide on the speculative state--> records + reply
         records are gathered for the next entry, the speculative state advances at once
-    flush           --one append is under way at a time; what is decided meanwhile shares the next one-->
+    flush           --one append is under way at a time; what is decided meanwhile shares the next ones-->
     committed       --promote--> the state that readers see; replies go out
 
 State, while leading an epoch:
@@ -14,7 +14,9 @@ State, while leading an epoch:
     speculative    the state after all of these
 
 Invariants:
-- A decision is appended at the very offset, and in the epoch, that it was decided for; the log refuses it otherwise.
+- A decision is appended behind the state that it was decided on, and in that epoch; the log refuses it otherwise.
+- An entry takes as many offsets as the log says (`AppendLog.width`): one in a Raft log, one for each of its records in
+  the log of a partition.
 - One append is under way at a time. If two were, and an entry of the log's own (a membership) took the place of the
   first, the second could stand where it belongs, on top of a state that never was.
 - The entries of a large decision go one after the other, for the same reason. If one is refused the decision is torn:
@@ -27,7 +29,8 @@ Invariants:
 - `state` changes only by committed entries, in order. Tests compare it with a replay of the log.
 
 Bounds: `waiting_max` requests without a reply, then `OverloadedError`. What the owner itself decides (`is_own`) has
-`OWN_MAX` places more: a node that is flooded must still be able to do what its role asks of it.
+`OWN_MAX` places more: a node that is flooded must still be able to do what its role asks of it. Decisions share an
+append as long as they weigh less than `gather_max` together, by `weigh`; the others wait for the next one.
 
 An error that is not of the catalogue, in what runs between a decision and its commit, is one of ours: the speculation
 may be anything. It ends the leadership here, whoever waits hears that the outcome is not known, and `on_failure` is
@@ -35,6 +38,7 @@ told: the owner ends the node.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -52,6 +56,10 @@ class AppendLog(Protocol):
 
     @property
     def end_offset(self) -> Offset: ...
+
+    def width(self, data: bytes) -> int:
+        """How many offsets this entry will take."""
+        ...
 
     async def append_at(self, data: bytes, *, at: Offset, epoch: Epoch) -> None:
         """Append; returns when it is committed and applied here.
@@ -107,14 +115,25 @@ class _Waiter:
 
 
 @dataclass(slots=True)
+class _Gathered(Generic[S]):
+    """Decisions that will share an append, and the state that they lead to."""
+
+    state: S
+    records: list[Any] = field(default_factory=list)
+    waiters: list[_Waiter] = field(default_factory=list)
+    weight: int = 0
+
+
+@dataclass(slots=True)
 class _Flight(Generic[S]):
-    """Decisions that share the entries [first, end), and the state that they lead to."""
+    """Decisions whose entries take the offsets [first, end), and the state that they lead to."""
 
     first: Offset
     end: Offset
     epoch: Epoch
     state: S
-    waiters: list[_Waiter] = field(default_factory=list)
+    waiters: list[_Waiter]
+    entries: int
 
 
 class ReplicatedMachine(Generic[S]):
@@ -125,9 +144,13 @@ class ReplicatedMachine(Generic[S]):
         initial: S,
         *,
         waiting_max: int = 10_000,
+        gather_max: int | None = None,
+        weigh: Callable[[Sequence[Any]], int] = len,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._on_failure = on_failure
+        self._gather_max = gather_max
+        self._weigh = weigh
         self._machine = machine
         self._log = log
         self.state = initial
@@ -143,10 +166,10 @@ class ReplicatedMachine(Generic[S]):
         self._waiting = 0
         self._speculative = initial
         self._flight: _Flight[S] | None = None
-        self._gathered: list[Any] = []
-        self._gathering: list[_Waiter] = []
+        self._gathered: deque[_Gathered[S]] = deque()
+        """In the order of their appends; none is without records."""
         self._base = Offset(0)
-        """Where the append of what is gathered begins."""
+        """Where the append of what was gathered first begins."""
         self._is_torn = False
         self._flush_is_due = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,7 +182,7 @@ class ReplicatedMachine(Generic[S]):
         `is_torn`: a former leader has left a large decision without its end.
         """
         assert self._flight is None, "a leader starts without speculation"
-        assert not self._gathering, "a leader starts without speculation"
+        assert not self._gathered, "a leader starts without speculation"
         self.epoch = epoch
         self.leader = me
         self._is_torn = is_torn
@@ -173,9 +196,8 @@ class ReplicatedMachine(Generic[S]):
         self.epoch = None
         for waiter in () if self._flight is None else self._flight.waiters:
             waiter.fail(UnknownOutcomeError("leadership was lost before the change committed: it may be done or not"))
-        for waiter in self._gathering:
+        for waiter in self._drop_speculation():
             waiter.fail(self.not_leader())
-        self._drop_speculation()
 
     def _failed(self, error: Exception, waiters: Sequence[_Waiter] = ()) -> None:
         """An error of ours; `waiters` are those that stand in no list any more."""
@@ -186,10 +208,13 @@ class ReplicatedMachine(Generic[S]):
             raise error
         self._on_failure(error)
 
-    def _drop_speculation(self) -> None:
+    def _drop_speculation(self) -> list[_Waiter]:
+        """Returns who was gathered."""
+        waiters = [waiter for gathered in self._gathered for waiter in gathered.waiters]
         self._flight = None
-        self._gathered, self._gathering = [], []
+        self._gathered.clear()
         self._speculative = self.state
+        return waiters
 
     def not_leader(self) -> NotLeaderError:
         who = "no leader is known" if self.leader is None else f"node {self.leader} leads"
@@ -219,22 +244,34 @@ class ReplicatedMachine(Generic[S]):
         records: Sequence[Any] = ()
         if not self._gathered:
             self._base = self._log.end_offset if self._flight is None else self._flight.end
-        offset = Offset(self._base + 1) if self._is_torn and self._flight is None else self._base
+        offset = self._base
+        if self._is_torn and self._flight is None:
+            offset = Offset(self._base + self._log.width(self._machine.abort()))
         try:
             records, waiter.reply = self._machine.decide(self._speculative, waiter.request, offset=offset)
         except TidelogError as refusal:
             waiter.refusal = refusal
         if records:
-            self._speculative = self._machine.apply(self._speculative, records)
-            self._gathered.extend(records)
+            self._gather(records)
         if self._gathered:
-            self._gathering.append(waiter)
+            self._gathered[-1].waiters.append(waiter)
             self._flush_soon()
         elif self._flight is not None:
             self._flight.waiters.append(waiter)
         else:
             assert self.epoch is not None, "only a leader decides"
             self._spawn(self._confirm(waiter, self.epoch))
+
+    def _gather(self, records: Sequence[Any]) -> None:
+        self._speculative = self._machine.apply(self._speculative, records)
+        weight = 0 if self._gather_max is None else self._weigh(records)
+        last = self._gathered[-1] if self._gathered else None
+        if last is None or (self._gather_max is not None and last.weight + weight > self._gather_max):
+            last = _Gathered(self._speculative)
+            self._gathered.append(last)
+        last.state = self._speculative
+        last.records.extend(records)
+        last.weight += weight
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -266,50 +303,51 @@ class ReplicatedMachine(Generic[S]):
         self._flush_is_due = False
         if self.epoch is None or self._flight is not None or not self._gathered:
             return
+        gathered = self._gathered[0]
         try:
-            entries = self._machine.encode(self._gathered)
+            entries = self._machine.encode(gathered.records)
             if self._is_torn:
                 entries.insert(0, self._machine.abort())
+            widths = [self._log.width(data) for data in entries]
         except Exception as error:
             self._failed(error)
             return
-        first = self._base
+        self._gathered.popleft()
+        end = Offset(self._base + sum(widths))
         flight = self._flight = _Flight(
-            first, Offset(first + len(entries)), self.epoch, self._speculative, self._gathering
+            self._base, end, self.epoch, gathered.state, gathered.waiters, entries=len(entries)
         )
-        self._gathered, self._gathering = [], []
+        self._base = end  # of what was gathered next
         self.appends += 1
-        self._spawn(self._append(flight, entries))
+        self._spawn(self._append(flight, list(zip(entries, widths, strict=True))))
 
-    async def _append(self, flight: _Flight[S], entries: list[bytes]) -> None:
-        done = 0
+    async def _append(self, flight: _Flight[S], entries: list[tuple[bytes, int]]) -> None:
+        at = flight.first
         try:
-            for data in entries:
-                await self._log.append_at(data, at=Offset(flight.first + done), epoch=flight.epoch)
-                done += 1
+            for data, width in entries:
+                await self._log.append_at(data, at=at, epoch=flight.epoch)
+                at = Offset(at + width)
         except TidelogError as error:
             if self._flight is flight:
-                self._roll_back(flight, error, done)
+                self._roll_back(flight, error, is_begun=at > flight.first)
         except Exception as error:
             self._failed(error)
 
-    def _roll_back(self, flight: _Flight[S], error: TidelogError, done: int) -> None:
-        """The log did not take it: speculate from the committed state again."""
-        if done:
+    def _roll_back(self, flight: _Flight[S], error: TidelogError, *, is_begun: bool) -> None:
+        """The log did not take it, or not all of it: speculate from the committed state again."""
+        if is_begun:
             # After the abort entry alone nothing is open, and another one does no harm.
             self._is_torn = True
-        gathering = self._gathering
-        self._drop_speculation()
+        waiters = [*flight.waiters, *self._drop_speculation()]
         if isinstance(error, MovedLogError):
             # An entry of the log's own came in between: decide anew.
-            waiters = [*flight.waiters, *gathering]
             try:
                 for waiter in waiters:
                     self._decide(waiter)
             except Exception as failure:
                 self._failed(failure, waiters)
             return
-        for waiter in (*flight.waiters, *gathering):
+        for waiter in waiters:
             waiter.fail(error)
 
     # The log's side, on every node.
@@ -323,7 +361,7 @@ class ReplicatedMachine(Generic[S]):
     def promised(self) -> S | None:
         """The state after the append that is under way, if that is a single entry."""
         flight = self._flight
-        return flight.state if flight is not None and flight.end == flight.first + 1 else None
+        return flight.state if flight is not None and flight.entries == 1 else None
 
     def committed(self, end: Offset, state: S, *, mine: bool) -> None:
         """The entries below `end` are committed, and made this state.

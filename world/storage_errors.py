@@ -3,9 +3,10 @@
 import errno
 import os
 
-from tidelog.model.errors import DiskFullError, StorageError
+from tidelog.model.errors import DamagedLogError, DiskFullError, StorageError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def path_parts(path: str) -> list[str]:
@@ -23,3 +24,12 @@ def storage_error(action: str, path: str, error: OSError) -> StorageError:
     name = errno.errorcode.get(number, str(number))
     kind = DiskFullError if number in NO_SPACE else StorageError
     return kind(f"{action} {path or '.'}: {os.strerror(number)} ({name})", path=path)
+
+
+def is_device_error(error: StorageError) -> bool:
+    """Whether a write failed by the device: not for want of room, of open files or of memory, which may come back, and
+    not since the log itself is damaged."""
+    if isinstance(error, DiskFullError | DamagedLogError):
+        return False
+    cause = error.__cause__
+    return not (isinstance(cause, OSError) and cause.errno in OF_THE_PROCESS)

@@ -3,8 +3,8 @@
 isort:skip_file
 tidelog.v1.Groups: consumer groups and their committed offsets. Served by brokers; a group is served by its
 coordinator, the broker that leads the partition of __consumer_offsets to which the group belongs. Another broker
-answers NOT_COORDINATOR; one that has just begun to lead it COORDINATOR_LOAD_IN_PROGRESS; both may be retried, the first
-after FindCoordinator.
+answers NOT_COORDINATOR; one that has just begun to lead it COORDINATOR_LOAD_IN_PROGRESS; both may be retried, the
+first after FindCoordinator.
 """
 
 from collections import abc as _abc

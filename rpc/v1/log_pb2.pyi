@@ -101,7 +101,12 @@ class ProducePartition(_message.Message):
     Absent: not checked.
     """
     batches: _builtins.bytes
-    """One or more whole record batches. Base offset and leader epoch of each are set by the server."""
+    """One or more whole record batches. Base offset and leader epoch of each are set by the server. Several batches are
+    one append: all of them are stored, or with an error none. Each producer id stands in one of them at most. They are
+    acknowledged when each of them is as far as `acks` asks, those that were stored before as well as the new ones; a
+    repeat of [A][B] of which only A had survived stores B. A batch that is older than the last five of its producer
+    can be answered only alone (DUPLICATE_SEQUENCE_NUMBER): among several it has all of them refused (INVALID_RECORD).
+    """
     def __init__(
         self,
         *,
@@ -161,9 +166,13 @@ class ProducedPartition(_message.Message):
     topic_id: _builtins.bytes
     partition: _builtins.int
     base_offset: _builtins.int
-    """The offset of the first record; -1 if it is not known (acks=0, an error)."""
+    """The offset of the first record; the others follow it without a gap, those of further batches too. -1 if it is not
+    known (an error), and if the batches do not lie one behind another because some of them were stored before.
+    """
     append_time_ms: _builtins.int
-    """The time that the leader gave to the records, if the topic has message.timestamp.type=LogAppendTime; else -1."""
+    """The time that the leader gave to all of these records, if the topic has message.timestamp.type=LogAppendTime;
+    else -1.
+    """
     start_offset: _builtins.int
     """The log's start offset."""
     leader: _builtins.int

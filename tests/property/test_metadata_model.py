@@ -138,8 +138,13 @@ class History:
         if broker in self.cluster.image.brokers:
             before = self.cluster.image
             directories = before.brokers[broker].directories if y % 3 == 1 else ()
+            full = before.brokers[broker].directories if y % 3 == 2 else ()
             self.cluster.beat(
-                broker, stalled_directories=directories, wants_fence=z % 7 == 6, wants_shutdown=z % 7 == 5
+                broker,
+                stalled_directories=directories,
+                full_directories=full,
+                wants_fence=z % 7 == 6,
+                wants_shutdown=z % 7 == 5,
             )
             self.holders.follow(before, self.cluster.image)
 

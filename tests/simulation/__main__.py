@@ -7,6 +7,7 @@
     STACK=core|driver only this kind of node (the seed decides otherwise)
     STACK=metadata    controllers and brokers instead of Raft nodes alone
     STACK=brokers     a whole cluster: controllers, brokers with their logs, clients
+    STACK=groups      the same with consumer groups: coordinators, members, writers
     DEFECTS=1         look for a seed that catches each deliberate defect (of STACK), and remember it
 
 The last line is JSON; the exit status is 1 if a seed failed.
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--stack", choices=("core", "driver", "metadata", "brokers"))
+    parser.add_argument("--stack", choices=("core", "driver", "metadata", "brokers", "groups"))
     parser.add_argument("--processes", type=int, default=default_processes())
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--defects", action="store_true")

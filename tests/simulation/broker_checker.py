@@ -147,9 +147,9 @@ class ReplicaChecker:
             if role is None:
                 continue
             high_watermark = role.state.high_watermark
-            before = looked.get(replica.partition_id)
+            before = looked.get(replica)  # by identity: a partition's id takes long to hash
             if before is None or before[0] is not role or before[1] != high_watermark:
-                looked[replica.partition_id] = (role, high_watermark)
+                looked[replica] = (role, high_watermark)
                 self._changed(app, replica, before)
 
     def _changed(self, app: BrokerApp, replica: Replica, before: tuple[object, int] | None) -> None:

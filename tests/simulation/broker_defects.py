@@ -9,6 +9,7 @@ from simulation.defects import Defect
 from tidelog.metadata import leadership
 from tidelog.model.ids import Epoch, Offset
 from tidelog.replication import fetching, following, leader_stream, leading, service
+from tidelog.replication.changes import Changes
 from tidelog.replication.divergence import Continue, Truncate
 from tidelog.replication.fetching import Fetch
 from tidelog.replication.following import Following
@@ -124,13 +125,13 @@ def _confirmed(_self: Any) -> bool:
 
 # Epochs.
 
-_metadata_changed = Replicas._metadata_changed
+_metadata_changed = Changes.metadata_changed
 
 
 def _former_life(self: Any, delta: Any, older: Any, newer: Any) -> None:
-    mine = newer.brokers.get(self.me)
-    if mine is not None and self.agent.broker_epoch is None:
-        self.agent.registration = replace(self.agent.registration, incarnation=mine.incarnation)
+    mine, agent = newer.brokers.get(self._host.me), self._host.agent
+    if mine is not None and agent.broker_epoch is None:
+        agent.registration = replace(agent.registration, incarnation=mine.incarnation)
     _metadata_changed(self, delta, older, newer)
 
 
@@ -236,7 +237,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "epoch_kept_across_restart", "brokers", "a broker that starts again goes on as the incarnation that it was",
-        _on(Replicas, "_metadata_changed", _former_life),
+        _on(Changes, "metadata_changed", _former_life),
     ),
     Defect(
         "client_epoch_ignored", "brokers", "a leader answers clients that know a newer epoch than its own",

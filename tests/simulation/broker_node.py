@@ -20,13 +20,14 @@ from tidelog.log.batch import read_header
 from tidelog.log.config import LogConfig
 from tidelog.log.logs import Logs, LogsConfig
 from tidelog.metadata import configs
-from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
+from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, with_clean_stop
 from tidelog.metadata.brokers import Register
 from tidelog.metadata.features import supported
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import DirectoryId, NodeId, PartitionId
-from tidelog.replication.repair import lost_replicas
+from tidelog.replication.announcing import announce, close_logs, working_directories
+from tidelog.replication.replica import Replica
 from tidelog.replication.replicas import Replicas
 from tidelog.replication.service import PartitionService
 from tidelog.rpc.door import METHODS, Caller, Kind, Method
@@ -57,7 +58,7 @@ class BrokerApp:
         self.service = PartitionService(replicas)
         self.is_stopping = False
         self.is_stopped = False
-        self.looked: dict[PartitionId, tuple[object, int]] = {}
+        self.looked: dict[Replica, tuple[object, int]] = {}
         """What `ReplicaChecker` has looked at: the role, and its high watermark."""
 
     @property
@@ -68,17 +69,20 @@ class BrokerApp:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.tail.run())
-                group.create_task(self.agent.run())
+                group.create_task(self._register())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
+
+    async def _register(self) -> None:
+        await announce(self.agent, self.logs)
+        await self.agent.run()
 
     async def stop(self) -> None:
         """Controlled shutdown, as a node does it."""
         self.is_stopping = True
         epoch = await self.agent.shut_down()
         await self.replicas.close()
-        await self.logs.close()
-        await store_clean_stop(self.context.node.store(BROKER), epoch)
+        await close_logs(self.logs, self.context.node.store(BROKER), epoch)
         self.is_stopped = True
 
     def has_failed_directory(self) -> bool:
@@ -163,9 +167,8 @@ class BrokerStack(MetadataStack):
             incarnation=UUID(int=node.random.getrandbits(128), version=4),
             endpoints=(("CLIENT", "PLAINTEXT", context.station.name, 9092),),
             rack=f"rack-{broker % 10}",
-            directories=tuple(d.directory_id for d in logs.directories if d.directory_id is not None),
+            directories=working_directories(logs),
             features=supported(),
-            lost=lost_replicas(logs, tail.image, broker),
         )
         agent = BrokerAgent(
             with_clean_stop(registration, node.store(BROKER)),
@@ -186,14 +189,23 @@ class BrokerStack(MetadataStack):
             random=node.random,
         )
         replicas.on_crash = lambda error: simulation.crashed(context.station.name, error)
-        app = BrokerApp(context, tail, agent, logs, replicas)
+        app = self._new_app(context, tail, agent, logs, replicas)
         await replicas.start()
-        serve_log(context, app)
+        self._serve(context, app)
         simulation.apps[context.station.name] = app
         self._brokers[node.loop] = app
         if context.app is None and context.station.name.startswith("b"):
             context.app = app
         await app.run()
+
+    def _new_app(
+        self, context: Context, tail: MetadataTail, agent: BrokerAgent, logs: Logs, replicas: Replicas
+    ) -> BrokerApp:
+        """Before the replicas start."""
+        return BrokerApp(context, tail, agent, logs, replicas)
+
+    def _serve(self, context: Context, app: BrokerApp) -> None:
+        serve_log(context, app)
 
     def _stepped(self, loop: SimLoop) -> None:
         super()._stepped(loop)

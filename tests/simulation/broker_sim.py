@@ -21,9 +21,10 @@ from simulation.broker_workload import ACKS_ALL, ACKS_LEADER, Client, Operator
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Station
 from simulation.metadata_sim import MetadataSimulation, draw_metadata_shape
+from simulation.nemesis import PlanStep
 from simulation.raft_sim import LEADER_S, Result, Shape, run_simulation
 from tidelog.model.errors import CorruptBatchError, DamagedLogError
-from tidelog.model.ids import NodeId, PartitionId
+from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.raft.membership import Member, Membership
 from tidelog.replication.leading import Leading
 from tidelog.replication.replicas import ReplicaConfig
@@ -85,6 +86,8 @@ def draw_broker_shape(seed: int) -> BrokerShape:
             inflight_bytes_max=1_000 if is_small else 8 << 20,
             partition_inflight_bytes_max=600 if is_small else 4 << 20,
             repair_retry_ms=200,
+            scrub_delay_ms=500,
+            partitions_per_slice=draw.choice((1, 2, 200)),
         ),
     )
 
@@ -106,7 +109,7 @@ class BrokerSimulation(MetadataSimulation):
         self.checker = RaftChecker(self.fail, world.scheduler.trace)
         self.metadata = ClusterChecker(self.checker.history, self.fail)
         self.replica_checker = ReplicaChecker(self.fail)
-        self.stack = BrokerStack(self)
+        self.stack = self._new_stack()
         self.cluster = Cluster(world)
         self.apps: dict[str, BrokerApp] = {}
         self.rotten: dict[PartitionId, Station] = {}
@@ -115,26 +118,38 @@ class BrokerSimulation(MetadataSimulation):
         self._ids = world.random("ids")
         self._make_nodes()
         self.broker_nodes = [station.node_id for station in self.brokers]
-        self.users = [
-            Client(
+        self.users: list[Client] = []
+        self._make_clients()
+        self.cluster.network.latency = shape.latency
+        self.plan = [step for step in self._draw_plan(world.random("faults")) if only is None or step.number in only]
+        self.nemesis = self._new_nemesis()
+
+    # -- what a cluster with other clients has of its own
+
+    def _new_stack(self) -> BrokerStack:
+        return BrokerStack(self)
+
+    def _make_clients(self) -> None:
+        for at, node in enumerate(CLIENTS):
+            client = Client(
                 self.replica_checker,
                 self.broker_nodes,
-                world.random(f"client/{node}"),
+                self.world.random(f"client/{node}"),
                 self.fail,
-                pause_s=shape.client_pause_s,
+                pause_s=self.shape.client_pause_s,
                 rack=f"rack-{int(self.broker_nodes[at]) % 10}",
                 on_rot=self._rot_was_served,
             )
-            for at, node in enumerate(CLIENTS)
-        ]
-        for node, client in zip(CLIENTS, self.users, strict=True):
+            self.users.append(client)
             self.cluster.add(f"c{node}", node, client.run)
-        self.operator = Operator(self, world.random("operator"), self.fail)
+        self.operator = Operator(self, self.world.random("operator"), self.fail)
         self.cluster.add(f"c{OPERATOR}", OPERATOR, self.operator.run)
-        self.cluster.network.latency = shape.latency
-        plan = draw_broker_plan(world.random("faults"), from_s=BEGIN_S, until_s=shape.fault_s)
-        self.plan = [step for step in plan if only is None or step.number in only]
-        self.nemesis = BrokerNemesis(self, self.plan, FAULTS)
+
+    def _draw_plan(self, draw: Random) -> list[PlanStep]:
+        return draw_broker_plan(draw, from_s=BEGIN_S, until_s=self.shape.fault_s)
+
+    def _new_nemesis(self) -> BrokerNemesis:
+        return BrokerNemesis(self, self.plan, FAULTS)
 
     def _make_nodes(self) -> None:
         shape, stack = self.shape, self.stack
@@ -223,6 +238,17 @@ class BrokerSimulation(MetadataSimulation):
         return self.nemesis.counts
 
     def run(self) -> None:
+        self._run_faults()
+        for client in self.users:
+            client.is_stopping = True
+        self._demand("writes are not answered", lambda: not any(client.busy for client in self.users), SETTLE_S)
+        self._scrub()
+        self._demand("replicas do not converge", self._has_converged, SETTLE_S)
+        self.metadata.advance()
+        self._check_logs()
+
+    def _run_faults(self) -> None:
+        """Until they have ended, and every partition is whole."""
         for station in self.cluster.stations.values():
             station.start()
         self.world.run_for(self.shape.fault_s)
@@ -238,13 +264,6 @@ class BrokerSimulation(MetadataSimulation):
         self._demand("nobody leads", self._is_led, LEADER_S)
         self._demand("topics are not made", lambda: len(self.operator.topics) >= len(self.shape.topics), SETTLE_S)
         self._demand("partitions are not whole", self._are_whole, SETTLE_S)
-        for client in self.users:
-            client.is_stopping = True
-        self._demand("writes are not answered", lambda: not any(client.busy for client in self.users), SETTLE_S)
-        self._scrub()
-        self._demand("replicas do not converge", self._has_converged, SETTLE_S)
-        self.metadata.advance()
-        self._check_logs()
 
     def _partitions(self) -> list[tuple[KnownPartition, Any]]:
         """Those that exist."""
@@ -279,9 +298,10 @@ class BrokerSimulation(MetadataSimulation):
                 return False
         apps = [self.broker(station) for station in self.brokers]
         hosted: dict[int, set[PartitionId]] = {int(node): set() for node in self.broker_nodes}
-        for known, partition in self._partitions():
-            for broker in partition.replicas:
-                hosted[broker].add(known.partition_id)
+        for topic in self.metadata.image.topics.values():
+            for number, partition in topic.partitions.items():
+                for broker in partition.replicas:
+                    hosted[broker].add(PartitionId(TopicId(topic.topic_id), number))
         return all(app is not None and set(app.logs.known()) == hosted[app.agent.broker] for app in apps)
 
     def _state(self, broker: int, partition_id: PartitionId) -> tuple[int, ...] | None:

@@ -368,6 +368,7 @@ class Operator:
             "replica.lag.time.max.ms": shape.lag_ms,
             "broker.session.timeout.ms": shape.session_ms,
             "disk.stall.timeout.ms": shape.stall_ms,
+            "log.scrub.interval.ms": 1_000,
         }
         changes = tuple(ConfigChange(key=key, operation="set", value=str(value)) for key, value in settings.items())
         await self._ask(

@@ -169,9 +169,10 @@ def catch(defect: Defect, *, remembered: int | None, seeds: int = DEFECT_SEEDS_M
 
 def all_defects() -> tuple[Defect, ...]:
     from simulation.broker_defects import DEFECTS as BROKER_DEFECTS
+    from simulation.groups_defects import DEFECTS as GROUPS_DEFECTS
     from simulation.metadata_defects import DEFECTS as METADATA_DEFECTS
 
-    return (*DEFECTS, *METADATA_DEFECTS, *BROKER_DEFECTS)
+    return (*DEFECTS, *METADATA_DEFECTS, *BROKER_DEFECTS, *GROUPS_DEFECTS)
 
 
 def catch_all(*, processes: int, stack: str | None = None) -> list[str]:

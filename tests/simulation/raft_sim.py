@@ -525,6 +525,10 @@ def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | Non
         from simulation.broker_sim import run_broker_seed
 
         return run_broker_seed(seed, only=only)
+    if stack == "groups":
+        from simulation.groups_sim import run_groups_seed
+
+        return run_groups_seed(seed, only=only)
     from simulation.stacks import make_stack
 
     shape = draw_shape(seed, stack)

@@ -11,7 +11,9 @@ FIXED_SEEDS = tuple(range(1, 13))
 """The same every time: a change that breaks the simulator shows at once, and a failure here is everybody's."""
 
 ROOT = Path(__file__).resolve().parents[2]
-SIMULATED = ("log", "metadata", "model", "raft", "replication", "rpc", "world", "tests/simulation")
+SIMULATED = (
+    "client", "coordinator", "log", "metadata", "model", "raft", "replication", "rpc", "world", "tests/simulation",
+)  # fmt: skip
 """What runs in the simulator, and the simulator."""
 
 CATCHING_SEEDS = Path(__file__).with_name("catching_seeds.toml")

@@ -23,11 +23,12 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from tidelog.model.errors import StorageError
 from tidelog.world.disk import Buffer, File
+from tidelog.world.real.call_threads import CallThreads
 from tidelog.world.storage_errors import path_parts, storage_error
 
 T = TypeVar("T")
@@ -206,7 +207,7 @@ class RealDisk:
         self._has_syncfs = _kernel_version() >= SYNCFS_REPORTS_ERRORS_SINCE
         self._local = threading.local()
         self._readers: ThreadPoolExecutor | None = None
-        self._groups: ThreadPoolExecutor | None = None
+        self._groups: CallThreads | None = None
         self._syncs: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> str:
@@ -290,28 +291,38 @@ class RealDisk:
 
     def sync(self, files: Sequence[File], directories: Sequence[str] = ()) -> None:
         handles = _real(files)
-        for handle in handles:
-            handle.pin()
-        try:
-            self._sync_group(handles, directories)
-        finally:
-            for handle in handles:
-                handle.unpin()
+        _pin(handles)
+        self._sync_pinned(handles, directories)
 
     async def sync_many(self, files: Sequence[File], directories: Sequence[str] = ()) -> None:
         handles = _real(files)
         if not handles and not directories:
             return
         if self._groups is None:
-            self._groups = ThreadPoolExecutor(GROUP_THREADS_MAX, thread_name_prefix="sync-group")
-        await self.run_pinned(self._groups, handles, self._sync_group, handles, tuple(directories))
+            self._groups = CallThreads(GROUP_THREADS_MAX, name="sync-group")
+        _pin(handles)
+        try:
+            ended = self._groups.run(self._sync_pinned, handles, tuple(directories))
+        except BaseException:
+            _unpin(handles)
+            raise
+        await ended
 
     def close(self) -> None:
         """End the threads; a sync or read under way is waited for."""
-        for pool in (self._groups, self._syncs, self._readers):
+        if self._groups is not None:
+            self._groups.close()
+        for pool in (self._syncs, self._readers):
             if pool is not None:
                 pool.shutdown()
         self._groups = self._syncs = self._readers = None
+
+    def _sync_pinned(self, files: Sequence[RealFile], directories: Sequence[str]) -> None:
+        """Lets go of the files in any case, on whichever thread it runs."""
+        try:
+            self._sync_group(files, directories)
+        finally:
+            _unpin(files)
 
     def _sync_group(self, files: Sequence[RealFile], directories: Sequence[str]) -> None:
         if len(files) + len(directories) > PARALLEL_SYNCS_MAX and self._has_syncfs and self._syncfs():
@@ -351,20 +362,13 @@ class RealDisk:
         self, pool: ThreadPoolExecutor, files: Sequence[RealFile], fn: Callable[..., T], *values: object
     ) -> T:
         """Run `fn` on a thread; the files' descriptors live until it has ended, even if the caller is cancelled."""
-        for handle in files:
-            handle.pin()
-
-        def unpin(_: "Future[T]") -> None:
-            for handle in files:
-                handle.unpin()
-
+        _pin(files)
         try:
             running = pool.submit(fn, *values)
         except BaseException:
-            for handle in files:
-                handle.unpin()
+            _unpin(files)
             raise
-        running.add_done_callback(unpin)
+        running.add_done_callback(lambda _: _unpin(files))
         return await asyncio.wrap_future(running)
 
     def readers(self) -> ThreadPoolExecutor:
@@ -411,6 +415,16 @@ def _real(files: Sequence[File]) -> list[RealFile]:
     handles = [file for file in files if isinstance(file, RealFile)]
     assert len(handles) == len(files), "files of another disk"
     return handles
+
+
+def _pin(files: Sequence[RealFile]) -> None:
+    for file in files:
+        file.pin()
+
+
+def _unpin(files: Sequence[RealFile]) -> None:
+    for file in files:
+        file.unpin()
 
 
 def _run_all(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -> None:

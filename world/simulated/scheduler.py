@@ -161,6 +161,13 @@ class Scheduler:
         self._timer_sequence += 1
         heapq.heappush(self._timers, (due_ns, self._timer_sequence, handle))
 
+    @property
+    def next_due_ns(self) -> int | None:
+        """When something happens next; None: nothing waits. For who paces a run by a real clock."""
+        if self.ready:
+            return self.now_ns
+        return self._timers[0][0] if self._timers else None
+
     def note_cancelled_timer(self) -> None:
         """Timeouts are mostly cancelled: when they are half of the heap, it is built anew without them."""
         self._cancelled_timers += 1

@@ -19,6 +19,7 @@ from tidelog.cli.produce import InputError, Line, LineReader
 from tidelog.cli.reassign import read_plan
 from tidelog.cli.stdin_chunks import lines
 from tidelog.cli.topics import partition_filter
+from tidelog.cli.verify import Stand
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.grpc_connections import GrpcConnections
 from tidelog.client.history import encode_event
@@ -220,6 +221,34 @@ def test_a_bad_history_exits_with_1_and_a_good_one_with_0(tmp_path: Path, capsys
     path.write_text("".join(map(encode_event, events[:1])) + '{"event": "re')
     assert cli.main(["verify", "check", str(path)]) == 0
     assert "cut off" in capsys.readouterr().err
+
+
+def test_a_loss_behind_the_end_of_the_log_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    events: list[dict[str, object]] = [
+        {"event": "ack", "run": "r", "partition": 0, "first": 0, "count": 2, "offset": 0, "at_ms": 5},
+        {"event": "read", "reader": "c", "partition": 0, "records": [[0, "r", 0]]},
+        {"event": "end", "reader": "c", "partition": 0, "start": 0, "end": 1, "log_end": 1, "asked_ms": 6},
+    ]
+    path.write_text("".join(map(encode_event, events)))
+    assert cli.main(["verify", "check", str(path)]) == 1
+    assert "record 1 of run r, acknowledged at 1, is past the log's end 1" in capsys.readouterr().out
+
+
+def test_a_partition_stands_while_it_has_records_and_acknowledges_none() -> None:
+    stand = Stand()
+    stand.sent(10.0)
+    stand.sent(11.0)
+    stand.acknowledged(12.0)
+    assert stand.longest_s == 2.0
+    stand.acknowledged(13.0)
+    stand.look(90.0)
+    assert stand.longest_s == 2.0, "with nothing to acknowledge it does not stand"
+    stand.sent(100.0)
+    stand.failed()
+    stand.sent(104.0)
+    stand.look(109.0)
+    assert stand.longest_s == 9.0, "an error is no acknowledgement, and the end of the run does not hide it"
 
 
 # Figures.

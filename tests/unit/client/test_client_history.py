@@ -64,6 +64,24 @@ def test_an_acknowledged_record_that_is_not_there_is_lost_only_where_all_was_rea
     assert found(*events, end(2, partition=1)) == {}
 
 
+def test_what_was_acknowledged_as_replicated_before_the_log_was_seen_to_end_below_it_is_lost() -> None:
+    def acked(at_ms: int) -> dict[str, Any]:
+        return {**ack(0, 0, 3), "at_ms": at_ms}
+
+    def ended(log_end: int, *, asked_ms: int) -> dict[str, Any]:
+        return {**end(log_end), "log_end": log_end, "asked_ms": asked_ms}
+
+    events = [send(0, 3), acked(100), read((0, 0))]
+    assert found(*events, ended(1, asked_ms=101)) == {"lost": 2}, "the log ends at 1"
+    assert found(*events, read((1, 1), (2, 2)), ended(3, asked_ms=101)) == {}
+    assert found(*events, ended(1, asked_ms=99)) == {}, "the end was asked for before: it may have grown since"
+    assert found(send(0, 3), ack(0, 0, 3), read((0, 0)), ended(1, asked_ms=101)) == {}, "not acknowledged as replicated"
+    assert found(*events, end(1)) == {}, "it has not read to the end"
+    seen = read((0, 0), (1, 1), (2, 2), reader="early")
+    assert found(send(0, 3), acked(100), seen, read((0, 0)), ended(1, asked_ms=101)) == {"lost": 2}, "read, and gone"
+    assert found(send(0), {**ack(0, -1), "at_ms": 1}, read((0, 0)), ended(1, asked_ms=9)) == {}, "no offset was told"
+
+
 def test_one_number_at_two_offsets_is_a_duplicate() -> None:
     assert found(send(0), ack(0, 0), read((0, 0), (1, 0))) == {"duplicated": 1}
 

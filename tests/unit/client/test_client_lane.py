@@ -135,6 +135,33 @@ def test_a_batch_of_unknown_outcome_is_never_numbered_anew() -> None:
     assert sequence_of(batches[1]) == (8, 0, 0)
 
 
+def test_a_leader_of_the_past_says_nothing_of_a_gap() -> None:
+    lane, (batch,) = lane_with("a")
+    fly(lane)
+    lane.lost(batch, BROKEN, was_carried=True)
+    fly(lane)
+    before = sequence_of(batch)
+    assert lane.refused(batch, OutOfOrderSequenceError("gap"), answered_epoch=4, known_epoch=5) is None
+    assert not lane.needs_producer
+    assert fly(lane) is batch
+    assert sequence_of(batch) == before, "again, under its number"
+    assert lane.refused(batch, OutOfOrderSequenceError("gap"), answered_epoch=5, known_epoch=5) is None
+    assert lane.needs_producer, "the newest leader is believed"
+
+
+def test_a_newer_leader_that_is_heard_of_later_takes_back_what_was_said_of_a_gap() -> None:
+    lane, (batch,) = lane_with("a")
+    fly(lane)
+    lane.refused(batch, OutOfOrderSequenceError("gap"), answered_epoch=4, known_epoch=4)
+    assert lane.needs_producer
+    assert fly(lane) is None
+    lane.learned(4)
+    assert fly(lane) is None, "no newer one: it is believed"
+    lane.learned(5)
+    assert fly(lane) is batch
+    assert lane.resets == 0
+
+
 def test_a_batch_that_never_left_is_numbered_anew() -> None:
     lane, batches = lane_with("a")
     fly(lane)

@@ -23,6 +23,7 @@ from tidelog.log.segment import INDEX, LOG, TIME_INDEX
 from tidelog.model.errors import (
     CorruptBatchError,
     DiskFullError,
+    DuplicateSequenceError,
     FencedLeaderEpochError,
     InvalidRecordError,
     InvalidTimestampError,
@@ -236,7 +237,39 @@ class TestProducers:
             assert (both.base_offset, both.last_offset) == (0, 1)
             mixed = log.append(idempotent(0) + idempotent(1, producer=8), leader_epoch=0)
             assert not mixed.duplicate
-            assert (mixed.base_offset, mixed.last_offset) == (0, 2)
+            assert (mixed.base_offset, mixed.last_offset) == (-1, 2), "they do not lie one behind another"
+            behind = log.append(idempotent(1, producer=8) + idempotent(1), leader_epoch=0)
+            assert (behind.base_offset, behind.last_offset, behind.duplicate) == (2, 3, False), "they do"
+            crossed = log.append(idempotent(1) + idempotent(1, producer=8), leader_epoch=0)
+            assert (crossed.base_offset, crossed.last_offset, crossed.duplicate) == (-1, 3, True), "the highest of all"
+
+        lab.run(main)
+
+    def test_a_repeat_of_unknown_offset_is_answered_alone_and_refuses_others_beside_it(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node)
+            for sequence in range(8):
+                log.append(idempotent(sequence), leader_epoch=0)
+            old = idempotent(0)
+            for several in (old + batch(1), batch(1) + old, idempotent(0, producer=8) + old):
+                with pytest.raises(InvalidRecordError, match="none is stored: producer 7: sequence 0 is older"):
+                    log.append(several, leader_epoch=0)
+            with pytest.raises(DuplicateSequenceError):
+                log.append(idempotent(0), leader_epoch=0)
+            assert log.end_offset == 8
+
+        lab.run(main)
+
+    def test_an_append_time_is_told_only_if_it_is_that_of_all(self, lab: Lab) -> None:
+        async def main(node: SimNode) -> None:
+            log = await open_log(node, replace(SMALL, timestamp_type=TimestampType.LOG_APPEND))
+            first = log.append(idempotent(0), leader_epoch=0)
+            assert first.append_time >= 0
+            again = log.append(idempotent(0), leader_epoch=0)
+            assert (again.duplicate, again.append_time) == (True, first.append_time)
+            await asyncio.sleep(1)
+            mixed = log.append(idempotent(0) + idempotent(0, producer=8), leader_epoch=0)
+            assert (mixed.base_offset, mixed.append_time) == (0, -1), "one behind the other, of two times"
 
         lab.run(main)
 

@@ -154,25 +154,105 @@ def test_a_directory_keeps_the_id_that_it_was_given_first(site: Site) -> None:
     site.run(swapped)
 
 
-def test_a_log_in_two_directories_is_refused_with_an_error_that_names_both(site: Site) -> None:
+async def make_double(host: Host, name: str) -> None:
+    """A log with a record in the second directory, and an empty one of the same name in the first."""
+    logs = await host.open()
+    log = await logs.create(log_id(3, 1), label="orders", config=SMALL, directory=directory_id(1))
+    assert log.path == name
+    await write(log, value=b"kept")
+    await logs.close()
+    host.places[0][0].make_directory(name)
+
+
+def test_of_a_log_in_two_directories_none_is_opened_until_the_owner_says_which_one_counts(site: Site) -> None:
     name = directory_name(log_id(3, 1), "orders")
 
     async def main(host: Host) -> None:
-        for disk, _, _ in host.places:
-            disk.make_directory(name)
+        await make_double(host, name)
+
+    async def undecided(host: Host) -> None:
+        logs = await host.open()
+        assert logs.known() == [log_id(3, 1)]
+        assert await logs.wait_open(log_id(3, 1)) is None
         with pytest.raises(StorageError, match=r"is there twice.*move one of them away") as caught:
-            await host.open()
+            await logs.keep(log_id(3, 1), directory_id(7))
         assert all(f"{disk.label}/{name}" in str(caught.value) for disk, _, _ in host.places)
+        with pytest.raises(StorageError, match="is there twice"):
+            await create(logs, 3, 1)
+        other = await create(logs, 4)
+        await write(other)
+        assert await logs.close(), "the others are used, and closed"
+
+    async def decided(host: Host) -> None:
+        logs = await host.open()
+        await logs.keep(log_id(3, 1), directory_id(1))
+        log = await logs.wait_open(log_id(3, 1))
+        assert log is not None
+        assert b"kept" in (await read_all(log))[0]
+        assert host.places[0][0].exists(f"{name}.0.aside"), "nothing is thrown away"
+        assert not host.places[0][0].exists(name)
+        await logs.close()
+
+    async def later(host: Host) -> None:
+        logs = await host.open()
+        assert not logs.doubles
+        assert logs.known() == [log_id(3, 1), log_id(4)]
+        assert logs.get(log_id(3, 1)) is not None
+        await logs.close()
+
+    site.run(main)
+    site.run(undecided)
+    site.run(decided)
+    site.run(later)
+
+
+def test_what_is_stored_of_a_copy_goes_when_it_is_set_aside(site: Site) -> None:
+    """A log that is made there again would be taken for a damaged one. After a crash the next start sees to it."""
+    name = directory_name(log_id(3, 1), "orders")
+
+    async def main(host: Host) -> None:
+        await make_double(host, name)
+
+    async def crashed(host: Host) -> None:
+        disk = host.places[1][0]
+        disk.rename(name, f"{name}.0.aside")
+        assert host.places[1][1].keys(key_prefix(log_id(3, 1)))
+
+    async def later(host: Host) -> None:
+        logs = await host.open()
+        assert logs.known() == [log_id(3, 1)]
+        assert not host.places[1][1].keys(key_prefix(log_id(3, 1)))
+        assert host.places[1][0].exists(f"{name}.0.aside")
+        await logs.close()
+
+    site.run(main)
+    site.run(crashed)
+    site.run(later)
+
+
+def test_all_copies_of_a_log_that_is_removed_go(site: Site) -> None:
+    name = directory_name(log_id(3, 1), "orders")
+
+    async def main(host: Host) -> None:
+        await make_double(host, name)
+        logs = await host.open()
+        await logs.remove(log_id(3, 1))
+        assert logs.known() == []
+        assert not any(disk.exists(name) for disk, _, _ in host.places)
+        await logs.close()
 
     site.run(main)
 
 
-def test_a_log_under_two_names_in_one_directory_is_refused_too(site: Site) -> None:
+def test_a_log_under_two_names_in_one_directory_is_the_operators_to_decide(site: Site) -> None:
     async def main(host: Host) -> None:
         for label in ("orders", "commands"):
             host.places[0][0].make_directory(directory_name(log_id(3, 1), label))
+        logs = await host.open()
         with pytest.raises(StorageError, match="is there twice"):
-            await host.open()
+            await logs.keep(log_id(3, 1), directory_id(0))
+        assert log_id(3, 1) in logs.doubles
+        await logs.close()
 
     site.run(main)
 
@@ -279,7 +359,6 @@ class CountingWork:
             self.running -= 1
 
 
-@pytest.mark.source("a:A-26")
 def test_recovery_runs_side_by_side_but_never_more_than_allowed_in_a_directory(sim: SimSite) -> None:
     async def fill(host: Host) -> None:
         logs = await host.open(logs_config=NO_CHECKPOINTS)

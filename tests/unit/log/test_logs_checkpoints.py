@@ -18,6 +18,8 @@ from tidelog.model.errors import StorageError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.simulated import Latency, SimWorld
 
+PAGE_CACHE = LogConfig(flush_mode=FlushMode.PAGE_CACHE)
+
 
 @pytest.fixture
 def world() -> Iterator[SimWorld]:
@@ -258,7 +260,8 @@ def test_a_failed_sync_takes_only_the_logs_of_its_directory_offline(sim: SimSite
         await create(logs, 5)
         assert logs.directories[0].paths.keys() == {log_id(1), log_id(3), log_id(5)}
         await asyncio.sleep(3)
-        await logs.close()
+        assert not await logs.close(), "a directory has failed"
+        assert not await logs.close(), "and that stays so"
 
     async def look(host: Host) -> None:
         logs = await host.open()
@@ -267,6 +270,30 @@ def test_a_failed_sync_takes_only_the_logs_of_its_directory_offline(sim: SimSite
 
     sim.run(main)
     sim.run(look)
+
+
+def test_a_stop_is_clean_only_if_every_log_was_synced_and_says_so(sim: SimSite) -> None:
+    async def clean(host: Host) -> None:
+        logs = await host.open(PAGE_CACHE)
+        await write(await create(logs, 1, config=PAGE_CACHE), 3, wait=False)
+        assert await logs.close()
+
+    async def unsynced(host: Host) -> None:
+        logs = await host.open(PAGE_CACHE)
+        log = logs.get(log_id(1))
+        assert log is not None
+        await write(log, wait=False)
+        sim.machine.disk("disk-0").fail("sync")
+        assert not await logs.close()
+
+    async def unmarked(host: Host) -> None:
+        logs = await host.open(PAGE_CACHE)
+        sim.machine.store("disk-0").fail("commit", times=100)
+        assert not await logs.close(), "the mark of the clean stop was not stored"
+
+    sim.run(clean)
+    sim.run(unsynced)
+    sim.run(unmarked)
 
 
 def test_a_store_that_fails_takes_only_its_directory_offline(sim: SimSite) -> None:
@@ -328,7 +355,7 @@ def test_a_directory_that_cannot_be_read_at_the_start_is_given_up_and_the_others
         logs = await host.open()
         assert [(directory.directory_id, directory.failed is None) for directory in logs.directories] == [
             (directory_id(0), True),
-            (None, False),
+            (directory_id(1), False),
         ]
 
     sim.run(unknown)

@@ -442,7 +442,7 @@ def test_r12_a_leader_whose_disk_stands_still_gives_its_leaderships_up() -> None
 
 @pytest.mark.case("S3")
 @pytest.mark.source("a:T-29")
-def test_s3_a_full_disk_refuses_writes_and_serves_reads_until_there_is_room() -> None:
+def test_s3_a_full_disk_refuses_writes_and_others_lead_until_there_is_room() -> None:
     with ReplicationCluster(203) as cluster:
         cluster.start()
         cluster.start_brokers(*BROKERS)
@@ -454,8 +454,10 @@ def test_s3_a_full_disk_refuses_writes_and_serves_reads_until_there_is_room() ->
         assert result.error.code is ErrorCode.STORAGE_ERROR
         assert "space" in str(result.error).lower()
         assert cluster.values(orders) == [b"0"]
-        cluster.world.machine("b11").disk("logs-0").heal()
+        cluster.until(lambda: cluster._leader(orders) not in (None, 11))
         cluster.write(orders, b"1")
+        cluster.world.machine("b11").disk("logs-0").heal()
+        cluster.until_in_sync(orders, *BROKERS)
         assert cluster.values(orders) == [b"0", b"1"]
         cluster.check()
 

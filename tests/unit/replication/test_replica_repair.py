@@ -9,7 +9,7 @@ from tidelog.metadata.losses import ReportLost
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders
 from tidelog.model.errors import TransportError
 from tidelog.model.ids import Offset, PartitionId
-from tidelog.replication.repair import lost_replicas
+from tidelog.replication.announcing import lost_replicas
 from tidelog.world.simulated import Loss
 
 
@@ -145,7 +145,7 @@ def test_a_log_that_is_gone_is_known_as_lost_and_one_that_never_was_is_not() -> 
         cluster.world.machine("b12").kill()
         cluster.start_brokers(12, wait=False)
         found = cluster.brokers[NodeId(12)]
-        assert found.agent.registration.lost == ((orders.topic_id, 0),)
+        cluster.until(lambda: found.agent.registration.lost == ((orders.topic_id, 0),))
         assert lost_replicas(found.logs, cluster.image(), 14) == ()
         cluster.until_in_sync(orders, *BROKERS)
         cluster.until_equal(orders, *BROKERS)

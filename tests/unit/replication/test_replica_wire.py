@@ -144,6 +144,25 @@ def test_producers_are_answered_in_the_order_of_their_offsets() -> None:
     asyncio.run(main())
 
 
+def test_producers_that_give_up_together_are_looked_through_a_few_times_not_once_for_each() -> None:
+    async def main() -> None:
+        waiters = AckWaiters()
+        futures = [waiters.wait(end) for end in range(1, 1_001)]
+        passes, held = 0, waiters._waiters
+        for number, future in enumerate(futures[:999], start=1):
+            waiters.forget(future)
+            passes += waiters._waiters is not held
+            held = waiters._waiters
+            assert len(held) <= 2 * (1_000 - number) + 1, "who has given up does not stay for long"
+        assert passes <= 11, "each halves what is left"
+        assert len(waiters) == 1
+        waiters.advance(2_000)
+        assert futures[-1].result() is None, "who has not given up is answered"
+        assert all(future.cancelled() for future in futures[:-1])
+
+    asyncio.run(main())
+
+
 def test_nothing_is_held_for_a_partition_that_nobody_waits_for() -> None:
     async def main() -> None:
         wakers, waker = Wakers(), Waker()

@@ -304,6 +304,38 @@ def test_too_many_bytes_that_wait_are_refused_and_nothing_is_written() -> None:
         cluster.check()
 
 
+def test_a_request_is_appended_when_it_starts_and_leaves_nothing_behind_when_it_is_given_up() -> None:
+    with ReplicationCluster(414) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        for broker in (12, 13):
+            cluster.network.block(NodeId(broker), NodeId(11))
+
+        async def produce(found: RunningBroker) -> None:
+            loop, service = asyncio.get_running_loop(), found.service
+            acks = service.leading(orders).acks
+            items = [ProduceItem(orders, batch(bytes(1000)))]
+            given_up, late, soon = [
+                await service.start_produce(items, acks=-1, timeout_ms=timeout_ms) for timeout_ms in (9_000, 400, 300)
+            ]
+            assert service.leading(orders).log.end_offset == 4, "appended before anybody waits"
+            assert (len(acks), service.queued_bytes) == (3, 3 * len(items[0].batches))
+            given_up.leave()
+            given_up.leave()
+            assert (len(acks), service.queued_bytes) == (2, 2 * len(items[0].batches))
+            began_s = loop.time()
+            for waiting in (late, soon):
+                (result,) = await waiting.finish()
+                assert code(result.error) is ErrorCode.REQUEST_TIMED_OUT
+            assert 0.39 < loop.time() - began_s < 0.45, "the time of both counts from their start"
+            assert (len(acks), service.queued_bytes) == (0, 0)
+
+        cluster.on_broker(11, produce)
+        cluster.check()
+
+
 @pytest.mark.source("a:T-13")
 def test_batches_that_a_topic_does_not_take_are_refused_one_by_one() -> None:
     with ReplicationCluster(413) as cluster:

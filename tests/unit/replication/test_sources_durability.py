@@ -191,6 +191,8 @@ def test_one_full_directory_takes_no_writes_and_the_rest_of_the_broker_goes_on()
         cluster.write(second, b"1")
         assert cluster.values(second) == [b"0", b"1"]
         assert not cluster.brokers[NodeId(11)].agent.is_fenced
+        cluster.until(lambda: cluster._leader(first) not in (None, 11))
+        assert cluster._leader(second) == 11, "only what has no room is led by others"
         full.heal()
         cluster.write(first, b"1")
         assert cluster.values(first) == [b"0", b"1"]

@@ -162,12 +162,19 @@ def test_a_message_that_never_comes_is_given_up() -> None:
 
 
 def test_fetches_shrink_as_responses_pile_up_but_never_to_nothing() -> None:
-    memory = ResponseMemory(DoorLimits(response_bytes_max=1_000, fetch_bytes_max=800, fetch_bytes_min=50))
-    assert [memory.allowed(asked) for asked in (0, 300, 10_000)] == [800, 300, 800]
-    memory.used = 600
-    assert [memory.allowed(asked) for asked in (0, 300, 10_000)] == [400, 300, 400]
-    memory.used = 5_000
-    assert [memory.allowed(asked) for asked in (0, 20, 10_000)] == [50, 20, 50]
+    memory = ResponseMemory(DoorLimits(response_bytes_max=1_000, fetch_bytes_min=50))
+    assert [memory.take(asked) for asked in (600, 300, 10_000)] == [600, 300, 100]
+    assert memory.used == 1_000
+    assert [memory.take(asked) for asked in (20, 10_000)] == [20, 50]
+    memory.give_back(800)
+    assert memory.used == 270
+    memory.give_back(-900)
+    assert memory.take(300) == 50, "a batch was larger than what was taken for it"
+
+
+def test_a_fetch_asks_for_no_more_than_the_server_gives() -> None:
+    limits = DoorLimits(fetch_bytes_max=800)
+    assert [limits.fetch_bytes(asked) for asked in (0, -1, 300, 10_000)] == [800, 800, 300, 800]
 
 
 def test_times_are_the_clients_within_the_servers_bounds() -> None:

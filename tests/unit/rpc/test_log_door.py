@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
 import pytest
 from door_quorum import DoorCluster
-from replication_cluster import batch, values_of
+from replication_cluster import ReplicationCluster, RunningBroker, batch, values_of
 
 from tidelog.log.batch import read_header
 from tidelog.log.batch_header import stamp
@@ -18,7 +20,9 @@ from tidelog.model.ids import NodeId
 from tidelog.replication.service import FetchResult
 from tidelog.rpc.admin_door import AdminDoor
 from tidelog.rpc.cluster_door import ClusterDoor
-from tidelog.rpc.door import METHODS, decode_response_frame, encode_message, method_named
+from tidelog.rpc.door import METHODS, Caller, decode_response_frame, encode_message, method_named
+from tidelog.rpc.groups_door import GroupsDoor
+from tidelog.rpc.limits import DoorLimits
 from tidelog.rpc.log_door import JoinedFetch, LogDoor, end_of
 from tidelog.rpc.v1 import admin_pb2
 from tidelog.rpc.v1 import common_pb2 as common
@@ -225,6 +229,43 @@ def test_a_bad_request_ends_a_produce_stream_with_its_error(world: World) -> Non
     assert len(values_of(world.fetch(topic="spoilt").data)) <= 1
 
 
+def test_a_produce_stream_that_is_cut_while_its_requests_wait_leaves_nothing_behind() -> None:
+    with ReplicationCluster(415) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        for broker in (12, 13):
+            cluster.network.block(NodeId(broker), NodeId(11))
+
+        async def cut(found: RunningBroker) -> None:
+            service = found.service
+            limits = DoorLimits(produce_stream_requests_max=2)
+            door = LogDoor(service, lambda: found.replicas.image, limits)
+            row = pb.ProducePartition(
+                topic_id=orders.topic_id.bytes, partition=orders.partition, batches=batch(bytes(1000))
+            )
+
+            async def receive() -> pb.ProduceRequest:
+                return pb.ProduceRequest(partitions=[row])
+
+            async def send(_response: object) -> None:
+                raise AssertionError("nothing is acknowledged")
+
+            caller = Caller(listener="GRPC", peer="test")
+            stream = asyncio.get_running_loop().create_task(door.produce_stream(receive, caller, send))
+            await asyncio.sleep(0.1)
+            # One is awaited, two stand in line, one waits for its place there: no more is read.
+            assert len(service.leading(orders).acks) == 4
+            stream.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stream
+            assert (len(service.leading(orders).acks), service.queued_bytes) == (0, 0)
+
+        cluster.on_broker(11, cut)
+        cluster.check()
+
+
 def test_fetch_stream_pushes_what_is_written_and_counts_offsets_on(world: World) -> None:
     world.topic("pushed")
     cluster = world.cluster
@@ -260,6 +301,49 @@ def test_fetch_stream_pushes_what_is_written_and_counts_offsets_on(world: World)
     assert empty == 2
     waits = cluster.brokers[NodeId(11)].service
     cluster.world.run_until(lambda: waits.waiting_fetches == 0, timeout=5)
+
+
+def test_a_fetch_stream_that_finds_no_place_to_wait_looks_now_and_then(world: World) -> None:
+    world.topic("crowded")
+    cluster = world.cluster
+    stream_method, produce = method_named("Log", "FetchStream"), method_named("Log", "Produce")
+    service = cluster.brokers[NodeId(11)].service
+    fetches = 0
+
+    async def follow(_: SimNode) -> tuple[list[float], float]:
+        transport, loop = cluster.admin_transport, asyncio.get_running_loop()
+        stream = await transport.open_stream(NodeId(11), stream_method.wire_name)
+        request = pb.FetchRequest(partitions=[pb.FetchPartition(topic="crowded")], max_wait_ms=2_500)
+        await stream.send(encode_message(request))
+        came_s = [loop.time()]
+        for _number in range(3):
+            response = decode_response_frame(stream_method, await stream.receive())
+            assert not any(row.data for row in response.partitions)
+            came_s.append(loop.time())
+        item = pb.ProducePartition(topic="crowded", batches=batch(b"at last"))
+        data = pb.ProduceRequest(partitions=[item]).SerializeToString()
+        await transport.call(NodeId(11), produce.wire_name, data, timeout_ms=9_000)
+        written_s = loop.time()
+        response = decode_response_frame(stream_method, await stream.receive())
+        assert [value for row in response.partitions for value in values_of(row.data)] == [b"at last"]
+        stream.close()
+        return came_s, loop.time() - written_s
+
+    config, fetch = service.config, service.fetch
+
+    async def counted(*arguments: Any, **more: Any) -> list[FetchResult]:
+        nonlocal fetches
+        fetches += 1
+        return await fetch(*arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "config", replace(config, waiting_fetches_max=0))
+        patch.setattr(service, "fetch", counted)
+        came_s, took_s = cluster.world.run(cluster.admin, follow)
+        cluster.world.run_for(3)
+    assert all(2.4 < later - earlier < 2.7 for earlier, later in pairwise(came_s)), came_s
+    assert took_s <= 1.1
+    assert fetches <= 20, "once a second, not in a circle"
 
 
 def test_a_fetch_stream_of_nothing_that_is_here_ends(world: World) -> None:
@@ -460,8 +544,8 @@ def test_where_a_reader_goes_on_is_behind_the_last_batch() -> None:
 
 
 def test_every_method_of_the_protos_has_its_handler() -> None:
-    doors = {"Log": LogDoor, "Cluster": ClusterDoor, "Admin": AdminDoor}
+    doors = {"Log": LogDoor, "Groups": GroupsDoor, "Cluster": ClusterDoor, "Admin": AdminDoor}
     assert set(doors) == {method.service for method in METHODS.values()}
     for method in METHODS.values():
         assert callable(getattr(doors[method.service], method.handler)), method.full_name
-    assert len(METHODS) == 33
+    assert len(METHODS) == 43

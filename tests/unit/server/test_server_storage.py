@@ -14,8 +14,6 @@ from uuid import UUID
 import pytest
 
 from tidelog.log.directories import DIRECTORY_ID, directory_name
-from tidelog.metadata.image import NIL, ClusterImage
-from tidelog.metadata.records import CreatePartition, CreateTopic, RegisterBroker
 from tidelog.model.errors import (
     CorruptStateError,
     InvalidRequestError,
@@ -23,7 +21,7 @@ from tidelog.model.errors import (
     UnformattedDirectoryError,
     WrongDirectoryError,
 )
-from tidelog.model.ids import NodeId, PartitionId, TopicId
+from tidelog.model.ids import PartitionId, TopicId
 from tidelog.raft.membership import Membership
 from tidelog.raft.snapshots import read_file
 from tidelog.raft.storage import FORMAT_KEY
@@ -31,7 +29,6 @@ from tidelog.server import uuids
 from tidelog.server.config import NodeConfig, load
 from tidelog.server.directories import NodeDirectories
 from tidelog.server.locks import DirectoryInUseError, DirectoryLock, holder_of
-from tidelog.server.lost_replicas import find_lost
 from tidelog.server.storage import (
     META,
     STATE,
@@ -333,40 +330,3 @@ class TestLock:
             child.kill()
         assert holder_of(str(tmp_path)) is None
         DirectoryLock(str(tmp_path), who="us").close()
-
-
-class TestLostReplicas:
-    """Broker 1 has directory 10; topic 5 has partitions there, elsewhere, and of no known place."""
-
-    HERE, AWAY = UUID(int=10), UUID(int=11)
-
-    def image(self) -> ClusterImage:
-        broker = RegisterBroker(broker=1, broker_epoch=1, incarnation=UUID(int=1), directories=(self.HERE, self.AWAY))
-        records = [broker, CreateTopic(topic_id=UUID(int=5), name="orders")]
-        places = [self.HERE, self.HERE, NIL, self.AWAY]
-        records += [
-            CreatePartition(topic_id=UUID(int=5), partition=n, replicas=(1,), directories=(at,), isr=(1,), leader=1)
-            for n, at in enumerate(places)
-        ]
-        return ClusterImage().apply_all(records)
-
-    def log(self, number: int) -> PartitionId:
-        return PartitionId(TopicId(UUID(int=5)), number)
-
-    def lost(self, *, present: set[PartitionId], bad: set[PartitionId]) -> list[int]:
-        found = find_lost(self.image(), NodeId(1), directories={self.HERE}, present=present, bad=bad)
-        assert {topic for topic, _ in found} <= {UUID(int=5)}
-        return [number for _, number in found]
-
-    def test_all_there_is_nothing_lost(self) -> None:
-        assert self.lost(present={self.log(0), self.log(1)}, bad=set()) == []
-
-    def test_a_log_that_should_be_in_a_working_directory_is_missing(self) -> None:
-        assert self.lost(present={self.log(0)}, bad=set()) == [1]
-
-    def test_what_was_never_made_or_is_in_a_failed_directory_is_not_missing(self) -> None:
-        assert 2 not in self.lost(present=set(), bad=set())
-        assert 3 not in self.lost(present=set(), bad=set())
-
-    def test_a_damaged_one_is_lost(self) -> None:
-        assert self.lost(present={self.log(0), self.log(1)}, bad={self.log(1)}) == [1]

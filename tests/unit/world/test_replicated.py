@@ -50,9 +50,13 @@ class Words:
 
 
 class ModelLog:
-    """Takes appends; the test commits, refuses, or lets an entry of the log's own in between."""
+    """Takes appends; the test commits, refuses, or lets an entry of the log's own in between.
 
-    def __init__(self) -> None:
+    In a `wide` one an entry takes an offset for each of its words, as in the log of a partition.
+    """
+
+    def __init__(self, *, is_wide: bool = False) -> None:
+        self.is_wide = is_wide
         self.entries: list[bytes] = [b"no-op"]
         self.epoch = E
         self.committed = 1
@@ -65,13 +69,20 @@ class ModelLog:
 
     @property
     def end_offset(self) -> Offset:
-        return Offset(len(self.entries))
+        return self.offset_of(len(self.entries))
+
+    def width(self, data: bytes) -> int:
+        return len(data.split()) if self.is_wide else 1
+
+    def offset_of(self, count: int) -> Offset:
+        """Where so many entries end."""
+        return Offset(sum(map(self.width, self.entries[:count])))
 
     async def append_at(self, data: bytes, *, at: Offset, epoch: Epoch) -> None:
         refusal = self.refuse_next.pop(0) if self.refuse_next else None
         if refusal is not None:
             raise refusal
-        if at != len(self.entries) or epoch != self.epoch:
+        if at != self.end_offset or epoch != self.epoch:
             raise MovedLogError("the log does not end there")
         self.entries.append(data)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -101,18 +112,18 @@ class ModelLog:
                 self.open = None
             elif self.open is not None:
                 self.open.append(data)
-            elif data != b"no-op":
+            elif not data.startswith(b"no-op"):
                 self.replayed = (*self.replayed, *data.decode().split())
-            mine = data != b"no-op" and self.owner.is_mine(Offset(self.committed - 1), self.epoch)
-            self.owner.committed(Offset(self.committed), self.replayed, mine=mine)
+            mine = not data.startswith(b"no-op") and self.owner.is_mine(self.offset_of(self.committed - 1), self.epoch)
+            self.owner.committed(self.offset_of(self.committed), self.replayed, mine=mine)
         for _, done in self.waiting:
             done.set_result(None)
         self.waiting.clear()
 
 
 class Bench:
-    def __init__(self, **more: Any) -> None:
-        self.log = ModelLog()
+    def __init__(self, *, is_wide: bool = False, **more: Any) -> None:
+        self.log = ModelLog(is_wide=is_wide)
         self.words = Words()
         self.machine: ReplicatedMachine[State] = ReplicatedMachine(self.words, self.log, (), **more)
         self.log.owner = self.machine
@@ -441,3 +452,96 @@ def test_an_error_of_ours_tells_everybody_who_waits_and_ends_the_node(where: str
         assert not bench.machine.is_leading
 
     run(test, on_failure=failures.append)
+
+
+def test_an_entry_takes_as_many_offsets_as_the_log_says() -> None:
+    async def test(bench: Bench) -> None:
+        asked = [bench.ask(word) for word in ("a", "b", "c")]
+        await bench.turns()
+        later = bench.ask("d")
+        await bench.turns()
+        assert bench.words.offsets == [1, 1, 1, 4], "the next append begins behind three records"
+        assert bench.machine.promised == ("a", "b", "c"), "one entry, whatever its width"
+        bench.log.commit()
+        await bench.turns()
+        bench.log.commit()
+        assert [await task for task in (*asked, later)] == [f"{word} is number {at}" for at, word in enumerate("abcd")]
+        assert bench.log.end_offset == bench.machine.applied == 5
+
+    run(test, is_wide=True)
+
+
+def test_a_wide_entry_of_the_logs_own_in_between_makes_it_decide_anew() -> None:
+    async def test(bench: Bench) -> None:
+        asked = [bench.ask(word) for word in ("a", "b")]
+        await asyncio.sleep(0)
+        bench.log.entries.append(b"no-op no-op")
+        await bench.turns()
+        assert bench.log.entries[1:] == [b"no-op no-op", b"a b"]
+        assert bench.words.offsets == [1, 1, 3, 3]
+        bench.log.commit()
+        assert [await task for task in asked] == ["a is number 0", "b is number 1"]
+
+    run(test, is_wide=True)
+
+
+def test_a_torn_decision_in_a_wide_log_is_aborted_and_the_next_one_stands_behind_that() -> None:
+    async def test(bench: Bench) -> None:
+        bench.log.refuse_next = [None, OverloadedError("too much")]
+        torn = [bench.ask(word) for word in ("large", "x")]
+        await bench.turns()
+        bench.log.commit()
+        for task in torn:
+            with pytest.raises(OverloadedError):
+                await task
+        asked = bench.ask("b")
+        for _ in range(2):
+            await bench.turns()
+            bench.log.commit()
+        assert await asked == "b is number 0"
+        assert bench.log.entries[1:] == [b"begin", b"abort", b"b"]
+
+    run(test, is_wide=True)
+
+
+def test_decisions_that_weigh_too_much_together_go_into_several_appends() -> None:
+    async def test(bench: Bench) -> None:
+        asked = [bench.ask(word) for word in ("aaa", "bb", "ccccc", "d")]
+        again = bench.ask("aaa")
+        await bench.turns()
+        assert bench.log.entries[1:] == [b"aaa bb"], "one append is under way at a time"
+        bench.log.commit()
+        await bench.turns()
+        assert [task.done() for task in asked] == [True, True, False, False]
+        assert not again.done(), "it was decided on all that came before it"
+        assert bench.machine.state == ("aaa", "bb")
+        bench.log.commit()
+        await bench.turns()
+        bench.log.commit()
+        assert [await task for task in asked] == [
+            "aaa is number 0",
+            "bb is number 1",
+            "ccccc is number 2",
+            "d is number 3",
+        ]
+        with pytest.raises(InvalidRequestError):
+            await again
+        assert bench.log.entries[1:] == [b"aaa bb", b"ccccc", b"d"]
+
+    run(test, is_wide=True, gather_max=5, weigh=lambda records: sum(map(len, records)))
+
+
+def test_whoever_waits_for_a_later_append_hears_of_a_loss_too() -> None:
+    async def test(bench: Bench) -> None:
+        asked = [bench.ask(word) for word in ("aaa", "bbb", "ccc")]
+        await bench.turns()
+        bench.machine.follow(OTHER)
+        with pytest.raises(UnknownOutcomeError):
+            await asked[0]
+        for task in asked[1:]:
+            with pytest.raises(NotLeaderError):
+                await task
+        bench.log.entries[1:] = []
+        bench.log.waiting.clear()
+
+    run(test, gather_max=3, weigh=lambda records: sum(map(len, records)))

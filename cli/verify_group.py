@@ -1,0 +1,117 @@
+"""`tidelog verify consume TOPIC --group G`: a member of a group that notes what it was given; several may run at once.
+
+It commits after each poll, and notes the commit when it is acknowledged. Ctrl-C ends it in order. Without --follow it
+ends when nothing has come for `IDLE_S`.
+"""
+
+import argparse
+import json
+import secrets
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from tidelog.cli import session
+from tidelog.cli.channel import bootstrap_of
+from tidelog.cli.main import EXIT_OK
+from tidelog.cli.verify import History, open_history
+from tidelog.client.consumer import Consumer
+from tidelog.client.consumer_errors import CommitFailedError, WakeupError
+from tidelog.client.record import ConsumerRecord, TopicPartition
+from tidelog.client.verify import GroupRecorder, parse_value
+from tidelog.world.real.clock import SystemClock
+
+IDLE_S = 3.0
+POLL_MS = 500
+
+
+def run(options: argparse.Namespace) -> int:
+    with session.errors_told(), open_history(options.history) as history:
+        consumer = Consumer(
+            bootstrap_of(options),
+            group=options.group,
+            client_id="tidelog-verify",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+        return _Member(options, consumer, history).run()
+
+
+class _Member:
+    def __init__(self, options: argparse.Namespace, consumer: Consumer, history: History) -> None:
+        self._options = options
+        self._consumer = consumer
+        self._recorder = GroupRecorder(secrets.token_hex(6), history.put, SystemClock().now_ms)
+        self._read = self._foreign = self._refused = 0
+        self._is_stopped = False
+
+    def run(self) -> int:
+        topic = self._options.topic
+        with self._consumer as consumer:
+            consumer.partitions_for(topic)  # a topic that is not there is told, not waited for
+            consumer.subscribe([topic], on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._revoked)
+            before = signal.signal(signal.SIGINT, self._stop)
+            try:
+                self._poll_all()
+            except WakeupError:
+                pass  # Ctrl-C ends it
+            finally:
+                signal.signal(signal.SIGINT, before)
+            held = sorted(consumer.assignment())
+            self._recorder.drained({place.partition: consumer.position(place) for place in held})
+        document: dict[str, Any] = {
+            "topic": topic,
+            "reader": self._recorder.member,
+            "read": self._read,
+            "foreign": self._foreign,
+        }
+        if self._options.output == "json":
+            print(json.dumps(document, indent=2))
+        else:
+            print(f"{self._read} records read, {self._foreign} that are not numbered")
+        if self._refused:
+            session.tell(f"{self._refused} commits were refused: the group had gone on without this member")
+        return EXIT_OK
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_stopped = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._consumer.wakeup()
+
+    def _assigned(self, places: list[TopicPartition]) -> None:
+        self._recorder.assigned({place.partition: self._consumer.position(place) for place in places})
+
+    def _revoked(self, places: list[TopicPartition]) -> None:
+        self._recorder.revoked(place.partition for place in places)
+
+    def _poll_all(self) -> None:
+        heard_s = time.monotonic()
+        while not self._is_stopped and (self._options.records is None or self._read < self._options.records):
+            records = self._consumer.poll(POLL_MS)
+            if records:
+                heard_s = time.monotonic()
+                self._note(records)
+            elif not self._options.follow and time.monotonic() - heard_s >= IDLE_S and self._consumer.assignment():
+                return
+
+    def _note(self, records: list[ConsumerRecord]) -> None:
+        rows: dict[int, list[tuple[int, str, int]]] = {}
+        for record in records:
+            found = parse_value(record.value)
+            if found is None:
+                self._foreign += 1
+                continue
+            run, partition, number = found
+            named = run if partition == record.partition else f"{run}@{partition}"
+            rows.setdefault(record.partition, []).append((record.offset, named, number))
+        for partition, given in rows.items():
+            self._recorder.polled(partition, given)
+            self._read += len(given)
+        offsets = {record.topic_partition: record.offset + 1 for record in records}
+        try:
+            self._consumer.commit(offsets)
+        except CommitFailedError:
+            self._refused += 1  # others have the partitions, and read it again
+            return
+        self._recorder.committed({place.partition: offset for place, offset in offsets.items()})

@@ -1,0 +1,85 @@
+"""What both consumers share: how a user's arguments are read, and how a core is made on the IO thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from random import Random
+
+from tidelog.client import io_thread
+from tidelog.client.async_consumer import ConsumerCore
+from tidelog.client.cluster import ClusterClient
+from tidelog.client.config import ClientConfig
+from tidelog.client.consumer_errors import SubscriptionError
+from tidelog.client.durations import time_ms
+from tidelog.client.hand import Hand
+from tidelog.client.names import ConsumerOptions
+from tidelog.client.record import TopicPartition
+from tidelog.world.real.clock import SystemClock
+
+Topics = str | Iterable[str] | re.Pattern[str] | None
+When = str | int | float | datetime | timedelta
+Partitions = TopicPartition | tuple[str, int]
+CLOSE_MS = 30_000
+
+
+def new_core(host: io_thread.IoThread, options: ConsumerOptions) -> Callable[[Hand], ConsumerCore]:
+    def make(hand: Hand) -> ConsumerCore:
+        cluster = ClusterClient(
+            options.bootstrap,
+            host.connections(options.bootstrap),
+            random=Random(),
+            clock=SystemClock(),
+            config=ClientConfig(
+                request_timeout_ms=options.request_timeout_ms,
+                retry_backoff_ms=options.retry_backoff_ms,
+                retry_backoff_max_ms=options.retry_backoff_max_ms,
+                metadata_max_age_ms=options.metadata_max_age_ms,
+                bootstrap_wait_ms=options.bootstrap_wait_ms,
+            ),
+        )
+        return ConsumerCore(cluster, options, hand)
+
+    return make
+
+
+def read_topics(topics: Topics, pattern: str | re.Pattern[str] | None) -> tuple[tuple[str, ...], str]:
+    """(names, pattern)"""
+    if isinstance(topics, re.Pattern):
+        if pattern is not None:
+            raise SubscriptionError("two patterns; join them with |")
+        topics, pattern = None, topics
+    names = (topics,) if isinstance(topics, str) else tuple(topics or ())
+    if wrong := [name for name in names if not isinstance(name, str) or not name]:
+        raise SubscriptionError(f"a topic is a name, not {wrong[0]!r}")
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern or ""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise SubscriptionError(f"the pattern '{text}' is no regular expression: {error}") from None
+    return tuple(dict.fromkeys(names)), text
+
+
+def read_partition(given: Partitions) -> TopicPartition:
+    if (
+        not isinstance(given, tuple)
+        or len(given) != 2
+        or not isinstance(given[0], str)
+        or not isinstance(given[1], int)
+        or isinstance(given[1], bool)
+    ):
+        raise SubscriptionError(f"a partition is TopicPartition(topic, number), not {given!r}")
+    return TopicPartition(*given)
+
+
+def read_partitions(given: Iterable[Partitions]) -> list[TopicPartition]:
+    return list(dict.fromkeys(read_partition(one) for one in given))
+
+
+def read_times(
+    when: When | Mapping[TopicPartition, When], partitions: Iterable[Partitions], now_ms: int
+) -> dict[TopicPartition, int]:
+    if isinstance(when, Mapping):
+        return {read_partition(name): time_ms(one, now_ms) for name, one in when.items()}
+    return dict.fromkeys(read_partitions(partitions), time_ms(when, now_ms))

@@ -1,0 +1,63 @@
+"""`Coordinators`: which broker coordinates a group, remembered until somebody finds that it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.client.metadata import address_of
+from tidelog.model.errors import ErrorCode, RemoteError, TidelogError, TransportError
+from tidelog.rpc.door import method_named
+from tidelog.rpc.v1 import groups_pb2 as pb
+
+_FIND = method_named("Groups", "FindCoordinator")
+
+ELSEWHERE = frozenset(
+    {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+)
+"""Errors that say: not here, or not now. Nothing was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorInfo:
+    node: int
+    address: str
+
+
+def is_passing(error: TidelogError) -> bool:
+    """Whether another attempt, perhaps at another broker, may do it."""
+    return isinstance(error, TransportError) or error.code in ELSEWHERE or error.retriable
+
+
+class Coordinators:
+    def __init__(self, cluster: ClusterClient) -> None:
+        self._cluster = cluster
+        self._known: dict[str, CoordinatorInfo] = {}
+
+    def forget(self, group: str) -> None:
+        self._known.pop(group, None)
+
+    async def find(self, group: str, *, timeout_ms: int | None = None) -> CoordinatorInfo:
+        """Raises the last error when time is up, and at once one that will not pass."""
+        known = self._known.get(group)
+        if known is not None:
+            return known
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + (timeout_ms or self._cluster.config.request_timeout_ms) / 1000
+        backoff = self._cluster.backoff()
+        request = pb.FindCoordinatorRequest(groups=[group], listener=self._cluster.config.listener)
+        while True:
+            left_ms = max(1, int((end_s - loop.time()) * 1000))
+            answer = await self._cluster.call(
+                _FIND, request, timeout_ms=left_ms, attempt_ms=self._cluster.config.attempt_timeout_ms
+            )
+            (row,) = answer.coordinators
+            error = error_in(row)
+            if error is None:
+                self._known[group] = found = CoordinatorInfo(row.broker, address_of(row.host, row.port))
+                return found
+            pause_s = backoff.next_s()
+            if not is_passing(error) or loop.time() + pause_s >= end_s:
+                raise RemoteError(f"group '{group}': {error}", code=error.code)
+            await asyncio.sleep(pause_s)

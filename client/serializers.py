@@ -1,0 +1,117 @@
+"""Objects to bytes and back: what a producer's `value_serializer` and a consumer's `value_deserializer` take.
+
+    tidelog.Producer("localhost:9292", value_serializer=tidelog.serializers.json)
+    tidelog.Consumer("localhost:9292", value_deserializer=tidelog.serializers.json)
+
+Each is called with an object and gives bytes; `load` is the way back. None stays None both ways: a null value is a
+record of its own kind. Any function from an object to bytes does as well, and so does an object with
+`serialize(topic, data)`, as Kafka's serializers have it.
+"""
+
+from __future__ import annotations
+
+import json as _json
+from collections.abc import Callable
+from struct import Struct, error
+from typing import Any
+from uuid import UUID
+
+from tidelog.client.errors import SerializationError
+
+_INTEGER, _LONG, _DOUBLE = Struct(">i"), Struct(">q"), Struct(">d")
+
+
+class Serializer:
+    """A pair of functions under a name."""
+
+    def __init__(self, name: str, dump: Callable[[Any], bytes], load: Callable[[bytes], Any]) -> None:
+        self.name = name
+        self._dump = dump
+        self._load = load
+
+    def __call__(self, data: Any) -> bytes | None:
+        return None if data is None else self._dump(data)
+
+    def load(self, data: bytes | None) -> Any:
+        return None if data is None else self._load(data)
+
+    def serialize(self, topic: str, data: Any) -> bytes | None:
+        return self(data)
+
+    def deserialize(self, topic: str, data: bytes | None) -> Any:
+        return self.load(data)
+
+    def __repr__(self) -> str:
+        return f"tidelog.serializers.{self.name}"
+
+
+def _plain(data: Any) -> bytes:
+    return bytes(data) if isinstance(data, (bytes, bytearray, memoryview)) else _wrong(data, "bytes")
+
+
+def _text(data: Any) -> bytes:
+    return data.encode() if isinstance(data, str) else _wrong(data, "str")
+
+
+def _wrong(data: Any, wanted: str) -> bytes:
+    raise TypeError(f"{wanted}, not {type(data).__name__}")
+
+
+def _packed(form: Struct) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    return form.pack, lambda data: form.unpack(data)[0]
+
+
+plain = Serializer("plain", _plain, bytes)
+"""Bytes as they are."""
+string = Serializer("string", _text, bytes.decode)
+"""str as UTF-8."""
+json = Serializer("json", lambda data: _json.dumps(data, separators=(",", ":")).encode(), _json.loads)
+"""Whatever Python's json takes, as UTF-8."""
+integer = Serializer("integer", *_packed(_INTEGER))
+"""32 bits, big endian, as Kafka's IntegerSerializer."""
+long = Serializer("long", *_packed(_LONG))
+"""64 bits, big endian, as Kafka's LongSerializer."""
+double = Serializer("double", *_packed(_DOUBLE))
+uuid = Serializer("uuid", lambda data: str(data).encode(), lambda data: UUID(data.decode()))
+"""As text, as Kafka's UUIDSerializer."""
+
+Dump = Callable[[str, Any, str], bytes | None]
+
+
+def dumper(given: Any) -> Dump | None:
+    """A user's serializer as (topic, data, what) -> bytes; its failures are SerializationErrors."""
+    if given is None:
+        return None
+    method = getattr(given, "serialize", None)
+
+    def dump(topic: str, data: Any, what: str) -> bytes | None:
+        try:
+            made = given(data) if method is None else method(topic, data)
+        except (TypeError, ValueError, error) as failure:
+            raise SerializationError(
+                f"{given!r} cannot serialize the {what}, of type {type(data).__name__}: {failure}"
+            ) from failure
+        if made is None or type(made) is bytes:
+            return made
+        if isinstance(made, (bytearray, memoryview)):
+            return bytes(made)
+        if isinstance(made, str):
+            return made.encode()
+        raise SerializationError(f"{given!r} gave {type(made).__name__} for the {what}, not bytes")
+
+    return dump
+
+
+def as_bytes(data: Any, what: str) -> bytes | None:
+    """Without a serializer: bytes, text as UTF-8, and None."""
+    if data is None or type(data) is bytes:
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    near = {int: "long", float: "double", UUID: "uuid"}.get(type(data), "json")
+    raise TypeError(
+        f"a {what} is bytes, str or None, not {type(data).__name__}: give the producer {what}_serializer="
+        f"tidelog.serializers.{near}"
+    )

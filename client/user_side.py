@@ -1,0 +1,327 @@
+"""`UserSide`: the half of a consumer that runs where its user is: in his thread, or on his loop.
+
+It decodes and gives out what the core hands over, and runs his callbacks. It is written once, as coroutines that wait
+for nothing but the core, by way of `way(job)`:
+
+    tidelog.aio.Consumer    awaits them; `way` brings a job to the IO thread and awaits its end
+    tidelog.Consumer        drives them by hand (`drive`): each thing that they wait for is a job, run while the thread
+                            stands still
+
+A call may be cut short (Ctrl-C, a cancelled task) at any point. What was given out and not told yet is told again by
+the next call, and what was handed over and did not arrive is asked for again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tidelog.client.async_consumer import HANDOVER_BYTES, ConsumerCore
+from tidelog.client.commits import Offsets, Told
+from tidelog.client.consumer_errors import SubscriptionError
+from tidelog.client.hand import Deserializer, Hand
+from tidelog.client.names import ConsumerOptions
+from tidelog.client.rebalance import Change, Listener, Rebalance
+from tidelog.client.record import ConsumerRecord, GroupMetadata, OffsetAndTimestamp, TopicPartition
+from tidelog.log.columns import Columns
+from tidelog.model.ids import PartitionId
+
+LOGGER = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Job = Coroutine[Any, Any, T]
+Way = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+_LONG_MS = 3_600_000.0
+ARROW_BYTES = 16 << 20
+
+
+class Asked:
+    """A wait for a job, in a coroutine that is driven by hand."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Coroutine[Any, Any, Any]) -> None:
+        self._job = job
+
+    def __await__(self) -> Generator[Coroutine[Any, Any, Any], Any, Any]:
+        return (yield self._job)
+
+
+def drive(work: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, Any]], Any]) -> T:
+    """The result of a coroutine that waits for `Asked` only; `run` does a job and gives its result."""
+    try:
+        job = work.send(None)
+        while True:
+            try:
+                result = run(job)
+            except BaseException as error:
+                job = work.throw(error)
+            else:
+                job = work.send(result)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+
+
+async def _call(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    return work(*arguments, **named)
+
+
+def deserializer_of(given: Any) -> Deserializer | None:
+    """What a user gives, as (topic, bytes) -> value."""
+    if given is None:
+        return None
+    method: Deserializer | None = getattr(given, "deserialize", None)
+    return method if method is not None else lambda _topic, data: given(data)
+
+
+def _methods(interceptors: Sequence[object], name: str) -> list[Callable[..., Any]]:
+    return [method for one in interceptors if (method := getattr(one, name, None)) is not None]
+
+
+class UserSide:
+    def __init__(
+        self,
+        make_core: Callable[[Hand], ConsumerCore],
+        options: ConsumerOptions,
+        way: Way,
+        now_s: Callable[[], float],
+    ) -> None:
+        self.options = options
+        self.hand = Hand(
+            deserializer_of(options.key_deserializer),
+            deserializer_of(options.value_deserializer),
+            checks=options.check_crcs,
+            interceptors=_methods(options.interceptors, "on_consume"),
+        )
+        self.core = make_core(self.hand)
+        self.core.hear_commits(_methods(options.interceptors, "on_commit"))
+        self._way = way
+        self._now_s = now_s
+        self._listener = Listener()
+        self._received = 0
+        self._untold: dict[PartitionId, tuple[int, int]] = {}
+        self._is_in_callback = False
+
+    def now_ms(self) -> int:
+        return self.core.cluster.clock.now_ms()
+
+    async def _do(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """A call of the core that does not wait, on its own thread."""
+        found: T = await self._way(_call(work, *arguments, **named))
+        return found
+
+    async def _tell(self, job: Callable[[dict[PartitionId, tuple[int, int]]], Job[T]]) -> T:
+        """A job that gets what was given out and not told yet."""
+        self._untold |= self.hand.marks()
+        marks = dict(self._untold)
+        found: T = await self._way(job(marks))
+        for partition, mark in marks.items():
+            if self._untold.get(partition) == mark:
+                del self._untold[partition]
+        return found
+
+    def _drop(self, partitions: Iterable[PartitionId]) -> None:
+        gone = set(partitions)
+        self.hand.drop(gone)
+        for partition in gone:
+            self._untold.pop(partition, None)
+
+    # What to read.
+
+    async def subscribe(self, topics: Sequence[str], pattern: str, listener: Listener) -> None:
+        await self._way(self.core.subscribe(topics, pattern, announces=listener.on_assigned is not None))
+        self._listener = listener
+
+    async def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        before = await self._do(lambda: set(self.core.positions.held))
+        await self._tell(lambda marks: self._assign(marks, partitions))
+        self._drop(before - await self._do(lambda: set(self.core.positions.held)))
+
+    async def _assign(self, marks: Any, partitions: Sequence[TopicPartition]) -> None:
+        self.core.positions.note(marks)
+        await self.core.assign(partitions)
+
+    async def unsubscribe(self) -> None:
+        await self._leave(is_done=True, timeout_ms=self.options.default_api_timeout_ms)
+        await self._way(self.core.unsubscribed())
+        self._listener = Listener()
+
+    async def _leave(self, *, is_done: bool, timeout_ms: int) -> None:
+        rebalance = await self._tell(lambda marks: self.core.leaving(marks, is_done=is_done, timeout_ms=timeout_ms))
+        held = await self._do(lambda: set(self.core.positions.held))
+        try:
+            if rebalance is not None:
+                await self._carry_out(rebalance, is_last=True)
+        finally:
+            self._drop(held)
+
+    # Out.
+
+    async def poll(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
+        count = max_records or self.options.max_poll_records
+        return await self._gather(timeout_ms, lambda: self.hand.take(count)) or []
+
+    async def poll_columns(
+        self, timeout_ms: float, max_records: int | None
+    ) -> list[tuple[str, int, Columns, int, int]]:
+        count = max_records or 1 << 62
+        found = await self._gather(timeout_ms, lambda: self.hand.take_columns(count), bytes_max=ARROW_BYTES)
+        return found or []
+
+    async def fill(self, timeout_ms: float | None = None) -> bool:
+        """Until `hand.rows` has records; False if it has none when time is up. Without a limit: however long."""
+        found = bool(await self._gather(timeout_ms, self.hand.load))
+        self.hand.is_one_by_one = True
+        return found
+
+    async def _gather(
+        self, timeout_ms: float | None, take: Callable[[], T], *, bytes_max: int = HANDOVER_BYTES
+    ) -> T | None:
+        if self._is_in_callback:
+            raise SubscriptionError("a rebalance callback cannot poll: return from it first")
+        self.run_ended_commits()
+        end_s = self._now_s() + (_LONG_MS if timeout_ms is None else timeout_ms) / 1000
+        while True:
+            if self.hand.attention:
+                await self._attend()
+            if found := take():
+                return found
+            left_ms = _LONG_MS if timeout_ms is None else max(0.0, (end_s - self._now_s()) * 1000)
+            handed = await self._tell(
+                lambda marks, left_ms=left_ms: self.core.poll(  # type: ignore[misc]
+                    left_ms, marks, received=self._received, bytes_max=bytes_max
+                )
+            )
+            self._received = handed.number
+            self.run_ended_commits()
+            if handed.rebalance is not None:
+                await self._carry_out(handed.rebalance)
+            elif handed.pieces:
+                self.hand.put(handed.pieces)
+            elif timeout_ms is not None:
+                return None
+
+    async def _attend(self) -> None:
+        """Carry out what is due before anything more is given out."""
+        while self.hand.attention:
+            self.hand.attention = False
+            self.run_ended_commits()
+            handed = await self._tell(lambda marks: self.core.next_change(marks, received=self._received))
+            if handed is None:
+                continue
+            self._received = handed.number
+            if handed.rebalance is not None:
+                await self._carry_out(handed.rebalance)
+            else:
+                self.hand.put(handed.pieces)
+                self.hand.attention = True
+
+    async def _carry_out(self, rebalance: Rebalance, *, is_last: bool = False) -> None:
+        if rebalance.change is not Change.ASSIGNED:
+            self._drop(rebalance.partitions)
+        callback = self._listener.callback(rebalance.change)
+        self._is_in_callback = True
+        try:
+            if callback is not None:
+                waiting = callback(list(rebalance.names))
+                if inspect.isawaitable(waiting):
+                    await waiting
+        finally:
+            self._is_in_callback = False
+            if not is_last:
+                await self._do(self.core.finished, rebalance)
+                self.hand.attention = True  # there may be more
+
+    def run_ended_commits(self) -> None:
+        """Callbacks of commits, in the user's own thread."""
+        ended = self.core.ended_commits
+        while ended:
+            ended.popleft()()
+
+    def _close_interceptors(self) -> None:
+        for close in _methods(self.options.interceptors, "close"):
+            try:
+                close()
+            except Exception:
+                LOGGER.exception("an interceptor failed: close")
+
+    # Positions.
+
+    async def commit(self, offsets: Offsets | None, timeout_ms: int | None) -> None:
+        await self._tell(lambda marks: self.core.commit(marks, offsets, timeout_ms=timeout_ms))
+        self.run_ended_commits()
+
+    async def commit_once(self, offsets: Offsets | None, told: Told | None) -> None:
+        await self._tell(lambda marks: self.core.commit_once(marks, offsets, told))
+
+    async def position(self, name: TopicPartition) -> int:
+        return await self._tell(lambda marks: self.core.position(name, marks))
+
+    async def seek(self, name: TopicPartition, offset: int, leader_epoch: int) -> None:
+        held = await self._do(self.core.held, name)
+        await self._do(self.core.seek, name, offset, epoch=leader_epoch)
+        self._drop([held.partition])
+
+    async def seek_to(self, names: Sequence[TopicPartition], where: str | int) -> None:
+        chosen = list(names) or sorted(await self._do(self.core.assignment))
+        places = [(await self._do(self.core.held, name)).partition for name in chosen]
+        await self._way(self.core.seek_to(chosen, where))
+        self._drop(places)
+
+    async def seek_to_times(self, times: Mapping[TopicPartition, int]) -> None:
+        for name, time_ms in times.items():
+            await self.seek_to([name], time_ms)
+
+    async def pause(self, names: Sequence[TopicPartition]) -> None:
+        held = [await self._do(self.core.held, name) for name in names]
+        await self._tell(lambda marks: _call(self.core.pause, names, marks))
+        self._drop([one.partition for one in held])
+
+    async def resume(self, names: Sequence[TopicPartition]) -> None:
+        await self._do(self.core.resume, names)
+
+    # Questions.
+
+    async def assignment(self) -> set[TopicPartition]:
+        return await self._do(self.core.assignment)
+
+    async def paused(self) -> set[TopicPartition]:
+        return await self._do(self.core.paused)
+
+    async def group_metadata(self) -> GroupMetadata:
+        return await self._do(self.core.group_metadata)
+
+    async def committed(self, names: Sequence[TopicPartition]) -> Any:
+        return await self._way(self.core.committed(names))
+
+    async def ends(self, names: Sequence[TopicPartition], *, is_start: bool) -> dict[TopicPartition, int]:
+        found: dict[TopicPartition, int] = await self._way(self.core.lookups.ends(names, is_start=is_start))
+        return found
+
+    async def times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = await self._way(self.core.lookups.times(times))
+        return found
+
+    async def partitions_for(self, topic: str) -> list[TopicPartition]:
+        found: list[TopicPartition] = await self._way(self.core.lookups.partitions_for(topic))
+        return found
+
+    async def metrics(self) -> dict[str, float]:
+        found = await self._do(self.core.metrics)
+        return {"records_consumed": self.hand.records, "bytes_consumed": self.hand.bytes, **found}
+
+    # The end.
+
+    async def close(self, timeout_ms: int, *, is_done: bool) -> None:
+        """`is_done`: all that was given out is processed, and is committed if commits are automatic."""
+        end_s = self._now_s() + timeout_ms / 1000
+        try:
+            await self._leave(is_done=is_done, timeout_ms=timeout_ms)
+        finally:
+            left_ms = max(1, int((end_s - self._now_s()) * 1000))
+            await self._way(self.core.close(timeout_ms=left_ms))
+            self.run_ended_commits()
+            self._close_interceptors()

@@ -1,0 +1,506 @@
+"""Consumer groups: members say what they read and hold; the coordinator decides who shall hold what.
+
+State of a group (`state.Group`): its epoch, which counts changes of membership, subscriptions and topics; a target for
+each member, made by the assignor with that epoch; and what each member was told (`CurrentValue`):
+
+    assigned   what it shall hold                        } both are its own: nobody else has them
+    revoking   what it shall give up, until it says so   }
+    epoch      the group's epoch when its part last changed; `previous_epoch`: the one before
+
+Transitions of a member, on a heartbeat that carries its epoch (`_reconcile`):
+
+    target lacks something of it    epoch := group's;  assigned := own & target;  revoking := own - target
+    revoking, reports owned without it                 revoking := {}: others can have it
+    revoking nothing, and something of its target is free
+                                    epoch := group's;  assigned |= what is free
+    otherwise                       nothing: no record
+
+So: give up first, then take over, and what is not free yet comes as soon as it is (`pending_news`). A member whose part
+of the target has not changed is left alone, and so is its epoch: a change in a group of a thousand members costs as
+many records as members that it moves.
+
+Why an old report gives nothing away. What a member has to give up is always told under a new epoch. A report counts
+only if it carries that epoch, so it was sent by a member that has seen the answer, and with it all answers before it:
+nothing that it was told to take over earlier can still be on its way. On a stream answers and heartbeats cross; one
+with the previous epoch is answered with everything again, counts for nothing and leads nowhere. For that reason a
+member is never more than one epoch behind what it was told.
+
+What that asks of a member: it takes answers in their order; a heartbeat carries the epoch of the last answer taken; its
+`owned` is all that it holds at that moment, so also what it is still giving up; once it has taken an answer it takes
+nothing over that only an older one gave it. After a break it says `owned`; after FENCED_MEMBER_EPOCH or
+UNKNOWN_MEMBER_ID it lets go of everything and joins.
+
+Invariants (`state.validate`, and the property tests):
+- a partition has at most one owner: taken over only if nobody holds it, given up only by a report as above, by leaving,
+  or when the member is put out;
+- what is in a member's old and new target is never revoked;
+- when all members answer, every one ends at its target, and every subscribed partition has an owner.
+
+Static members: one that leaves with -2 is away: it holds nothing, but keeps its place (`epoch` -2) until its session is
+over; who joins under the same instance id gets the place, with no change for the others. What a new target takes from
+a member that is away is free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tidelog.coordinator.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Subscriber, assign
+from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.patterns import compile_pattern
+from tidelog.coordinator.records import (
+    NO_PARTITIONS,
+    CurrentValue,
+    GroupRecord,
+    GroupValue,
+    Key,
+    Kind,
+    MemberValue,
+    Partitions,
+    TargetValue,
+    Value,
+    classic_key,
+    group_key,
+    member_key,
+    sorted_partitions,
+)
+from tidelog.coordinator.requests import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ExpireMember,
+    Heartbeat,
+    HeartbeatReply,
+    RefreshTopics,
+    RemoveMembers,
+    TopicsView,
+)
+from tidelog.coordinator.state import CoordinatorState, Group, apply_to_group
+from tidelog.coordinator.subscriptions import Resolver, group_digest
+from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.model.group_errors import (
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    GroupFullError,
+    GroupIdNotFoundError,
+    InconsistentGroupProtocolError,
+    InvalidGroupIdError,
+    InvalidPatternError,
+    InvalidSessionTimeoutError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+    UnsupportedAssignorError,
+)
+from tidelog.model.maps import Map, sorted_items
+
+Records = list[GroupRecord]
+_MEMBER_KINDS = (Kind.MEMBER, Kind.TARGET, Kind.CURRENT)
+_NOBODY = MemberValue()
+_BORN = CurrentValue(epoch=JOIN_EPOCH)
+
+
+class _Change:
+    """A group and the records that have led it where it is now."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._last: dict[Key, GroupRecord] = {}
+
+    @property
+    def records(self) -> Records:
+        """The last of each key, in the order in which they were made."""
+        return list(self._last.values())
+
+    def add(self, records: Iterable[GroupRecord]) -> None:
+        records = list(records)
+        self.group = apply_to_group(self.group, records)
+        for record in records:
+            self._last.pop(record.key, None)
+            self._last[record.key] = record
+
+    def put(self, kind: Kind, member_id: str, value: Value | None) -> GroupRecord:
+        return GroupRecord(member_key(kind, self.group.group_id, member_id), value)
+
+
+# ---- Requests
+
+
+def heartbeat(state: CoordinatorState, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
+    _check(request, limits)
+    group = state.group(request.group) or Group(request.group)
+    if group.classic is not None and group.classic.members:
+        raise InconsistentGroupProtocolError(
+            f"group {request.group!r} has {len(group.classic.members)} members of the classic protocol;"
+            " the consumer protocol can be used once they have left"
+        )
+    if request.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+        return _leave(group, request)
+    if request.member_epoch == JOIN_EPOCH:
+        return _join(group, request, limits)
+    return _go_on(group, request, limits)
+
+
+def expire_member(state: CoordinatorState, request: ExpireMember, limits: GroupLimits) -> tuple[Records, None]:
+    group = state.group(request.group)
+    current = None if group is None else group.currents.get(request.member_id)
+    if group is None or current is None or current.epoch != request.member_epoch:
+        return [], None
+    return _without(group, [request.member_id], request.view, request.now_ms), None
+
+
+def remove_members(
+    state: CoordinatorState, request: RemoveMembers, limits: GroupLimits
+) -> tuple[Records, dict[str, TidelogError | None]]:
+    group = state.group(request.group)
+    if group is None:
+        raise GroupIdNotFoundError(f"there is no group {request.group!r} here")
+    if group.classic is not None and group.classic.members:
+        raise InconsistentGroupProtocolError(f"the members of group {request.group!r} are of the classic protocol")
+    if not request.member_ids and not request.instance_ids:
+        names = {member_id: member_id for member_id in sorted(group.members)}
+    else:
+        names = {name: name if name in group.members else "" for name in request.member_ids}
+        names |= {name: group.instances.get(name, "") for name in request.instance_ids}
+    reply: dict[str, TidelogError | None] = {
+        name: None if member_id else UnknownMemberIdError(f"{name!r} is no member of group {request.group!r}")
+        for name, member_id in names.items()
+    }
+    leaving = sorted({member_id for member_id in names.values() if member_id})
+    return _without(group, leaving, request.view, request.now_ms) if leaving else [], reply
+
+
+def refresh_topics(state: CoordinatorState, request: RefreshTopics, limits: GroupLimits) -> tuple[Records, None]:
+    group = state.group(request.group)
+    if group is None or group.info is None or not group.members:
+        return [], None
+    resolver = Resolver(request.view)
+    if group_digest(group.members, resolver) == group.info.topics_digest:
+        return [], None
+    change = _Change(group)
+    _retarget(change, resolver)
+    return change.records, None
+
+
+def pending_news(before: CoordinatorState, after: CoordinatorState, group_id: str) -> tuple[str, ...]:
+    """The members of the group, in order, for whom a heartbeat on `after` would change something: something to give up,
+    or something that has become free for them. Empty if the group is the same as `before`."""
+    group = after.group(group_id)
+    if group is None or group is before.group(group_id):
+        return ()
+    return tuple(sorted(member_id for member_id in group.currents if _has_news(group, member_id)))
+
+
+def _has_news(group: Group, member_id: str) -> bool:
+    current, target = group.currents[member_id], group.targets.get(member_id)
+    if target is None or current.epoch == STATIC_LEAVE_EPOCH:
+        return False
+    if target.partitions is current.assigned and not current.revoking:
+        return False
+    return _reconcile(group, member_id) is not current
+
+
+# ---- Joining, going on, leaving
+
+
+def _check(request: Heartbeat, limits: GroupLimits) -> None:
+    """What can be said of a heartbeat without looking at the group."""
+    if not request.group or len(request.group) > limits.name_length_max:
+        raise InvalidGroupIdError(f"a group id has 1 to {limits.name_length_max} characters")
+    if not request.member_id:
+        raise InvalidRequestError("a heartbeat names its member: choose an id, a random UUID, before joining")
+    for name in (request.member_id, request.instance_id, request.rack, request.client_id, request.client_host):
+        if len(name) > limits.name_length_max:
+            raise InvalidRequestError(f"a name of {len(name)} characters is over the limit of {limits.name_length_max}")
+    if request.member_epoch < STATIC_LEAVE_EPOCH:
+        raise InvalidRequestError(f"there is no member epoch {request.member_epoch}")
+    if request.member_epoch == JOIN_EPOCH and request.owned:
+        raise InvalidRequestError("who joins holds nothing: give up what you hold first")
+    if request.member_epoch == STATIC_LEAVE_EPOCH and not request.instance_id:
+        raise InvalidRequestError("only a member with an instance id can leave for a while (epoch -2)")
+    if request.topics is not None and len(request.topics) > limits.topics_max:
+        raise InvalidRequestError(f"a subscription to {len(request.topics)} topics is over {limits.topics_max}")
+    if request.pattern:
+        if len(request.pattern) > limits.pattern_length_max:
+            raise InvalidPatternError(f"a pattern has at most {limits.pattern_length_max} characters")
+        compile_pattern(request.pattern)
+    if request.assignor and request.assignor not in ASSIGNORS:
+        raise UnsupportedAssignorError(f"no assignor {request.assignor!r}; there are {', '.join(sorted(ASSIGNORS))}")
+    session = request.session_timeout_ms
+    if session and not limits.session_timeout_min_ms <= session <= limits.session_timeout_max_ms:
+        raise InvalidSessionTimeoutError(
+            f"a session timeout of {session} ms is outside of {limits.session_timeout_min_ms}"
+            f" to {limits.session_timeout_max_ms} ms"
+        )
+    if request.rebalance_timeout_ms < 0:
+        raise InvalidRequestError(f"a rebalance timeout of {request.rebalance_timeout_ms} ms")
+
+
+def _join(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
+    """A new member, one under the instance id of a member that is away, or one that begins again: it holds nothing."""
+    member_id = request.member_id
+    value = _wanted(request, _NOBODY, limits)
+    before: MemberValue | None
+    change = _Change(group)
+    place = group.instances.get(request.instance_id) if request.instance_id else None
+    if place is not None and place != member_id:
+        if group.currents[place].epoch != STATIC_LEAVE_EPOCH:
+            raise UnreleasedInstanceIdError(
+                f"member {place!r} lives under the instance id {request.instance_id!r} of group {group.group_id!r}"
+            )
+        is_there = member_id in group.members
+        before = _take_place(change, place, member_id, value)
+        if is_there:
+            before = None  # what it had itself has to be dealt anew
+    elif member_id in group.members:
+        before = group.members[member_id]
+        change.add(_begin_again(change, member_id, value))
+    else:
+        if len(group.members) >= limits.members_max:
+            raise GroupFullError(f"group {group.group_id!r} has {len(group.members)} members, the most it may have")
+        before = None
+        change.add(
+            (
+                change.put(Kind.MEMBER, member_id, value),
+                change.put(Kind.TARGET, member_id, TargetValue()),
+                change.put(Kind.CURRENT, member_id, _BORN),
+            )
+        )
+    if before is None or _is_redealt(group, before, value, change.group):
+        _retarget(change, Resolver(request.view))
+    _let_go(change, member_id)
+    _move_on(change, member_id)
+    return change.records, _reply(change.group, member_id, is_told=True)
+
+
+def _take_place(change: _Change, place: str, member_id: str, value: MemberValue) -> MemberValue:
+    """The new member under the instance id of one that is away has its target, and holds what that one held."""
+    group = change.group
+    before, target, current = group.members[place], group.targets[place], group.currents[place]
+    taken = replace(_BORN, epoch=group.epoch, assigned=current.assigned)
+    change.add(change.put(kind, place, None) for kind in _MEMBER_KINDS)
+    change.add(
+        (
+            change.put(Kind.MEMBER, member_id, value),
+            change.put(Kind.TARGET, member_id, target),
+            change.put(Kind.CURRENT, member_id, taken),
+        )
+    )
+    return before
+
+
+def _begin_again(change: _Change, member_id: str, value: MemberValue) -> Records:
+    """The answer to a join was lost, or the member was fenced and has let go of everything."""
+    group = change.group
+    records: Records = []
+    if value != group.members[member_id]:
+        records.append(change.put(Kind.MEMBER, member_id, value))
+    current = group.currents[member_id]
+    if current.epoch == STATIC_LEAVE_EPOCH:
+        records.append(change.put(Kind.CURRENT, member_id, replace(current, epoch=group.epoch)))
+    return records
+
+
+def _let_go(change: _Change, member_id: str) -> None:
+    """Who joins holds nothing: what it does not get back is free at once."""
+    group = change.group
+    current = group.currents[member_id]
+    kept = current.assigned & group.targets[member_id].partitions
+    if current.revoking or len(kept) < len(current.assigned):
+        began = CurrentValue(epoch=group.epoch, assigned=kept, extra=current.extra)
+        change.add([change.put(Kind.CURRENT, member_id, began)])
+
+
+def _go_on(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
+    member_id = request.member_id
+    before, current = _member(group, request)
+    held = current.assigned | current.revoking
+    is_behind = request.member_epoch != current.epoch
+    if is_behind and (
+        request.member_epoch != current.previous_epoch or not (request.owned is None or request.owned <= held)
+    ):
+        raise FencedMemberEpochError(
+            f"member {member_id!r} of group {group.group_id!r} comes with epoch {request.member_epoch};"
+            f" its epoch is {current.epoch}"
+        )
+    change = _Change(group)
+    value = _wanted(request, before, limits)
+    if value != before:
+        change.add([change.put(Kind.MEMBER, member_id, value)])
+        if _is_redealt(group, before, value, change.group):
+            _retarget(change, Resolver(request.view))
+    if not is_behind:
+        _move_on(change, member_id, owned=request.owned)
+    after = change.group.currents[member_id]
+    is_told = (
+        is_behind
+        or bool(after.revoking)
+        or after.assigned != current.assigned
+        or (request.owned is not None and request.owned != after.assigned)
+    )
+    return change.records, _reply(change.group, member_id, is_told=is_told)
+
+
+def _leave(group: Group, request: Heartbeat) -> tuple[Records, HeartbeatReply]:
+    member_id = request.member_id
+    _, current = _member(group, request)
+    reply = HeartbeatReply(member_id, request.member_epoch, None, 0)
+    if request.member_epoch == LEAVE_EPOCH:
+        return _without(group, [member_id], request.view, request.now_ms), reply
+    if current.epoch == STATIC_LEAVE_EPOCH:
+        return [], reply
+    change = _Change(group)
+    kept = current.assigned & group.targets[member_id].partitions
+    away = CurrentValue(epoch=STATIC_LEAVE_EPOCH, assigned=kept, extra=current.extra)
+    change.add([change.put(Kind.CURRENT, member_id, away)])
+    return change.records, reply
+
+
+def _member(group: Group, request: Heartbeat) -> tuple[MemberValue, CurrentValue]:
+    """The member that a heartbeat comes from; raises if it is not, or not any more."""
+    if request.instance_id:
+        place = group.instances.get(request.instance_id)
+        if place is not None and place != request.member_id:
+            raise FencedInstanceIdError(
+                f"another member has taken the place of {request.member_id!r} under the instance id"
+                f" {request.instance_id!r} of group {group.group_id!r}"
+            )
+    member, current = group.members.get(request.member_id), group.currents.get(request.member_id)
+    if member is None or current is None or (request.instance_id and member.instance_id != request.instance_id):
+        raise UnknownMemberIdError(f"{request.member_id!r} is no member of group {group.group_id!r}: join (epoch 0)")
+    return member, current
+
+
+def _wanted(request: Heartbeat, before: MemberValue, limits: GroupLimits) -> MemberValue:
+    """What the member wants now; what a heartbeat leaves out is as before."""
+    return replace(
+        before,
+        instance_id=before.instance_id or request.instance_id,
+        rack=request.rack or before.rack,
+        client_id=request.client_id or before.client_id,
+        client_host=request.client_host or before.client_host,
+        topics=before.topics if request.topics is None else tuple(sorted(set(request.topics))),
+        pattern=before.pattern if request.pattern is None else request.pattern,
+        assignor=request.assignor or before.assignor,
+        session_timeout_ms=request.session_timeout_ms or before.session_timeout_ms or limits.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms or before.rebalance_timeout_ms or limits.rebalance_timeout_ms,
+    )
+
+
+def _is_redealt(group: Group, before: MemberValue, after: MemberValue, changed: Group) -> bool:
+    """Whether what a member wants now asks for a new target."""
+    if (before.topics, before.pattern, before.rack) != (after.topics, after.pattern, after.rack):
+        return True
+    return group.info is None or _chosen(changed.members) != group.info.assignor
+
+
+def _without(group: Group, leaving: Iterable[str], view: TopicsView, now_ms: int) -> Records:
+    change = _Change(group)
+    change.add(change.put(kind, member_id, None) for member_id in leaving for kind in _MEMBER_KINDS)
+    _retarget(change, Resolver(view), now_ms=now_ms)
+    return change.records
+
+
+# ---- The target, and the way there
+
+
+def _chosen(members: Map[str, MemberValue]) -> str:
+    """The assignor that most members ask for; among equals the default, then by name."""
+    votes: dict[str, int] = {}
+    for member in members.values():
+        if member.assignor in ASSIGNORS:
+            votes[member.assignor] = votes.get(member.assignor, 0) + 1
+    if not votes:
+        return DEFAULT_ASSIGNOR
+    return min(votes, key=lambda name: (-votes[name], name != DEFAULT_ASSIGNOR, name))
+
+
+def _retarget(change: _Change, resolver: Resolver, *, now_ms: int = -1) -> None:
+    """A new epoch of the group, with a target for each of its members. `now_ms` is since when it is empty, if it is."""
+    group = change.group
+    epoch = group.epoch + 1
+    assignor = _chosen(group.members)
+    members = dict(sorted_items(group.members))
+    subscribers = {
+        member_id: Subscriber(resolver.of(member), member.rack, member.instance_id)
+        for member_id, member in members.items()
+    }
+    previous = {member_id: group.targets[member_id].partitions for member_id in members}
+    made = assign(assignor, resolver.topics, subscribers, previous)
+    info = replace(
+        group.info or GroupValue(epoch=0),
+        epoch=epoch,
+        assignor=assignor,
+        topics_digest=group_digest(members, resolver),
+        empty_since_ms=-1 if members else now_ms,
+    )
+    records: Records = []
+    if group.classic is not None:
+        records.append(GroupRecord(classic_key(group.group_id), None))
+    records.append(GroupRecord(group_key(group.group_id), info))
+    for member_id, partitions in made.items():
+        if partitions != previous[member_id]:
+            records.append(change.put(Kind.TARGET, member_id, replace(group.targets[member_id], partitions=partitions)))
+        current = group.currents[member_id]
+        if current.epoch == STATIC_LEAVE_EPOCH and not current.assigned <= partitions:
+            trimmed = replace(current, assigned=current.assigned & partitions)
+            records.append(change.put(Kind.CURRENT, member_id, trimmed))
+    change.add(records)
+
+
+def _move_on(change: _Change, member_id: str, *, owned: Partitions | None = None) -> None:
+    """Lead the member on its way; `owned` is what it holds, as reported with its present epoch."""
+    group = change.group
+    before = group.currents[member_id]
+    if before.revoking and owned is not None and not before.revoking & owned:
+        before = replace(before, revoking=NO_PARTITIONS)
+        change.add([change.put(Kind.CURRENT, member_id, before)])
+    after = _reconcile(change.group, member_id)
+    if after is not before:
+        change.add([change.put(Kind.CURRENT, member_id, after)])
+
+
+def _reconcile(group: Group, member_id: str) -> CurrentValue:
+    """What the member shall be told now; the very same object if there is nothing new."""
+    current, target = group.currents[member_id], group.targets[member_id].partitions
+    if current.epoch == JOIN_EPOCH:
+        current = replace(current, epoch=group.epoch, previous_epoch=-1)
+    own = current.assigned | current.revoking
+    if not current.assigned <= target or current.revoking & target:
+        assert group.epoch > current.epoch, "a target changes only with the epoch"
+        leaving = own - target
+        current = replace(
+            current,
+            epoch=group.epoch,
+            previous_epoch=current.epoch,
+            assigned=own & target,
+            revoking=leaving,
+            gained=NO_PARTITIONS,
+        )
+    if current.revoking or len(current.assigned) == len(target):
+        return current
+    owners = group.owners
+    free = frozenset(partition for partition in target - current.assigned if partition not in owners)
+    if not free:
+        return current
+    is_new_epoch = group.epoch != current.epoch
+    assigned = current.assigned | free
+    return replace(
+        current,
+        epoch=group.epoch,
+        previous_epoch=current.epoch if is_new_epoch else current.previous_epoch,
+        assigned=target if len(assigned) == len(target) else assigned,
+        gained=free if is_new_epoch else current.gained | free,
+    )
+
+
+def _reply(group: Group, member_id: str, *, is_told: bool) -> HeartbeatReply:
+    member, current = group.members[member_id], group.currents[member_id]
+    return HeartbeatReply(
+        member_id,
+        current.epoch,
+        tuple(sorted_partitions(current.assigned)) if is_told else None,
+        member.session_timeout_ms,
+        is_revoking=bool(current.revoking),
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+    )

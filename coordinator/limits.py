@@ -1,0 +1,28 @@
+"""What bounds a group; the defaults are Kafka's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimits:
+    session_timeout_ms: int = 45_000
+    session_timeout_min_ms: int = 6_000
+    session_timeout_max_ms: int = 1_800_000
+    heartbeat_interval_ms: int = 3_000
+    rebalance_timeout_ms: int = 300_000
+    members_max: int = 1_000
+    """group.consumer.max.size; of classic groups group.max.size."""
+    offset_metadata_bytes_max: int = 4_096
+    initial_rebalance_delay_ms: int = 3_000
+    """Of a classic group: how long an empty one waits for more members before it deals."""
+    name_length_max: int = 1_024
+    """Of group ids, member ids, instance ids, racks, client ids."""
+    topics_max: int = 10_000
+    """Names in one subscription."""
+    pattern_length_max: int = 1_024
+    offsets_per_request_max: int = 10_000
+    expired_per_decision_max: int = 1_000
+    classic_metadata_bytes_max: int = 256 << 10
+    """Of one classic member: its subscriptions under all protocols, or its assignment."""

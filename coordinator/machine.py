@@ -1,0 +1,113 @@
+"""The group coordinator's pure machine: requests in, decisions and replies out; and the questions on a state.
+
+    machine = GroupMachine(GroupLimits(...))
+    decisions, reply = machine.decide(state, request, offset=...)     raises the refusal; changes nothing
+    state = machine.apply(state, decisions)
+    entries = machine.encode(decisions)                               record batches for the log
+    state = machine.replay(state, batch)                              one batch of the log, on every replica
+
+It runs in `world.replicated.ReplicatedMachine`, whose "records" are whole `records.Decision`s here: one for a request
+that changes something, none for one that does not. So an entry is cut between decisions only, and one is atomic.
+
+Requests and their replies (requests.py, and `classic_requests.StoreGeneration`):
+
+    Heartbeat        HeartbeatReply
+    ExpireMember     None
+    RemoveMembers    {name as asked: error or None}
+    RefreshTopics    None
+    CommitOffsets    {partition: error or None}
+    DeleteOffsets    {partition: error or None}
+    DeleteGroup      None
+    ExpireOffsets    bool: there is more
+    StoreGeneration  None
+
+What a shell does for members on streams: after each commit that has changed a group (compare `state.group(id)` before
+and after with `is`), for each member of `pending_news(before, after, group)` that has a stream here it submits, with
+`is_own`, a `Heartbeat` in the member's name: `member_epoch` is the last one that *the member itself has sent* on this
+stream, and nothing but group, member id, instance id, view and time is set. It sends the reply on the stream if
+`assignment` is not None or the epoch is another than it last sent. That the epoch is the member's own last one matters:
+`consumer_group` never leads a member on that has not shown yet that it knows the epoch before.
+A unary member hears the news with its next heartbeat.
+
+Timers are the shell's: `session_timeout_ms` of a reply runs anew with each heartbeat of the member itself (not with
+those in its name); where a reply says `is_revoking`, `rebalance_timeout_ms` runs from the first such reply of that
+epoch until one that does not. When one is over: `ExpireMember` with the epoch of that reply. `timeouts(state)` tells a
+new coordinator for whom to start them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tidelog.coordinator import consumer_group, generations, offsets
+from tidelog.coordinator.classic_requests import StoreGeneration
+from tidelog.coordinator.consumer_group import pending_news
+from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.queries import describe_group, fetch_offsets, list_groups, timeouts
+from tidelog.coordinator.records import Decision, decision, decode_batch, empty_entry, encode_entries
+from tidelog.coordinator.requests import (
+    JOIN_EPOCH,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireMember,
+    ExpireOffsets,
+    Heartbeat,
+    RefreshTopics,
+    RemoveMembers,
+)
+from tidelog.coordinator.state import CoordinatorState, apply
+from tidelog.log.batch_header import Buffer
+from tidelog.model.errors import PolicyViolationError
+from tidelog.model.group_errors import GroupFullError
+from tidelog.model.ids import NO_TIMESTAMP, Offset
+
+__all__ = ["GroupMachine", "describe_group", "fetch_offsets", "list_groups", "pending_news", "timeouts"]
+
+Decide = Callable[[CoordinatorState, Any, GroupLimits], tuple[Iterable[Any], Any]]
+
+DECISIONS: dict[type[Any], Decide] = {
+    Heartbeat: consumer_group.heartbeat,
+    ExpireMember: consumer_group.expire_member,
+    RemoveMembers: consumer_group.remove_members,
+    RefreshTopics: consumer_group.refresh_topics,
+    CommitOffsets: offsets.commit,
+    DeleteOffsets: offsets.delete,
+    DeleteGroup: offsets.delete_group,
+    ExpireOffsets: offsets.expire,
+    StoreGeneration: generations.store_generation,
+}
+
+
+class GroupMachine:
+    def __init__(self, limits: GroupLimits | None = None) -> None:
+        self.limits = limits or GroupLimits()
+
+    def decide(self, state: CoordinatorState, request: Any, *, offset: Offset) -> tuple[Sequence[Decision], Any]:
+        """The one decision that a request makes, or none, and its reply; raises the refusal."""
+        decide = DECISIONS.get(type(request))
+        assert decide is not None, f"no decision for {type(request).__name__}"
+        records, reply = decide(state, request, self.limits)
+        records = tuple(records)
+        if not records:
+            return (), reply
+        try:
+            return (decision(records, getattr(request, "now_ms", NO_TIMESTAMP)),), reply
+        except PolicyViolationError as error:
+            if isinstance(request, Heartbeat) and request.member_epoch == JOIN_EPOCH:
+                raise GroupFullError(f"group {request.group!r} cannot take another member: {error}") from error
+            raise
+
+    def apply(self, state: CoordinatorState, records: Sequence[Decision]) -> CoordinatorState:
+        return apply(state, (record for each in records for record in each.records))
+
+    def encode(self, records: Sequence[Decision]) -> list[bytes]:
+        return encode_entries(records)
+
+    def abort(self) -> bytes:
+        return empty_entry()
+
+    def replay(self, state: CoordinatorState, data: Buffer, position: int = 0) -> CoordinatorState:
+        """The state after the batch at `position`; `CorruptStateError` or an error of the batch."""
+        return apply(state, decode_batch(data, position))

@@ -1,0 +1,242 @@
+"""Committed offsets: taken from who may commit, kept by topic id, forgotten when nobody needs them.
+
+Who may commit (`check_commit`), for a group that has members:
+- a member of a consumer group with its epoch, for every partition that no other member holds: what it has given up may
+  belong to another one by now (STALE_MEMBER_EPOCH, of that partition). With its previous epoch only for partitions that
+  it has held since then: an answer with a new epoch and a commit may cross on the way.
+- a member of a classic group with the stored generation (ILLEGAL_GENERATION).
+- nobody else (UNKNOWN_MEMBER_ID): a program without membership may commit only while the group has no members.
+
+Offsets of a group without members expire `retention_ms` after it became empty and after they were committed; those of a
+group that never had members (a "simple" one) after their commit. A group that is empty so long and has none left goes
+with them. Offsets of topics that are gone expire at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.records import (
+    CurrentValue,
+    GroupRecord,
+    Kind,
+    OffsetValue,
+    classic_key,
+    group_key,
+    member_key,
+    offset_key,
+    sorted_partitions,
+)
+from tidelog.coordinator.requests import (
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    OffsetToCommit,
+    PartitionErrors,
+)
+from tidelog.coordinator.state import CoordinatorState, Group
+from tidelog.coordinator.subscriptions import Resolver
+from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.model.group_errors import (
+    FencedInstanceIdError,
+    GroupIdNotFoundError,
+    GroupSubscribedError,
+    IllegalGenerationError,
+    InvalidGroupIdError,
+    NonEmptyGroupError,
+    OffsetMetadataTooLargeError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+)
+from tidelog.model.ids import PartitionId
+from tidelog.model.maps import sorted_items
+
+Records = list[GroupRecord]
+
+
+# ---- Committing
+
+
+def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits) -> tuple[Records, PartitionErrors]:
+    if not request.group or len(request.group) > limits.name_length_max:
+        raise InvalidGroupIdError(f"a group id has 1 to {limits.name_length_max} characters")
+    if len(request.offsets) > limits.offsets_per_request_max:
+        raise InvalidRequestError(
+            f"{len(request.offsets)} offsets in one commit are over the limit of {limits.offsets_per_request_max}"
+        )
+    group = state.group(request.group) or Group(request.group)
+    current = check_commit(group, request.member_id, request.member_epoch, request.instance_id)
+    reply: PartitionErrors = {}
+    records: Records = []
+    for partition, wanted in request.offsets.items():
+        error = _wrong(wanted, limits)
+        if error is None and current is not None:
+            error = _fenced(group, request, current, partition)
+        reply[partition] = error
+        if error is None:
+            value = OffsetValue(
+                offset=wanted.offset,
+                leader_epoch=wanted.leader_epoch,
+                metadata=wanted.metadata,
+                commit_ms=request.now_ms,
+            )
+            records.append(GroupRecord(offset_key(request.group, partition), value))
+    return records, reply
+
+
+def check_commit(group: Group, member_id: str, member_epoch: int, instance_id: str = "") -> CurrentValue | None:
+    """The member of a consumer group that commits, or None if it is another kind of program that may; raises if not."""
+    if group.classic is not None and group.classic.members:
+        _check_classic(group, member_id, member_epoch, instance_id)
+        return None
+    if not group.members:
+        if member_id or member_epoch >= 0:
+            raise UnknownMemberIdError(f"{member_id!r} is no member of group {group.group_id!r}, which has none")
+        return None
+    _check_instance(group, member_id, instance_id)
+    current = group.currents.get(member_id)
+    if current is None:
+        raise UnknownMemberIdError(
+            f"{member_id!r} is no member of group {group.group_id!r}; while it has members only they commit"
+        )
+    if member_epoch < 0 or member_epoch not in (current.epoch, current.previous_epoch):
+        raise StaleMemberEpochError(
+            f"member {member_id!r} of group {group.group_id!r} comes with epoch {member_epoch}; it is {current.epoch}"
+        )
+    return current
+
+
+def check_fetch(group: Group | None, group_id: str, member_id: str, member_epoch: int) -> None:
+    """Raises unless the group knows the member in this epoch; nobody in particular (no id, epoch -1) may ask."""
+    if not member_id and member_epoch < 0:
+        return
+    if group is None or not group.member_count:
+        raise UnknownMemberIdError(f"{member_id!r} is no member of group {group_id!r}, which has none")
+    check_commit(group, member_id, member_epoch)
+
+
+def _check_instance(group: Group, member_id: str, instance_id: str) -> None:
+    place = group.instances.get(instance_id) if instance_id else None
+    if place is not None and place != member_id:
+        raise FencedInstanceIdError(
+            f"another member has taken the place of {member_id!r} under the instance id {instance_id!r}"
+        )
+
+
+def _check_classic(group: Group, member_id: str, generation: int, instance_id: str) -> None:
+    assert group.classic is not None, "asked of classic groups"
+    for member in group.classic.members:
+        if instance_id and member.instance_id == instance_id and member.member_id != member_id:
+            raise FencedInstanceIdError(
+                f"another member has taken the place of {member_id!r} under the instance id {instance_id!r}"
+            )
+    if all(member.member_id != member_id for member in group.classic.members):
+        raise UnknownMemberIdError(f"{member_id!r} is no member of group {group.group_id!r}")
+    if generation != group.classic.generation:
+        raise IllegalGenerationError(
+            f"generation {generation} of group {group.group_id!r} is not the present one, {group.classic.generation}"
+        )
+
+
+def _wrong(wanted: OffsetToCommit, limits: GroupLimits) -> TidelogError | None:
+    if wanted.offset < 0:
+        return InvalidRequestError(f"an offset of {wanted.offset}")
+    if len(wanted.metadata.encode()) > limits.offset_metadata_bytes_max:
+        return OffsetMetadataTooLargeError(
+            f"metadata of an offset has at most {limits.offset_metadata_bytes_max} bytes"
+        )
+    return None
+
+
+def _fenced(group: Group, request: CommitOffsets, current: CurrentValue, partition: PartitionId) -> TidelogError | None:
+    owner = group.owners.get(partition)
+    if owner is not None and owner != request.member_id:
+        return StaleMemberEpochError(f"partition {partition.partition} belongs to another member now")
+    if request.member_epoch != current.epoch and (owner is None or partition in current.gained):
+        return StaleMemberEpochError(
+            f"partition {partition.partition} has changed hands since epoch {request.member_epoch};"
+            f" the member's epoch is {current.epoch}"
+        )
+    return None
+
+
+# ---- Forgetting
+
+
+def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits) -> tuple[Records, PartitionErrors]:
+    group = state.group(request.group)
+    if group is None:
+        raise GroupIdNotFoundError(f"there is no group {request.group!r} here")
+    if len(request.partitions) > limits.offsets_per_request_max:
+        raise InvalidRequestError(
+            f"{len(request.partitions)} partitions are over the limit of {limits.offsets_per_request_max}"
+        )
+    resolver = Resolver(request.view)
+    for member in group.members.values():
+        resolver.of(member)
+    if group.classic is not None and group.classic.members and not group.classic.topics:
+        raise NonEmptyGroupError(f"group {request.group!r} has members, and what they read is not known here")
+    classic = () if group.classic is None or not group.classic.members else group.classic.topics
+    reply: PartitionErrors = {}
+    records: Records = []
+    for partition in request.partitions:
+        shape = request.view.by_id(partition.topic_id)
+        is_read = partition.topic_id in resolver.topics or (shape is not None and shape.name in classic)
+        reply[partition] = (
+            GroupSubscribedError(f"members of group {request.group!r} read that topic") if is_read else None
+        )
+        if not is_read and partition in group.offsets:
+            records.append(GroupRecord(offset_key(request.group, partition), None))
+    return records, reply
+
+
+def delete_group(state: CoordinatorState, request: DeleteGroup, limits: GroupLimits) -> tuple[Records, None]:
+    group = state.group(request.group)
+    if group is None:
+        raise GroupIdNotFoundError(f"there is no group {request.group!r} here")
+    if group.member_count:
+        raise NonEmptyGroupError(f"group {request.group!r} has {group.member_count} members")
+    return [
+        *(GroupRecord(offset_key(request.group, partition), None) for partition in sorted_partitions(group.offsets)),
+        *_tombstones(group),
+    ], None
+
+
+def _tombstones(group: Group) -> Iterator[GroupRecord]:
+    """Of everything but the offsets."""
+    # A former leader of another version may have left parts of members that are no more.
+    for kind, parts in ((Kind.MEMBER, group.members), (Kind.TARGET, group.targets), (Kind.CURRENT, group.currents)):
+        for member_id in sorted(parts):
+            yield GroupRecord(member_key(kind, group.group_id, member_id), None)
+    if group.info is not None:
+        yield GroupRecord(group_key(group.group_id), None)
+    if group.classic is not None:
+        yield GroupRecord(classic_key(group.group_id), None)
+
+
+def expire(state: CoordinatorState, request: ExpireOffsets, limits: GroupLimits) -> tuple[Records, bool]:
+    records: Records = []
+    for record in _expired(state, request):
+        if len(records) == limits.expired_per_decision_max:
+            return records, True
+        records.append(record)
+    return records, False
+
+
+def _expired(state: CoordinatorState, request: ExpireOffsets) -> Iterator[GroupRecord]:
+    horizon = request.now_ms - request.retention_ms
+    for group_id, group in sorted_items(state.groups):
+        is_over = not group.member_count and group.empty_since_ms <= horizon
+        if not is_over and not request.gone:
+            continue
+        expired = [
+            partition
+            for partition, value in group.offsets.items()
+            if (is_over and value.commit_ms <= horizon) or partition.topic_id in request.gone
+        ]
+        for partition in sorted_partitions(expired):
+            yield GroupRecord(offset_key(group_id, partition), None)
+        if is_over and len(expired) == len(group.offsets):
+            yield from _tombstones(group)

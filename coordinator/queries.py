@@ -1,0 +1,146 @@
+"""Questions on a state: pure, and changing nothing. The shell gives the committed state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tidelog.coordinator.offsets import check_fetch
+from tidelog.coordinator.records import sorted_partitions
+from tidelog.coordinator.requests import STATIC_LEAVE_EPOCH, Committed, GroupDetails, GroupSummary, MemberSummary
+from tidelog.coordinator.state import CoordinatorState, Group
+from tidelog.model.group_errors import GroupIdNotFoundError
+from tidelog.model.ids import PartitionId
+from tidelog.model.maps import sorted_items
+
+NOT_COMMITTED = Committed(-1)
+
+
+def fetch_offsets(
+    state: CoordinatorState,
+    group_id: str,
+    partitions: Iterable[PartitionId] | None = None,
+    *,
+    member_id: str = "",
+    member_epoch: int | None = None,
+) -> dict[PartitionId, Committed]:
+    """What the group has committed, of these partitions or (None) of all; -1 where it has nothing.
+
+    With a member epoch it is a member's question, refused if this state does not know it so: UNKNOWN_MEMBER_ID,
+    STALE_MEMBER_EPOCH (a consumer group), ILLEGAL_GENERATION (a classic one). A group that does not exist has nothing.
+    """
+    group = state.group(group_id)
+    if member_epoch is not None:
+        check_fetch(group, group_id, member_id, member_epoch)
+    held = {} if group is None else group.offsets
+    wanted = sorted_partitions(held) if partitions is None else partitions
+    found: dict[PartitionId, Committed] = {}
+    for partition in wanted:
+        value = held.get(partition)
+        found[partition] = (
+            NOT_COMMITTED
+            if value is None
+            else Committed(value.offset, value.leader_epoch, value.metadata, value.commit_ms)
+        )
+    return found
+
+
+def group_state(group: Group) -> str:
+    """ "empty", "reconciling" or "stable"; of a classic group, as it is stored: the rounds know more."""
+    if not group.member_count:
+        return "empty"
+    for member_id, current in group.currents.items():
+        target = group.targets.get(member_id)
+        # A static member that is away takes nothing over: the group does not wait for it.
+        is_away = current.epoch == STATIC_LEAVE_EPOCH
+        if not is_away and (current.revoking or (target is not None and current.assigned != target.partitions)):
+            return "reconciling"
+    return "stable"
+
+
+def list_groups(
+    state: CoordinatorState, states: Iterable[str] = (), kinds: Iterable[str] = ()
+) -> tuple[GroupSummary, ...]:
+    """All groups, or those in these states and of these kinds, by name."""
+    in_states, of_kinds = frozenset(states), frozenset(kinds)
+    return tuple(
+        summary
+        for summary in (
+            GroupSummary(group_id, group.kind, group_state(group), group.member_count)
+            for group_id, group in sorted_items(state.groups)
+        )
+        if (not in_states or summary.state in in_states) and (not of_kinds or summary.kind in of_kinds)
+    )
+
+
+def describe_group(state: CoordinatorState, group_id: str) -> GroupDetails:
+    """`GroupIdNotFoundError`. The assignments of classic members are their own bytes, and not shown here."""
+    group = state.group(group_id)
+    if group is None:
+        raise GroupIdNotFoundError(f"there is no group {group_id!r} here")
+    return GroupDetails(
+        group_id,
+        group.kind,
+        group_state(group),
+        group.epoch,
+        group.epoch,
+        _assignor(group),
+        tuple(_members(group)),
+    )
+
+
+def _assignor(group: Group) -> str:
+    if group.info is not None:
+        return group.info.assignor
+    return "" if group.classic is None else group.classic.protocol
+
+
+def _members(group: Group) -> Iterator[MemberSummary]:
+    for member_id, member in sorted_items(group.members):
+        current, target = group.currents.get(member_id), group.targets.get(member_id)
+        yield MemberSummary(
+            member_id,
+            member.instance_id,
+            member.rack,
+            member.client_id,
+            member.client_host,
+            0 if current is None else current.epoch,
+            member.topics,
+            member.pattern,
+            tuple(sorted_partitions(() if current is None else current.assigned | current.revoking)),
+            tuple(sorted_partitions(() if target is None else target.partitions)),
+        )
+    for each in () if group.classic is None else group.classic.members:
+        generation = 0 if group.classic is None else group.classic.generation
+        yield MemberSummary(
+            each.member_id, each.instance_id, "", each.client_id, each.client_host, generation, (), "", (), ()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberTimeouts:
+    """For whom a new coordinator starts timers: everybody gets a full session."""
+
+    group: str
+    member_id: str
+    member_epoch: int
+    instance_id: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    is_revoking: bool
+
+
+def timeouts(state: CoordinatorState) -> Iterator[MemberTimeouts]:
+    """Of all members of consumer groups, in order."""
+    for group_id, group in sorted_items(state.groups):
+        for member_id, member in sorted_items(group.members):
+            current = group.currents.get(member_id)
+            yield MemberTimeouts(
+                group_id,
+                member_id,
+                0 if current is None else current.epoch,
+                member.instance_id,
+                member.session_timeout_ms,
+                member.rebalance_timeout_ms,
+                current is not None and bool(current.revoking),
+            )

@@ -1,0 +1,423 @@
+"""The records of `__consumer_offsets`: the only way in which the state of groups changes.
+
+A record has a key, so that the topic compacts: the last value of each key is all there is to know. On disk
+
+    key    msgpack [kind, group]                      GROUP, CLASSIC
+                   [kind, group, member id]           MEMBER, TARGET, CURRENT
+                   [kind, group, topic id, partition] OFFSET
+    value  msgpack [kind, version, {field id: value}], or null: the key is no more (a tombstone)
+
+Field ids are the places of a class's fields, fixed for ever: a field is only ever added at the end, with a default. A
+reader keeps fields that it does not know (`extra`), and passes over kinds that it does not know, so that an older and a
+newer broker can share a log. A set of partitions is [[topic id, [partition, ...]], ...], sorted.
+
+The values are the state itself (`state.py`): nothing has to be translated on replay.
+
+A `Decision` is what one request changes. Its records stand in one record batch, all or none of them; a batch may hold
+several whole decisions. `DECISION_BYTES_MAX` bounds one as it stands on disk (max.message.bytes of the topic is 1 MiB),
+`RECORDS_BYTES_MAX` before compression.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, ClassVar
+from uuid import UUID
+
+import msgpack
+
+from tidelog.log import batch
+from tidelog.log.batch_header import Buffer, Codec
+from tidelog.model.errors import CorruptStateError, PolicyViolationError
+from tidelog.model.ids import NO_TIMESTAMP, PartitionId, TopicId
+
+DECISION_BYTES_MAX = 900 << 10
+RECORDS_BYTES_MAX = 32 << 20
+_COMPRESS_FROM_BYTES = 16 << 10
+
+Extra = tuple[tuple[int, Any], ...]
+Partitions = frozenset[PartitionId]
+NO_PARTITIONS: Partitions = frozenset()
+
+
+class Kind(IntEnum):
+    NOTHING = 0
+    """A key that has no value, ever: an entry that means nothing."""
+    GROUP = 1
+    MEMBER = 2
+    TARGET = 3
+    CURRENT = 4
+    OFFSET = 5
+    CLASSIC = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    kind: int
+    group: str = ""
+    member_id: str = ""
+    partition: PartitionId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    KIND: ClassVar[Kind] = Kind.NOTHING
+    VERSION: ClassVar[int] = 0
+
+    extra: Extra = ()
+    """Fields of a newer version, kept as they came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupValue(Value):
+    """A consumer group as a whole. The epoch counts its changes; members reach it one by one."""
+
+    KIND: ClassVar[Kind] = Kind.GROUP
+
+    epoch: int
+    assignor: str = "uniform"
+    topics_digest: bytes = b""
+    """Of the subscribed topics as they were when the target was made: tells whether they have changed since."""
+    empty_since_ms: int = -1
+    """-1 while it has members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberValue(Value):
+    """What a member of a consumer group wants."""
+
+    KIND: ClassVar[Kind] = Kind.MEMBER
+
+    instance_id: str = ""
+    rack: str = ""
+    client_id: str = ""
+    client_host: str = ""
+    topics: tuple[str, ...] = ()
+    """Sorted, each once."""
+    pattern: str = ""
+    assignor: str = ""
+    session_timeout_ms: int = 0
+    rebalance_timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetValue(Value):
+    """What a member shall hold in the end, in the group's epoch."""
+
+    KIND: ClassVar[Kind] = Kind.TARGET
+
+    partitions: Partitions = NO_PARTITIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentValue(Value):
+    """What a member holds now, as far as the coordinator has told it."""
+
+    KIND: ClassVar[Kind] = Kind.CURRENT
+
+    epoch: int
+    """The member's epoch: which of the group's epochs it was last told about. -2: a static member that is away."""
+    previous_epoch: int = -1
+    """The one before: what the member may still know, if the last answer was lost or is on its way."""
+    assigned: Partitions = NO_PARTITIONS
+    """What it was told to hold."""
+    revoking: Partitions = NO_PARTITIONS
+    """What it was told to give up and has not said that it has: still its own."""
+    gained: Partitions = NO_PARTITIONS
+    """Those of `assigned` that came to it under this epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetValue(Value):
+    KIND: ClassVar[Kind] = Kind.OFFSET
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicMember:
+    """A member of a classic group, as of a generation."""
+
+    member_id: str
+    instance_id: str = ""
+    client_id: str = ""
+    client_host: str = ""
+    session_timeout_ms: int = 0
+    rebalance_timeout_ms: int = 0
+    metadata: bytes = b""
+    """Its subscription under the chosen protocol, as it came."""
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicValue(Value):
+    """A generation of a classic group, as its leader has dealt it; without members, the group is empty."""
+
+    KIND: ClassVar[Kind] = Kind.CLASSIC
+
+    generation: int
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    members: tuple[ClassicMember, ...] = ()
+    empty_since_ms: int = -1
+    topics: tuple[str, ...] = ()
+    """What the members read, as far as the door could tell from their subscriptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """`key` has this value from here on; None: it is no more."""
+
+    key: Key
+    value: Value | None
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+_CLASSES: dict[int, type[Value]] = {
+    cls.KIND: cls for cls in (GroupValue, MemberValue, TargetValue, CurrentValue, OffsetValue, ClassicValue)
+}
+_FIELDS = {cls: [f.name for f in dataclasses.fields(cls) if f.name != "extra"] for cls in _CLASSES.values()}
+_DEFAULTS = {
+    cls: {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+    for cls in _CLASSES.values()
+}
+_CLASSIC_MEMBER_FIELDS = tuple(f.name for f in dataclasses.fields(ClassicMember))
+
+
+def group_key(group: str) -> Key:
+    return Key(Kind.GROUP, group)
+
+
+def classic_key(group: str) -> Key:
+    return Key(Kind.CLASSIC, group)
+
+
+def member_key(kind: Kind, group: str, member_id: str) -> Key:
+    return Key(kind, group, member_id)
+
+
+def offset_key(group: str, partition: PartitionId) -> Key:
+    return Key(Kind.OFFSET, group, "", partition)
+
+
+# ---- Partitions
+
+
+def sort_key(partition: PartitionId) -> tuple[int, int]:
+    """An order of partitions that costs less than that of their UUIDs, and is the same one."""
+    return partition.topic_id.int, partition.partition
+
+
+def sorted_partitions(partitions: Iterable[PartitionId]) -> list[PartitionId]:
+    return sorted(partitions, key=sort_key)
+
+
+def _pack_partitions(partitions: Iterable[PartitionId]) -> list[Any]:
+    topics: dict[TopicId, list[int]] = {}
+    last: TopicId | None = None
+    numbers: list[int] = []
+    for each in partitions:
+        # Most sets are of few topics: hashing a UUID for each partition would be most of the work.
+        if each.topic_id is not last:
+            last = each.topic_id
+            numbers = topics.setdefault(last, [])
+        numbers.append(each.partition)
+    return [[topic.bytes, sorted(topics[topic])] for topic in sorted(topics, key=lambda topic: topic.int)]
+
+
+@lru_cache(maxsize=1 << 14)
+def _topic_id(data: bytes) -> TopicId:
+    return TopicId(UUID(bytes=data))
+
+
+def _unpack_partitions(raw: Any) -> Partitions:
+    return frozenset(PartitionId(_topic_id(topic), _int(number)) for topic, numbers in raw for number in numbers)
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+# ---- Coding
+
+
+def encode_key(key: Key) -> bytes:
+    parts: list[Any] = [int(key.kind)]
+    if key.kind != Kind.NOTHING:
+        parts.append(key.group)
+    if key.partition is not None:
+        parts += (key.partition.topic_id.bytes, key.partition.partition)
+    elif key.member_id:
+        parts.append(key.member_id)
+    return bytes(msgpack.packb(parts))
+
+
+def decode_key(data: bytes) -> Key | None:
+    """None: of a kind that this version does not know."""
+    try:
+        parts = msgpack.unpackb(data, use_list=False)
+        kind = _int(parts[0])
+        if kind not in _KINDS:
+            return None
+        if kind == Kind.OFFSET:
+            _, group, topic, partition = parts
+            return offset_key(str(group), PartitionId(_topic_id(topic), _int(partition)))
+        group, member_id = (*parts[1:3], "", "")[:2]
+        return Key(kind, str(group), str(member_id))
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"the key of a group record cannot be read: {error}") from error
+
+
+def _pack_field(value: Any) -> Any:
+    if isinstance(value, frozenset):
+        return _pack_partitions(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], ClassicMember):
+        return [[getattr(member, name) for name in _CLASSIC_MEMBER_FIELDS] for member in value]
+    return value
+
+
+def encode_value(value: Value) -> bytes:
+    cls = type(value)
+    defaults = _DEFAULTS[cls]
+    fields: dict[int, Any] = {}
+    for number, name in enumerate(_FIELDS[cls]):
+        field = getattr(value, name)
+        if name not in defaults or field != defaults[name]:
+            fields[number] = _pack_field(field)
+    fields.update(value.extra)
+    return bytes(msgpack.packb([int(cls.KIND), cls.VERSION, fields]))
+
+
+def _unpack_field(cls: type[Value], name: str, raw: Any) -> Any:
+    default = _DEFAULTS[cls].get(name)
+    if isinstance(default, frozenset):
+        return _unpack_partitions(raw)
+    if cls is ClassicValue and name == "members":
+        return tuple(ClassicMember(*member[: len(_CLASSIC_MEMBER_FIELDS)]) for member in raw)
+    if default is not None and type(raw) is not type(default):
+        raise ValueError(f"{name} is {type(raw).__name__}")
+    return raw if default is not None else _int(raw)
+
+
+def decode_value(data: bytes) -> Value | None:
+    """None: of a kind that this version does not know."""
+    try:
+        kind, _, fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+        cls = _CLASSES.get(kind)
+        if cls is None:
+            return None
+        names = _FIELDS[cls]
+        known: dict[str, Any] = {}
+        extra: list[tuple[int, Any]] = []
+        for number, raw in fields.items():
+            if 0 <= _int(number) < len(names):
+                known[names[number]] = _unpack_field(cls, names[number], raw)
+            else:
+                extra.append((number, raw))
+        return cls(**known, extra=tuple(sorted(extra, key=lambda pair: pair[0])))
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"the value of a group record cannot be read: {error}") from error
+
+
+# ---- Decisions and batches
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The records of one request, which stand or fall together; made by `decision`."""
+
+    records: tuple[GroupRecord, ...]
+    now_ms: int
+    rows: tuple[tuple[bytes, bytes | None], ...]
+    """The records, encoded."""
+    size: int
+    """Bytes of the rows."""
+
+
+def decision(records: Iterable[GroupRecord], now_ms: int = NO_TIMESTAMP) -> Decision:
+    """Encodes the records; `PolicyViolationError` if one batch cannot hold them."""
+    records = tuple(records)
+    rows = tuple(
+        (encode_key(record.key), None if record.value is None else encode_value(record.value)) for record in records
+    )
+    size = sum(len(key) + (0 if value is None else len(value)) + 16 for key, value in rows)
+    if size > RECORDS_BYTES_MAX:
+        raise PolicyViolationError(f"a change of {size} bytes is over the limit of {RECORDS_BYTES_MAX} of one decision")
+    made = Decision(records, now_ms, rows, size)
+    if size > DECISION_BYTES_MAX:
+        packed = len(encode_batch([made]))
+        if packed > DECISION_BYTES_MAX:
+            raise PolicyViolationError(
+                f"a change of {packed} bytes is over the limit of {DECISION_BYTES_MAX} of one decision"
+            )
+    return made
+
+
+def encode_batch(decisions: Sequence[Decision]) -> bytes:
+    """These decisions as one record batch, without a producer; base offset and leader epoch are the log's to stamp."""
+    size = sum(each.size for each in decisions)
+    return batch.encode_columns(
+        [each.now_ms for each in decisions for _ in each.rows],
+        [key for each in decisions for key, _ in each.rows],
+        [value for each in decisions for _, value in each.rows],
+        codec=Codec.ZSTD if size >= _COMPRESS_FROM_BYTES else Codec.NONE,
+    )
+
+
+def encode_entries(decisions: Sequence[Decision]) -> list[bytes]:
+    """Batches that hold these decisions in order, as few as the bound allows; a decision is never torn apart."""
+    entries: list[bytes] = []
+    gathered: list[Decision] = []
+    size = 0
+    for each in decisions:
+        if gathered and size + each.size > DECISION_BYTES_MAX:
+            entries.append(encode_batch(gathered))
+            gathered, size = [], 0
+        gathered.append(each)
+        size += each.size
+    if gathered:
+        entries.append(encode_batch(gathered))
+    return entries
+
+
+def empty_entry() -> bytes:
+    """A batch that changes nothing."""
+    return encode_batch([decision([GroupRecord(Key(Kind.NOTHING), None)])])
+
+
+def decode_batch(data: Buffer, position: int = 0) -> tuple[GroupRecord, ...]:
+    """The records of the batch at `position` that this version knows; none of a control batch.
+
+    `CorruptStateError` or an error of the batch for bytes that are neither.
+    """
+    if batch.read_header(data, position).is_control:
+        return ()
+    columns = batch.decode_columns(data, position, decompressed_bytes_max=2 * RECORDS_BYTES_MAX)
+    return tuple(_decoded(columns.keys, columns.values))
+
+
+def _decoded(keys: Iterable[bytes | None], values: Iterable[bytes | None]) -> Iterator[GroupRecord]:
+    for raw_key, raw_value in zip(keys, values, strict=True):
+        if raw_key is None:
+            raise CorruptStateError("a group record has no key")
+        key = decode_key(raw_key)
+        if key is None or key.kind == Kind.NOTHING:
+            continue
+        if raw_value is None:
+            yield GroupRecord(key, None)
+            continue
+        value = decode_value(raw_value)
+        if value is not None:
+            if key.kind != value.KIND:
+                raise CorruptStateError(f"a {value.KIND.name} stands under the key of a {Kind(key.kind).name}")
+            yield GroupRecord(key, value)

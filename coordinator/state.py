@@ -1,0 +1,234 @@
+"""The state of the groups of one partition of `__consumer_offsets`: an immutable value, made by its records alone.
+
+Every part of the state stands under one key, and the last record of a key is its value; a tombstone takes it away. So a
+replay of the whole log, of the compacted log, and the life of a former leader all end in the same state (C6).
+What is derived (`owners`, `instances`) follows from the values.
+
+Invariants of what decisions write (`validate`; replay of any other sequence does not fail, it only is as odd as that):
+- `assigned` and `revoking` of all members of a group are disjoint: a partition has at most one owner;
+- a consumer group has a GROUP record, and for each MEMBER a CURRENT and a TARGET;
+- no group has both a GROUP and a CLASSIC record: a group has one kind;
+- targets are disjoint; a member's epoch is not above the group's;
+- an instance id names one member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tidelog.coordinator.records import (
+    ClassicValue,
+    CurrentValue,
+    GroupRecord,
+    GroupValue,
+    Kind,
+    MemberValue,
+    OffsetValue,
+    TargetValue,
+)
+from tidelog.model.ids import PartitionId
+from tidelog.model.maps import Map, sorted_items
+
+_NO_MEMBERS: Map[str, MemberValue] = Map()
+_NO_TARGETS: Map[str, TargetValue] = Map()
+_NO_CURRENTS: Map[str, CurrentValue] = Map()
+_NO_OWNERS: Map[PartitionId, str] = Map()
+_NO_INSTANCES: Map[str, str] = Map()
+_NO_OFFSETS: Map[PartitionId, OffsetValue] = Map()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group, of whatever kind: "consumer" if it has `info`, "classic" if it has `classic`, "simple" otherwise."""
+
+    group_id: str
+    info: GroupValue | None = None
+    members: Map[str, MemberValue] = _NO_MEMBERS
+    targets: Map[str, TargetValue] = _NO_TARGETS
+    currents: Map[str, CurrentValue] = _NO_CURRENTS
+    owners: Map[PartitionId, str] = _NO_OWNERS
+    """Derived: who holds a partition, or has not said yet that it has given it up."""
+    instances: Map[str, str] = _NO_INSTANCES
+    """Derived: instance id -> member id."""
+    offsets: Map[PartitionId, OffsetValue] = _NO_OFFSETS
+    classic: ClassicValue | None = None
+
+    @property
+    def kind(self) -> str:
+        if self.info is not None:
+            return "consumer"
+        return "simple" if self.classic is None else "classic"
+
+    @property
+    def epoch(self) -> int:
+        if self.info is not None:
+            return self.info.epoch
+        return 0 if self.classic is None else self.classic.generation
+
+    @property
+    def member_count(self) -> int:
+        return len(self.members) if self.classic is None else len(self.classic.members)
+
+    @property
+    def empty_since_ms(self) -> int:
+        """-1: it has members, or is only offsets."""
+        if self.info is not None:
+            return self.info.empty_since_ms
+        return -1 if self.classic is None else self.classic.empty_since_ms
+
+    @property
+    def is_nothing(self) -> bool:
+        return (
+            self.info is None
+            and self.classic is None
+            and not (self.members or self.targets or self.currents or self.offsets)
+        )
+
+
+_NO_GROUPS: Map[str, Group] = Map()
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorState:
+    groups: Map[str, Group] = _NO_GROUPS
+
+    def group(self, group_id: str) -> Group | None:
+        return self.groups.get(group_id)
+
+
+EMPTY = CoordinatorState()
+
+
+def apply(state: CoordinatorState, records: Iterable[GroupRecord]) -> CoordinatorState:
+    """The state after these records. Total: any sequence of records is taken."""
+    changed: dict[str, _Draft] = {}
+    for record in records:
+        group_id = record.key.group
+        draft = changed.get(group_id)
+        if draft is None:
+            draft = changed[group_id] = _Draft(state.groups.get(group_id) or Group(group_id))
+        draft.apply(record)
+    if not changed:
+        return state
+    groups = state.groups.mutate()
+    for group_id, draft in changed.items():
+        group = draft.finish()
+        if group.is_nothing:
+            groups.pop(group_id, None)
+        else:
+            groups[group_id] = group
+    return replace(state, groups=groups.finish())
+
+
+def apply_to_group(group: Group, records: Iterable[GroupRecord]) -> Group:
+    """The group after these records, which are all of it."""
+    draft = _Draft(group)
+    for record in records:
+        assert record.key.group == group.group_id, "records of one group"
+        draft.apply(record)
+    return draft.finish()
+
+
+class _Draft:
+    """A group that is being changed: one copy of each map for all the records of a batch."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.info = group.info
+        self.classic = group.classic
+        self.members = group.members.mutate()
+        self.targets = group.targets.mutate()
+        self.currents = group.currents.mutate()
+        self.owners = group.owners.mutate()
+        self.instances = group.instances.mutate()
+        self.offsets = group.offsets.mutate()
+
+    def apply(self, record: GroupRecord) -> None:
+        key, value = record.key, record.value
+        if key.kind == Kind.OFFSET:
+            assert key.partition is not None, "the key of an offset names its partition"
+            if isinstance(value, OffsetValue):
+                self.offsets[key.partition] = value
+            else:
+                self.offsets.pop(key.partition, None)
+        elif key.kind == Kind.CURRENT:
+            self._set_current(key.member_id, value if isinstance(value, CurrentValue) else None)
+        elif key.kind == Kind.TARGET:
+            if isinstance(value, TargetValue):
+                self.targets[key.member_id] = value
+            else:
+                self.targets.pop(key.member_id, None)
+        elif key.kind == Kind.MEMBER:
+            self._set_member(key.member_id, value if isinstance(value, MemberValue) else None)
+        elif key.kind == Kind.GROUP:
+            self.info = value if isinstance(value, GroupValue) else None
+        elif key.kind == Kind.CLASSIC:
+            self.classic = value if isinstance(value, ClassicValue) else None
+
+    def _set_member(self, member_id: str, value: MemberValue | None) -> None:
+        before = self.members.get(member_id)
+        if before is not None and before.instance_id and self.instances.get(before.instance_id) == member_id:
+            del self.instances[before.instance_id]
+        if value is None:
+            self.members.pop(member_id, None)
+            return
+        self.members[member_id] = value
+        if value.instance_id:
+            self.instances[value.instance_id] = member_id
+
+    def _set_current(self, member_id: str, value: CurrentValue | None) -> None:
+        before = self.currents.get(member_id)
+        after = frozenset[PartitionId]() if value is None else value.assigned | value.revoking
+        if before is not None:
+            for partition in (before.assigned | before.revoking) - after:
+                # Another one may have it already where a compacted log is half replayed.
+                if self.owners.get(partition) == member_id:
+                    del self.owners[partition]
+        if value is None:
+            self.currents.pop(member_id, None)
+            return
+        self.currents[member_id] = value
+        for partition in after:
+            if self.owners.get(partition) != member_id:
+                self.owners[partition] = member_id
+
+    def finish(self) -> Group:
+        return Group(
+            self.group.group_id,
+            info=self.info,
+            members=self.members.finish(),
+            targets=self.targets.finish(),
+            currents=self.currents.finish(),
+            owners=self.owners.finish(),
+            instances=self.instances.finish(),
+            offsets=self.offsets.finish(),
+            classic=self.classic,
+        )
+
+
+def validate(state: CoordinatorState) -> None:
+    """Asserts the invariants of the module's docstring; for tests."""
+    for group_id, group in sorted_items(state.groups):
+        assert group.group_id == group_id
+        assert not group.is_nothing, f"{group_id}: a group of nothing"
+        assert group.info is None or group.classic is None, f"{group_id}: of two kinds"
+        assert set(group.members) == set(group.targets) == set(group.currents), f"{group_id}: half a member"
+        if group.members:
+            assert group.info is not None, f"{group_id}: members of no group"
+            assert group.info.empty_since_ms == -1, f"{group_id}: has members and is empty"
+        owners: dict[PartitionId, str] = {}
+        for member_id, current in sorted_items(group.currents):
+            assert not current.assigned & current.revoking, f"{group_id}/{member_id}: holds and gives up"
+            assert current.gained <= current.assigned, f"{group_id}/{member_id}: gained what it has not"
+            assert current.epoch <= group.epoch, f"{group_id}/{member_id}: ahead of its group"
+            for partition in current.assigned | current.revoking:
+                assert partition not in owners, f"{group_id}: {partition} has two owners"
+                owners[partition] = member_id
+        assert dict(group.owners) == owners, f"{group_id}: owners are not those of its members"
+        seen: set[PartitionId] = set()
+        for member_id, target in sorted_items(group.targets):
+            assert not seen & target.partitions, f"{group_id}/{member_id}: a partition in two targets"
+            seen |= target.partitions
+        named = {value.instance_id: member_id for member_id, value in group.members.items() if value.instance_id}
+        assert dict(group.instances) == named, f"{group_id}: instances are not those of its members"

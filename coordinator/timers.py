@@ -1,0 +1,128 @@
+"""Deadlines of all groups of a broker: one heap, one timer of the event loop.
+
+A deadline that is only moved to later (a heartbeat does that) costs one assignment: its place in the heap stays, and
+is looked at again when it comes up. Nothing else is held for an idle member.
+
+    Timers          the heap, of the broker
+      TimerSet      the deadlines of one shard, by key; gone at once with `clear`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Hashable
+
+_SLACK = 64
+
+
+class Timers:
+    """Used on one event loop. `close` at the end."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, TimerSet, Hashable]] = []
+        self._number = 0
+        self._live = 0
+        self._handle: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """How many deadlines there are."""
+        return self._live
+
+    def new_set(self, on_due: Callable[[Hashable], None]) -> TimerSet:
+        """`on_due` is called with the key of each deadline that has passed; it is not set any more then."""
+        return TimerSet(self, on_due)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._heap.clear()
+        if self._handle is not None:
+            self._handle.cancel()
+
+    # For the sets.
+
+    def changed(self, by: int) -> None:
+        self._live += by
+
+    def push(self, at_s: float, owner: TimerSet, key: Hashable) -> None:
+        if self._is_closed:
+            return
+        self._number += 1
+        heapq.heappush(self._heap, (at_s, self._number, owner, key))
+        if len(self._heap) > 2 * self._live + _SLACK:
+            self._rebuild()
+        self._arm()
+
+    def _rebuild(self) -> None:
+        """Most of the heap speaks of deadlines that are gone."""
+        kept: dict[tuple[TimerSet, Hashable], tuple[float, int, TimerSet, Hashable]] = {}
+        for entry in sorted(self._heap):
+            _, _, owner, key = entry
+            if owner.at(key) is not None:
+                kept.setdefault((owner, key), entry)
+        self._heap = list(kept.values())  # what is sorted is a heap
+
+    def _arm(self) -> None:
+        first = self._heap[0][0] if self._heap else None
+        if self._handle is not None:
+            if first is not None and self._handle.when() <= first and not self._handle.cancelled():
+                return
+            self._handle.cancel()
+            self._handle = None
+        if first is not None:
+            self._handle = asyncio.get_running_loop().call_at(first, self._look)
+
+    def _look(self) -> None:
+        self._handle = None
+        now_s = asyncio.get_running_loop().time()
+        heap = self._heap
+        while heap and heap[0][0] <= now_s:
+            _, _, owner, key = heapq.heappop(heap)
+            at_s = owner.at(key)
+            if at_s is None:
+                continue
+            if at_s > now_s:
+                self.push(at_s, owner, key)
+            else:
+                owner.due(key)
+        self._arm()
+
+
+class TimerSet:
+    """The deadlines of one owner, in seconds of the event loop."""
+
+    __slots__ = ("_at", "_on_due", "_timers")
+
+    def __init__(self, timers: Timers, on_due: Callable[[Hashable], None]) -> None:
+        self._timers = timers
+        self._on_due = on_due
+        self._at: dict[Hashable, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def at(self, key: Hashable) -> float | None:
+        return self._at.get(key)
+
+    def set(self, key: Hashable, at_s: float) -> None:
+        """In the place of the former one, if there is one."""
+        before = self._at.get(key)
+        self._at[key] = at_s
+        if before is None:
+            self._timers.changed(1)
+        if before is None or at_s < before:
+            self._timers.push(at_s, self, key)
+
+    def cancel(self, key: Hashable) -> None:
+        if self._at.pop(key, None) is not None:
+            self._timers.changed(-1)
+
+    def clear(self) -> None:
+        count = len(self._at)
+        self._at.clear()
+        self._timers.changed(-count)
+
+    def due(self, key: Hashable) -> None:
+        self.cancel(key)
+        self._on_due(key)

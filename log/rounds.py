@@ -1,0 +1,91 @@
+"""Rounds over many logs: retention of each, the cleaning of the one that needs it most. Long ones go in turns of the
+event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import TypeVar
+
+from tidelog.log import housekeeping
+from tidelog.log.cleaner import CleanerLimits, Sleep
+from tidelog.log.compaction import CleaningPlan, dirtiest
+from tidelog.log.housekeeping import CleaningReport
+from tidelog.log.log import Log
+from tidelog.log.retention import Expired
+from tidelog.model.errors import DiskFullError, TidelogError, WorkFailedError
+from tidelog.model.ids import Offset, PartitionId
+from tidelog.world.clock import Clock
+
+LOGGER = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOGS_AT_ONCE = 128
+"""So many logs are looked at, checkpointed or closed in one turn of the loop: a turn stays far below 20 ms."""
+
+BoundOf = Callable[[PartitionId], Offset]
+
+
+def slices(logs: Sequence[T]) -> Iterator[Sequence[T]]:
+    for at in range(0, len(logs), LOGS_AT_ONCE):
+        yield logs[at : at + LOGS_AT_ONCE]
+
+
+async def expire(logs: Sequence[Log], bound_of: BoundOf, clock: Clock) -> dict[PartitionId, list[Expired]]:
+    """Retention of these, and removal of files that were dropped a while ago."""
+    expired: dict[PartitionId, list[Expired]] = {}
+    for log in logs:
+        try:
+            gone = await housekeeping.expire(log, bound=bound_of(log.log_id))
+            await log.reap(clock.now_ms())
+        except TidelogError as error:
+            LOGGER.error("log=%s retention failed: %s", log.path, error)
+            continue
+        if gone:
+            expired[log.log_id] = gone
+        log.expire_producers()
+    return expired
+
+
+async def clean_dirtiest(
+    logs: Callable[[], Sequence[Log]],
+    uncleanable: MutableMapping[PartitionId, TidelogError],
+    bound_of: BoundOf,
+    limits: CleanerLimits,
+    sleep: Sleep | None,
+) -> CleaningReport | None:
+    """None if none needs it. One whose cleaning fails becomes `uncleanable`, and the next one has its turn."""
+    skipped: set[PartitionId] = set()
+    while True:
+        plans = [row for row in await _plans(logs(), uncleanable, bound_of) if row[0].log_id not in skipped]
+        chosen = dirtiest([((log, plan), plan) for log, plan in plans])
+        if chosen is None:
+            return None
+        log, plan = chosen
+        try:
+            report = await housekeeping.clean(log, plan, limits, sleep)
+        except (WorkFailedError, DiskFullError) as error:
+            LOGGER.warning("log=%s is cleaned another time: %s", log.path, error)
+            skipped.add(log.log_id)
+            continue
+        except TidelogError as error:
+            # It would be the dirtiest again, and the others would never be cleaned.
+            LOGGER.error("log=%s cannot be cleaned: %s", log.path, error)
+            uncleanable[log.log_id] = error
+            continue
+        if report is not None:
+            return report
+
+
+async def _plans(
+    logs: Sequence[Log], uncleanable: MutableMapping[PartitionId, TidelogError], bound_of: BoundOf
+) -> list[tuple[Log, CleaningPlan]]:
+    plans = []
+    for some in slices([log for log in logs if log.config.cleanup_compact]):
+        for log in some:
+            if log.log_id not in uncleanable:
+                plan = housekeeping.plan(log, bound=bound_of(log.log_id))
+                if plan is not None:
+                    plans.append((log, plan))
+        await asyncio.sleep(0)
+    return plans

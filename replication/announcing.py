@@ -1,0 +1,97 @@
+"""What a broker says of its logs when it starts and when it stops (design: rules of safety, 5).
+
+    logs found --> registration: the directories that work --> all logs open --> and the replicas that are lost
+    leaderships elsewhere --> logs closed, all of them cleanly --> the clean stop is stored
+
+A directory that cannot be read is not registered: the controller takes what is recorded there out of every in-sync set.
+A replica is lost if its log does not open or is damaged, or if it has none here although it had one: it is recorded in
+a directory that does not work, or that works and whose store knows of records; or a directory of the last registration
+is missing, where it may have been. One that nobody ever wrote to loses nothing.
+
+What is said rests on this broker's copy of the metadata, which may be old: whatever is found out later is reported then
+(`repair`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from uuid import UUID
+
+from tidelog.log.checkpoint import MARK, decode_mark, key_prefix
+from tidelog.log.doubles import choose
+from tidelog.log.logs import Logs
+from tidelog.metadata.broker_side import BrokerAgent, store_clean_stop
+from tidelog.metadata.image import NIL, ClusterImage
+from tidelog.model.errors import CorruptStateError
+from tidelog.model.ids import DirectoryId, PartitionId, TopicId
+from tidelog.world.store import StateStore
+
+LOGGER = logging.getLogger(__name__)
+
+
+def working_directories(logs: Logs) -> tuple[DirectoryId, ...]:
+    """Those to register."""
+    return tuple(
+        directory.directory_id
+        for directory in logs.directories
+        if directory.failed is None and directory.directory_id is not None
+    )
+
+
+async def announce(agent: BrokerAgent, logs: Logs) -> None:
+    """Once the logs are open: what is lost goes into the registration. To be called before `agent.run`."""
+    await logs.wait_all_open()
+    lost = lost_replicas(logs, agent.tail.image, agent.broker)
+    if lost:
+        LOGGER.warning("%d replicas are damaged or missing, the first of topic %s partition %d", len(lost), *lost[0])
+    agent.registration = replace(agent.registration, lost=lost)
+
+
+def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID, int], ...]:
+    """(topic id, partition) each, in order: see the module. Of logs that are not open yet it says nothing."""
+    lost = {*logs.failures, *(log.log_id for log in logs.all() if log.damaged is not None)}
+    known, former = set(logs.known()), image.brokers.get(me)
+    is_directory_gone = former is not None and not set(former.directories) <= set(working_directories(logs))
+    for topic_id, number, partition in image.partitions_on(me):
+        partition_id, recorded = PartitionId(TopicId(topic_id), number), DirectoryId(partition.directory_of(me))
+        copies = logs.doubles.get(partition_id)
+        if copies is not None:
+            is_lost = choose(copies, recorded) is None
+        else:
+            is_lost = partition_id not in known and (is_directory_gone or had_log(logs, partition_id, recorded))
+        if is_lost:
+            lost.add(partition_id)
+    return tuple(sorted((UUID(int=found.topic_id.int), found.partition) for found in lost))
+
+
+def had_log(logs: Logs, partition_id: PartitionId, recorded: DirectoryId) -> bool:
+    """Of a replica without a log here: whether there was one that held something, as far as can be known."""
+    if recorded == NIL:
+        return False
+    for directory in logs.directories:
+        if directory.failed is None and directory.directory_id == recorded:
+            return _held_something(directory.store, partition_id)
+    return True
+
+
+def _held_something(store: StateStore, partition_id: PartitionId) -> bool:
+    """A recovery point past the beginning. Where there is none, nothing was ever synced but in the last second."""
+    try:
+        mark = store.get(key_prefix(partition_id) + MARK)
+        return mark is not None and decode_mark(mark).offset > 0
+    except CorruptStateError:
+        return True
+
+
+async def close_logs(logs: Logs, store: StateStore, broker_epoch: int | None) -> None:
+    """The end of a stop, of a broker that was registered in this epoch (None: it was not, or did not stop in order).
+
+    Only if every log was closed cleanly the next life may say so: with `flush.mode=page-cache` that is all that tells
+    whether it has what it acknowledged.
+    """
+    if await logs.close():
+        if broker_epoch is not None:
+            await store_clean_stop(store, broker_epoch)
+    else:
+        LOGGER.error("this was not a clean stop: logs could not be closed, see above")

@@ -1,0 +1,533 @@
+"""Consumers as processes of their own against a real cluster: shared work, kills, slow handlers, and all the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import until
+
+import tidelog
+from tidelog.client.consumer_errors import CommitFailedError, ConcurrentUseError, ConsumerClosedError, WakeupError
+from tidelog.client.record import OffsetAndMetadata, TopicPartition
+from tidelog.model.errors import ErrorCode, TidelogError
+from tidelog.testing import LocalCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+PROGRAM = Path(__file__).with_name("consumer_process.py")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=3) as made:
+        yield made
+
+
+def run_cli(cluster: LocalCluster, *arguments: str, stdin: str = "") -> None:
+    environment = {**os.environ, "TIDELOG_BOOTSTRAP": cluster.bootstrap, "PYTHONSAFEPATH": "1"}
+    subprocess.run(
+        [sys.executable, "-m", "tidelog", *arguments],
+        input=stdin, text=True, env=environment, check=True, timeout=60, capture_output=True,
+    )  # fmt: skip
+
+
+def make_topic(cluster: LocalCluster, name: str, partitions: int) -> None:
+    run_cli(
+        cluster, "topics", "create", name, "--partitions", str(partitions), "--replication-factor", "3",
+        "--if-not-exists",
+    )  # fmt: skip
+
+
+def fill(cluster: LocalCluster, topic: str, count: int, *, first: int = 0) -> None:
+    """Numbered records, spread by key."""
+    lines = "".join(f"key{number}:{number}\n" for number in range(first, first + count))
+    run_cli(cluster, "produce", topic, "--key-separator", ":", stdin=lines)
+
+
+class Process:
+    """A consumer's process, and what it has said."""
+
+    def __init__(self, cluster: LocalCluster, group: str, topic: str, **options: Any) -> None:
+        self.lines: list[tuple[float, str, Any]] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), cluster.bootstrap, group, topic, json.dumps(options)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(tuple(json.loads(line)))
+
+    def said(self, what: str) -> list[Any]:
+        return [details for _, kind, details in list(self.lines) if kind == what]
+
+    @property
+    def held(self) -> set[int]:
+        found: set[int] = set()
+        for _, what, details in list(self.lines):
+            if what == "assigned":
+                found |= set(details)
+            elif what in ("revoked", "lost"):
+                found -= set(details)
+        return found
+
+    @property
+    def records(self) -> list[tuple[int, int]]:
+        return [(partition, offset) for partition, offset, _ in self.said("record")]
+
+    def kill(self) -> float:
+        """kill -9; when it was."""
+        self._process.kill()
+        at_s = time.monotonic()
+        self._process.wait(10)
+        return at_s
+
+    def close(self) -> float:
+        """In order; when it was asked for."""
+        assert self._process.stdin is not None
+        at_s = time.monotonic()
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        assert self._process.wait(30) == 0
+        self._reader.join(5)
+        return at_s
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(10)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                self._reader.join(5)
+                pipe.close()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    made: list[Process] = []
+    yield made
+    for process in made:
+        process.end()
+
+
+def is_shared(processes: list[Process], count: int) -> bool:
+    held = [number for process in processes for number in process.held]
+    return sorted(held) == list(range(count))
+
+
+@pytest.mark.source("a:F-01", "a:F-07", "a:F-32", "a:X3-29", "b:EX-13", "b:EX-18", "b:H-06")
+def test_a_killed_consumers_partitions_flow_elsewhere_within_three_seconds(
+    cluster: LocalCluster, processes: list[Process]
+) -> None:
+    make_topic(cluster, "killed", 6)
+    fill(cluster, "killed", 60)
+    processes += [Process(cluster, "killed", "killed", commits=True, enable_auto_commit=False) for _ in range(3)]
+    until(lambda: is_shared(processes, 6) and all(len(one.held) == 2 for one in processes), "each has two")
+    until(lambda: len({record for one in processes for record in one.records}) == 60, "all are read")
+    victim, *others = processes
+    lost = victim.held
+    at_s = victim.kill()
+    until(lambda: set().union(*(one.held for one in others)) == set(range(6)), "the others have all")
+    took_s = max(
+        when for one in others for when, what, details in one.lines if what == "assigned" and set(details) & lost
+    ) - at_s  # fmt: skip
+    assert took_s < 3.0
+    fill(cluster, "killed", 60, first=60)
+    until(lambda: len({record for one in processes for record in one.records}) == 120, "and read it")
+    # A goodbye needs no grace.
+    last, keeper = others
+    at_s = last.close()
+    until(lambda: keeper.held == set(range(6)), "the last one has all")
+    took_s = max(when for when, what, details in keeper.lines if what == "assigned" and details) - at_s
+    assert took_s < 1.5
+    assert last.said("woken") == ["MainThread"]
+    assert last.said("closed") == [None]
+    assert len(last.said("revoked")[-1]) == 3
+    assert not [1 for one in processes if one.said("lost")]
+
+
+@pytest.mark.source("a:E-26")
+def test_a_handler_that_sleeps_longer_than_the_session_keeps_its_partitions(
+    cluster: LocalCluster, processes: list[Process]
+) -> None:
+    make_topic(cluster, "slow", 4)
+    fill(cluster, "slow", 8)
+    session = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 1_000}
+    slow = Process(cluster, "slow", "slow", handler_s=14.0, **session)
+    processes.append(slow)
+    until(lambda: len(slow.said("record")) == 1, "it works on the first record")
+    quick = Process(cluster, "slow", "slow", **session)
+    processes.append(quick)
+    until(lambda: len(slow.said("record")) == 2 or bool(slow.said("revoked")), "it is done with it")
+    handled_s = next(when for when, what, _ in slow.lines if what == "record")
+    (revoked,) = [when for when, what, _ in slow.lines if what == "revoked"][:1] or [time.monotonic()]
+    assert revoked - handled_s > 13.5  # it was waited for
+    until(lambda: is_shared([slow, quick], 4), "they share")
+    assert slow.said("lost") == []
+    taken_s = [when for when, what, details in quick.lines if what == "assigned" and details]
+    assert min(taken_s) >= revoked  # the new owner begins after the old one's callback
+    until(lambda: len({record for one in processes for record in one.records}) >= 4, "records flow")
+
+
+@pytest.mark.source("a:E-50", "a:X3-9", "b:EX-14", "b:EX-17")
+def test_consumers_that_are_restarted_one_by_one_lose_nothing_and_repeat_little(
+    cluster: LocalCluster, processes: list[Process]
+) -> None:
+    make_topic(cluster, "rolling", 4)
+    fill(cluster, "rolling", 200)
+    options = {"commits": True, "enable_auto_commit": False, "handler_s": 0.005}
+    processes += [Process(cluster, "rolling", "rolling", **options) for _ in range(3)]
+    until(lambda: is_shared(processes, 4), "all are assigned")
+    alive = list(processes)
+    for round_ in range(3):
+        fill(cluster, "rolling", 100, first=200 + 100 * round_)
+        alive.pop(0).close() if round_ % 2 else alive.pop(0).kill()
+        fresh = Process(cluster, "rolling", "rolling", **options)
+        processes.append(fresh)
+        alive.append(fresh)
+        until(lambda: bool(alive[-1].said("assigned")) and is_shared(alive, 4), "all are assigned again")
+    until(lambda: len({record for one in processes for record in one.records}) == 500, "all are read")
+    total = sum(len(one.records) for one in processes)
+    assert total <= 500 + 8  # at most what was in hand when one was killed
+    for one in processes:
+        for partition in range(4):
+            offsets = [offset for number, offset in one.records if number == partition]
+            assert offsets == sorted(set(offsets))
+
+
+@pytest.mark.source("a:F-05", "a:F-31", "a:X3-32")
+def test_partitions_that_do_not_move_keep_flowing_while_others_do(
+    cluster: LocalCluster, processes: list[Process]
+) -> None:
+    make_topic(cluster, "coop", 6)
+    first = Process(cluster, "coop", "coop")
+    processes.append(first)
+    until(lambda: first.held == set(range(6)), "one has all")
+    is_over = threading.Event()
+    with tidelog.Producer(cluster.bootstrap) as producer:
+
+        def produce() -> None:
+            number = 0
+            while not is_over.wait(0.02):
+                for partition in range(6):
+                    producer.send("coop", b"%d" % number, partition=partition)
+                number += 1
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        until(lambda: len(first.records) > 100, "records flow")
+        second = Process(cluster, "coop", "coop")
+        processes.append(second)
+        until(lambda: len(second.held) == 3 and is_shared([first, second], 6), "they share")
+        count = len(second.records)
+        until(lambda: len(second.records) > count + 60, "records flow at both")
+        is_over.set()
+        thread.join()
+    stayed = first.held
+    assert len(stayed) == 3
+    assert first.said("revoked") == [sorted(set(range(6)) - stayed)]
+    assert first.said("assigned")[0] == list(range(6))
+    assert all(not set(names) for names in first.said("assigned")[1:])  # nothing was taken away and given back
+    moved_s = next(when for when, what, _ in first.lines if what == "revoked")
+    for partition in stayed:
+        times = [when for when, what, row in first.lines if what == "record" and row[0] == partition]
+        around = [when for when in times if moved_s - 2 < when < moved_s + 2]
+        assert max(after - before for before, after in pairwise(around)) < 1.5
+    every = first.records + second.records
+    for partition in range(6):
+        assert len({offset for number, offset in every if number == partition}) > 10
+
+
+@pytest.mark.source("a:F-08", "a:X3-30")
+def test_a_static_member_that_is_restarted_keeps_its_partitions_and_a_twin_is_refused(
+    cluster: LocalCluster, processes: list[Process]
+) -> None:
+    make_topic(cluster, "static", 4)
+    options = {"group_instance_id": "a", "session_timeout_ms": 8_000, "heartbeat_interval_ms": 1_000}
+    one = Process(cluster, "static", "static", **options)
+    other = Process(cluster, "static", "static", **{**options, "group_instance_id": "b"})
+    processes += [one, other]
+    until(lambda: is_shared([one, other], 4) and len(one.held) == 2, "they share")
+    had, told = one.held, len(other.said("assigned"))
+    one.close()
+    again = Process(cluster, "static", "static", **options)
+    processes.append(again)
+    until(lambda: again.held == had, "it has what it had")
+    assert len(other.said("assigned")) == told
+    with tidelog.Consumer(cluster.bootstrap, group="static", **options) as twin:
+        twin.subscribe("static")
+        with pytest.raises(TidelogError, match="instance id") as refused:
+            twin.poll(30_000)
+    assert refused.value.code is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert again.held == had
+    # Longer than its session away: it is gone, and others take over.
+    again.kill()
+    until(lambda: other.held == set(range(4)), "the other has all", timeout_s=30)
+
+
+@pytest.mark.source("a:F-33", "a:X3-31", "b:EX-22")
+def test_a_consumer_that_hangs_is_evicted_though_it_heartbeats_and_cannot_commit(cluster: LocalCluster) -> None:
+    make_topic(cluster, "hung", 2)
+    fill(cluster, "hung", 20)
+    lost: list[TopicPartition] = []
+    options = {"group": "hung", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    with (
+        tidelog.Consumer(cluster.bootstrap, max_poll_interval_ms=4_000, **options) as hung,
+        tidelog.Consumer(cluster.bootstrap, **options) as other,
+    ):
+        hung.subscribe("hung", on_lost=lost.extend)
+        assert until(lambda: hung.poll(1_000), "records")
+        other.subscribe("hung")
+        found: set[tuple[int, int]] = set()
+
+        def all_of_it() -> bool:
+            found.update((record.partition, record.offset) for record in other.poll(500))
+            return len(found) == 20
+
+        until(all_of_it, "the other one reads all", timeout_s=30)
+        with pytest.raises(CommitFailedError, match="max_poll_interval_ms is 4000"):
+            hung.commit()
+        assert lost == []
+        until(lambda: bool(hung.poll(100)) or bool(hung.assignment()) or other.poll(100), "it is back", timeout_s=30)
+        assert sorted(lost) == [TopicPartition("hung", 0), TopicPartition("hung", 1)]
+        assert hung.metrics()["left_for_polling"] == 1
+
+
+@pytest.mark.source("b:EX-05", "b:EX-11")
+def test_countries_are_counted(cluster: LocalCluster) -> None:
+    make_topic(cluster, "customerCountries", 3)
+    countries = ["France", "USA", "France", "Peru", "USA", "France"] * 5
+    with tidelog.Producer(cluster.bootstrap) as producer:
+        sent = [producer.send("customerCountries", country, key=country) for country in countries]
+        stored = [delivery.result() for delivery in sent]
+    where: dict[str, set[int]] = {}
+    for country, metadata in zip(countries, stored, strict=True):
+        where.setdefault(country, set()).add(metadata.partition)
+    assert all(len(partitions) == 1 for partitions in where.values())  # a key has one place
+    counts: dict[str, int] = {}
+    with tidelog.Consumer(
+        cluster.bootstrap, group="CountryCounter", auto_offset_reset="earliest", value_deserializer="str"
+    ) as consumer:
+        consumer.subscribe(["customerCountries"])
+        for record in consumer:
+            counts[record.value] = counts.get(record.value, 0) + 1
+            if sum(counts.values()) == len(countries):
+                break
+    assert json.loads(json.dumps(counts)) == {"France": 15, "USA": 10, "Peru": 5}
+
+
+@pytest.mark.source("a:E-10", "b:EX-16")
+def test_offsets_in_a_database_give_every_record_once_whenever_the_program_is_killed(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    make_topic(cluster, "ledger", 3)
+    fill(cluster, "ledger", 600)
+    file = tmp_path / "ledger.sqlite"
+    program = Path(__file__).with_name("ledger_process.py")
+    command = [sys.executable, str(program), cluster.bootstrap, "ledger", "ledger", str(file), "600"]
+
+    def rows() -> list[tuple[int, int]]:
+        store = sqlite3.connect(file, timeout=30)
+        try:
+            return list(store.execute("select part, at from rows"))
+        except sqlite3.OperationalError:
+            return []  # the table is not there yet
+        finally:
+            store.close()
+
+    for wanted in (40, 170, 390, 600):
+        process = subprocess.Popen(command, env={**os.environ, "GRPC_VERBOSITY": "NONE"})
+        try:
+            until(lambda wanted=wanted: len(rows()) >= wanted, f"{wanted} rows are there")  # type: ignore[misc]
+        finally:
+            process.kill()
+            process.wait(10)
+    found = rows()
+    assert len(found) == len(set(found)) == 600
+
+
+def test_every_call_of_a_consumer_works_on_a_real_cluster(cluster: LocalCluster) -> None:
+    make_topic(cluster, "calls", 2)
+    fill(cluster, "calls", 40)
+    places = [TopicPartition("calls", number) for number in range(2)]
+    told: list[Any] = []
+    with tidelog.Consumer(
+        {"bootstrap.servers": cluster.bootstrap, "group.id": "calls", "auto.offset.reset": "earliest"},
+        value_deserializer="str",
+        key_deserializer=bytes.decode,
+    ) as consumer:
+        consumer.subscribe(["calls"], on_assigned=lambda names: told.append(sorted(names)))
+        counts: dict[str, int] = {}
+        records = iter(consumer)
+        for _ in range(40):
+            record = next(records)
+            counts[record.value] = counts.get(record.value, 0) + 1
+            assert record.key == f"key{record.value}"
+        assert counts == {str(number): 1 for number in range(40)}
+        assert told == [places]
+        assert consumer.assignment() == set(places)
+        consumer.commit()
+        ends = consumer.end_offsets(*places)
+        assert {name: offset.offset for name, offset in consumer.committed(*places).items() if offset} == ends
+        assert consumer.beginning_offsets(*places) == dict.fromkeys(places, 0)
+        consumer.commit_async({places[0]: OffsetAndMetadata(1, "one")}, lambda *what: told.append(what))
+        assert consumer.poll(200) == []
+        until(lambda: len(told) == 2 or consumer.poll(50), "the commit is told")
+        assert told[-1] == ({places[0]: OffsetAndMetadata(1, "one")}, None)
+        assert consumer.committed(places[0])[places[0]] == OffsetAndMetadata(1, "one")
+        consumer.seek_to_beginning()
+        consumer.pause(places[1])
+        assert {record.partition for record in consumer.poll(5_000)} == {0}
+        assert consumer.paused() == {places[1]}
+        consumer.resume(places[1])
+        assert {record.partition for record in consumer.poll(5_000)} == {1}
+        consumer.seek_to_time("1h")
+        assert consumer.position(places[0]) == 0
+        assert len(consumer.poll_arrow(5_000, 3)) == 3
+        consumer.seek_to_end()
+        assert consumer.position(places[0]) == ends[places[0]]
+        me = consumer.group_metadata()
+        assert me.group == "calls"
+        assert me.member_epoch >= 1
+        assert consumer.partitions_for("calls") == places
+        figures = consumer.metrics()
+        assert figures["records_consumed"] >= 40
+        assert figures["heartbeats"] >= 1
+        assert figures["records_lag.calls-0"] == 0
+    with pytest.raises(ConsumerClosedError):
+        consumer.poll()
+    consumer.close()
+
+
+@pytest.mark.source("a:E-11", "a:E-15", "b:G-07", "b:G-08")
+def test_one_thread_uses_a_consumer_and_another_may_only_wake_it(cluster: LocalCluster) -> None:
+    make_topic(cluster, "threads", 1)
+    with tidelog.Consumer(cluster.bootstrap) as consumer:
+        consumer.assign([("threads", 0)])
+        errors: list[BaseException] = []
+        is_polling = threading.Event()
+
+        def poll() -> None:
+            is_polling.set()
+            try:
+                consumer.poll(60_000)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        is_polling.wait(5)
+
+        def is_refused() -> bool:
+            try:
+                consumer.assignment()
+            except ConcurrentUseError:
+                return True
+            return False
+
+        until(is_refused, "a second thread is refused")
+        began_s = time.monotonic()
+        consumer.wakeup()
+        thread.join(10)
+        assert isinstance(errors[0], WakeupError)
+        assert time.monotonic() - began_s < 5
+        assert consumer.poll(100) == []
+
+
+def test_a_forked_child_is_told_that_the_consumer_is_its_parents(cluster: LocalCluster) -> None:
+    make_topic(cluster, "forked", 1)
+    fill(cluster, "forked", 5)
+    with tidelog.Consumer(cluster.bootstrap, group="forked", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe("forked")
+        assert len(until(lambda: consumer.poll(1_000), "records")) == 5
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                consumer.poll(1_000)
+            except BaseException as error:
+                os.write(writing, type(error).__name__.encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            assert pipe.read() == b"ForkedError"
+        os.waitpid(child, 0)
+        # The parent goes on: its stream was closed for the fork, and is opened anew within the grace.
+        member = consumer.group_metadata()
+        fill(cluster, "forked", 5, first=5)
+        assert len(until(lambda: consumer.poll(1_000), "records")) == 5
+        time.sleep(2.5)  # longer than the grace
+        assert consumer.poll(100) == []
+        assert consumer.group_metadata() == member
+
+
+def test_the_asyncio_consumer_reads_and_calls_back_on_the_programs_loop(cluster: LocalCluster) -> None:
+    make_topic(cluster, "looped", 3)
+    fill(cluster, "looped", 30)
+    told: list[Any] = []
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def assigned(names: list[TopicPartition]) -> None:
+            assert asyncio.get_running_loop() is loop
+            told.append(sorted(names))
+
+        async with tidelog.aio.Consumer(
+            cluster.bootstrap, group="looped", auto_offset_reset="earliest", value_deserializer="json"
+        ) as consumer:
+            await consumer.subscribe(["looped"], on_assigned=assigned)
+            found: set[int] = set()
+            async for record in consumer:
+                found.add(record.value)
+                if len(found) == 30:
+                    break
+            assert found == set(range(30))
+            await consumer.commit()
+            # Cut short again and again, nothing is lost.
+            await consumer.seek_to_beginning()
+            again: list[int] = []
+            while len(again) < 30:
+                try:
+                    async with asyncio.timeout(0.003):
+                        again += [record.value for record in await consumer.poll(1_000, 4)]
+                except TimeoutError:
+                    continue
+            assert sorted(again) == list(range(30))
+
+    asyncio.run(work())
+    assert told == [[TopicPartition("looped", number) for number in range(3)]]
+
+
+def test_a_topic_is_read_as_a_table(cluster: LocalCluster) -> None:
+    pytest.importorskip("pyarrow")
+    make_topic(cluster, "tabled", 3)
+    fill(cluster, "tabled", 300)
+    table = tidelog.read_arrow("tabled", since="1h", bootstrap=cluster.bootstrap)
+    assert table.num_rows == 300
+    assert sorted(int(value) for value in table["value"].to_pylist()) == list(range(300))
+    rows = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+    assert rows == sorted(rows)
+    assert table.schema.names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    only = tidelog.read_arrow("tabled", partitions=[1], columns=["offset", "value"], bootstrap=cluster.bootstrap)
+    assert only.schema.names == ["offset", "value"]
+    assert only["offset"].to_pylist() == [offset for partition, offset in rows if partition == 1]
+    assert tidelog.read_arrow("tabled", until="1h", bootstrap=cluster.bootstrap).num_rows == 0
+    assert tidelog.read_arrow("tabled", since=2**42, columns=["key"], bootstrap=cluster.bootstrap).num_rows == 0

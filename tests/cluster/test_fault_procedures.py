@@ -1,0 +1,366 @@
+"""The fault procedures of the sources on real processes: three brokers, three replicas, two of them must be in sync.
+
+Each says first what is expected. All the while numbered records are written with acks=all and read by commands of
+their own; in the end everything acknowledged is there once, in order, in its place, and all replicas are in sync.
+
+The time to recover from a crash (procedure 12) stands in test_broker_sources.py, frozen leaders in
+test_client_failures.py. One cluster serves all: broker 2 has its logs on a device that can hang, broker 3 on one that
+can be full, where this machine can do that; each test leaves it whole.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from harmed_machine import CannotError, HangingDisk, Network, SmallDisk
+from patience import until
+from procedures import (
+    BROKERS,
+    MORE_ACKS,
+    are_in_sync,
+    ask,
+    controller,
+    create,
+    is_left,
+    is_whole,
+    judge,
+    partitions,
+    tidelog,
+    traffic,
+    write_some,
+)
+
+from tidelog.testing import LocalCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+HANGING, SMALL = 2, 3
+"""Brokers with a disk of their own kind."""
+CUT_OFF = 2
+DISK_MIB = 64
+DELAY_S = 0.1
+LAG_MAX_MS = 2_000
+SPARES = (4, 5)
+"""Brokers only; they run for one test."""
+
+
+@dataclass
+class Scene:
+    cluster: LocalCluster
+    hanging: HangingDisk | None = None
+    small: SmallDisk | None = None
+    network: Network | None = None
+    why_not: str = ""
+    """What a machine lacks that has none of these."""
+
+    @property
+    def at(self) -> str:
+        return self.cluster.bootstrap
+
+    def clients_at(self, network: Network) -> str:
+        """Where the brokers are for those on the clients' side of the network."""
+        return ",".join(f"{network.address(one)}:{self.cluster.ports(one).grpc}" for one in BROKERS)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    data = tmp_path_factory.mktemp("procedures")
+    settings = {"log.dirs": ["disk"], "metadata.log.dir": "metadata", "replica.lag.time.max.ms": LAG_MAX_MS}
+    with ExitStack() as stack:
+        cluster = LocalCluster(nodes=5, data=data, settings=settings, is_started=False)
+        scene = Scene(cluster)
+        try:
+            with ExitStack() as harms:
+                images = tmp_path_factory.mktemp("images")
+                scene.hanging = harms.enter_context(
+                    HangingDisk.made(cluster.path(HANGING) / "disk", images=images, size_mib=DISK_MIB)
+                )
+                scene.small = harms.enter_context(SmallDisk.made(cluster.path(SMALL) / "disk", size_mib=DISK_MIB))
+                scene.network = harms.enter_context(Network.made(BROKERS))
+                stack.push(harms.pop_all())
+        except CannotError as error:
+            scene = Scene(cluster, why_not=str(error))
+        stack.enter_context(cluster)
+        if scene.network is not None:
+            for number in BROKERS:
+                advertise(cluster, number, scene.network.address(number))
+        for number in BROKERS:
+            cluster.start(number, is_awaited=False)
+        for number in BROKERS:
+            cluster.wait_ready(number)
+        yield scene
+
+
+@pytest.fixture(autouse=True)
+def whole(scene: Scene) -> Iterator[None]:
+    """The three run after each test and the spares do not, however it has ended."""
+    yield
+    for number in SPARES:
+        if runs(scene.cluster, number):
+            scene.cluster.stop(number)
+    for number in BROKERS:
+        if not runs(scene.cluster, number):
+            scene.cluster.start(number)
+
+
+def runs(cluster: LocalCluster, number: int) -> bool:
+    try:
+        return cluster.pid(number) > 0
+    except KeyError:
+        return False
+
+
+def advertise(cluster: LocalCluster, number: int, host: str) -> None:
+    """Clients are told this address; nodes reach each other where they always do."""
+    path, port = cluster.path(number) / "node.toml", cluster.ports(number).grpc
+    text = path.read_text(encoding="utf-8").replace(f"GRPC://localhost:{port}", f"GRPC://0.0.0.0:{port}")
+    path.write_text(f'{text}"advertised.listeners" = ["GRPC://{host}:{port}"]\n', encoding="utf-8")
+
+
+def has_given_up(cluster: LocalCluster, number: int) -> bool:
+    """Whether the broker has closed its log directory until it starts anew."""
+    with urllib.request.urlopen(f"http://localhost:{cluster.ports(number).http}/metrics", timeout=10) as answer:
+        found = re.search(r"^tidelog_directory_failed\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None, "every directory is counted"
+    return float(found[1]) == 1
+
+
+def leader_of(scene: Scene, topic: str, partition: int = 0) -> int:
+    return partitions(scene.at, topic)[partition].leader
+
+
+@pytest.mark.source("a:X3-1")
+def test_leader_election(scene: Scene, tmp_path: Path) -> None:
+    """The leader of a partition is killed with -9.
+
+    Expected: another member of its ISR leads, within a second or two; the writer and the reader stand still for that
+    long and see no error; the dead one is a follower when it comes back."""
+    create(scene.at, "leader")
+    with traffic(scene.at, tmp_path, "leader") as running:
+        before = partitions(scene.at, "leader")
+        victim = before[0].leader
+        scene.cluster.kill(victim)
+        took_s = running.goes_on([row.partition for row in before if row.leader == victim])
+        print(f"kill -9 of a leader: {MORE_ACKS} batches were acknowledged after {took_s:.2f} s")
+        assert took_s < 10
+        running.goes_on()
+        for old, new in zip(before, partitions(scene.at, "leader"), strict=True):
+            assert new.leader in set(old.isr) - {victim}
+            assert (new.leader_epoch > old.leader_epoch) == (old.leader == victim), "only what it led has moved"
+        until(lambda: is_left(scene.at, "leader", victim), "it is out of sync")
+        scene.cluster.start(victim)
+    assert all(row.leader != victim for row in partitions(scene.at, "leader"))
+
+
+@pytest.mark.source("a:X3-2")
+def test_controller_election(scene: Scene, tmp_path: Path) -> None:
+    """The active controller is restarted, and then the next one is killed with -9.
+
+    Expected: another one acts within a second or two, with all of the metadata, and topics can be created; partitions
+    that the node led move, the others are not touched."""
+    create(scene.at, "controller")
+    made = [f"after-election-{number}" for number in range(2)]
+    with traffic(scene.at, tmp_path, "controller") as running:
+        for ending, topic in zip(("restarted", "killed"), made, strict=True):
+            victim = controller(scene.at)
+            before = partitions(scene.at, "controller")
+            if ending == "killed":
+                scene.cluster.kill(victim)
+            else:
+                assert scene.cluster.stop(victim) == 0
+            began_s = time.monotonic()
+            tidelog(scene.at, "topics", "create", topic)
+            took_s = time.monotonic() - began_s
+            print(f"the active controller was {ending}: a topic was created after {took_s:.2f} s")
+            assert took_s < 10
+            assert controller(scene.at) != victim
+            for old, new in zip(before, partitions(scene.at, "controller"), strict=True):
+                assert new.leader in (set(old.isr) - {victim} if old.leader == victim else {old.leader})
+            running.goes_on()
+            scene.cluster.start(victim)
+            until(lambda: is_whole(scene.at, "controller"), "it is back in sync")
+    assert all(is_whole(scene.at, topic) for topic in made)
+
+
+@pytest.mark.source("a:X3-3")
+def test_rolling_restart_of_brokers(scene: Scene, tmp_path: Path) -> None:
+    """Each broker is stopped in order and started again, one after the other.
+
+    Expected: each hands its leaderships over before it stops, and exits with 0; the writer repeats what met the old
+    leader and sees no error; with a full ISR between two restarts nothing is lost."""
+    create(scene.at, "rolling")
+    with traffic(scene.at, tmp_path, "rolling") as running:
+        for number in BROKERS:
+            assert scene.cluster.stop(number) == 0
+            assert is_left(scene.at, "rolling", number), "it had handed everything over when it ended"
+            running.goes_on()
+            scene.cluster.start(number)
+            until(lambda: is_whole(scene.at, "rolling"), "the ISR is full again")
+
+
+@pytest.mark.source("a:X3-4")
+def test_unclean_leader_election(scene: Scene, tmp_path: Path) -> None:
+    """The replicas die one by one; the first that died comes back, and lacks what was acknowledged since.
+
+    Expected, with unclean election off: nobody leads, and the description names the brokers to bring back and the
+    command that gives records up. A partition that waits for them loses nothing; one that is given up by the command
+    is led again, and exactly what the new leader lacked is lost. With unclean election on: the same loss, unasked.
+    Brokers that return cut off what they have more."""
+    at, before, late = scene.at, 100, 60
+    first, others = 3, SPARES
+    waits, asked = 0, 1
+    for number in others:
+        scene.cluster.start(number, is_awaited=False)
+    for number in others:
+        scene.cluster.wait_ready(number)
+    replicas = ":".join(map(str, (*others, first)))
+    create(at, "kept", "unclean.leader.election.enable=false", replicas=f"{replicas},{replicas}")
+    create(at, "let-go", "unclean.leader.election.enable=true", replicas=replicas)
+    histories = {topic: tmp_path / topic for topic in ("kept", "let-go")}
+    for topic, history in histories.items():
+        write_some(at, topic, history, before)
+    scene.cluster.kill(first)
+    for topic, history in histories.items():
+        until(partial(are_in_sync, at, topic, others), "the first is out")
+        write_some(at, topic, history, late)
+    for number in others:
+        scene.cluster.kill(number)
+    scene.cluster.start(first)
+    until(lambda: leader_of(scene, "let-go") == first, "it leads what it may lead by the topic's setting")
+    (found,) = ask(at, "topics", "describe", "kept")["topics"]
+    for row in found["partitions"]:
+        assert (row["leader"], row["state"]) == (None, "offline")
+        assert f"tidelog elect-leaders --unclean --topic kept --partition {row['partition']}" in row["advice"]
+        assert "bring back broker" in row["advice"]
+    tidelog(at, "elect-leaders", "--unclean", "--topic", "kept", "--partition", str(asked), "--yes")
+    assert [leader_of(scene, "kept", number) for number in (waits, asked)] == [-1, first]
+    for number in others:
+        scene.cluster.start(number)
+    for topic, history in histories.items():
+        until(partial(is_whole, at, topic), f"{topic} is in sync again")
+        # Past the offsets that were lost: what lies beyond the end a reader cannot miss.
+        write_some(at, topic, history, 2 * late)
+    assert leader_of(scene, "kept", waits) in others
+    kept = judge(at, "kept", histories["kept"], lost=late // 2)
+    assert {row["partition"] for row in kept["anomalies"]} == {asked}
+    judge(at, "let-go", histories["let-go"], lost=late)
+    tidelog(at, "topics", "delete", *histories, "--yes")
+
+
+@pytest.mark.source("a:X3-5")
+def test_clients_lose_connectivity_to_one_broker(scene: Scene, tmp_path: Path) -> None:
+    """Every packet between the clients and one broker is lost; the brokers see each other.
+
+    Expected: the broker stays leader, since nobody but the clients misses it; its partition stands still for them,
+    the others go on; nothing fails before the delivery timeout, and when packets pass again, what waited is written
+    once."""
+    network = scene.network
+    if network is None:
+        pytest.skip(f"no network of its own: {scene.why_not}")
+    create(scene.at, "cut-off")
+    with traffic(
+        scene.at, tmp_path, "cut-off", clients_at=scene.clients_at(network), before=network.command()
+    ) as running:
+        before = partitions(scene.at, "cut-off")
+        led = [row.partition for row in before if row.leader == CUT_OFF]
+        others = [row.partition for row in before if row.leader != CUT_OFF]
+        assert led, "it leads something"
+        with network.cut_off(CUT_OFF):
+            running.goes_on(others)
+            standing = running.acks()
+            running.goes_on(others)
+            assert [running.acks()[number] for number in led] == [standing[number] for number in led]
+            assert network.lost > 0
+        took_s = running.goes_on(led)
+        print(f"the partition of the broker that was cut off went on after {took_s:.2f} s")
+        epochs = [(row.leader, row.leader_epoch) for row in partitions(scene.at, "cut-off")]
+        assert epochs == [(row.leader, row.leader_epoch) for row in before]
+
+
+@pytest.mark.source("a:X3-6")
+def test_high_latency_between_client_and_broker(scene: Scene, tmp_path: Path) -> None:
+    """Every packet takes 100 ms, so an answer takes 200.
+
+    Expected: nothing fails and nothing is repeated; five batches of a partition are on their way at once, so that
+    writing is several times as fast as one batch after the other would be."""
+    network = scene.network
+    if network is None:
+        pytest.skip(f"no network of its own: {scene.why_not}")
+    create(scene.at, "latency")
+    written, batches = tmp_path / "written", 80
+    one_by_one_s = batches * 2 * DELAY_S
+    with network.slow(DELAY_S):
+        began_s = time.monotonic()
+        records = 10 * batches * len(BROKERS)
+        told = write_some(scene.clients_at(network), "latency", written, records, before=network.command())
+        took_s = time.monotonic() - began_s
+    print(f"{batches} batches of each partition took {took_s:.2f} s; one after the other: {one_by_one_s:.1f} s")
+    assert told["retries"] == 0
+    assert took_s < one_by_one_s / 2
+    judge(scene.at, "latency", written)
+
+
+@pytest.mark.source("a:X3-7")
+def test_disk_full(scene: Scene, tmp_path: Path) -> None:
+    """The disk of one broker has no free byte.
+
+    Expected: nothing is acknowledged that is not stored. What the broker led, others lead at once; where it follows,
+    they wait for it no longer than `replica.lag.time.max.ms`. A partition that nobody else has is read-only, and says
+    why. When there is room, it catches up by itself; only if the directory's own state found no room was it given up,
+    and takes a restart."""
+    at, small = scene.at, scene.small
+    if small is None:
+        pytest.skip(f"no disk of its own: {scene.why_not}")
+    create(at, "full")
+    create(at, "alone", replicas=str(SMALL))
+    alone = tmp_path / "alone"
+    write_some(at, "alone", alone, 50)
+    with traffic(at, tmp_path, "full") as running:
+        assert SMALL in {row.leader for row in partitions(at, "full")}
+        with small.full():
+            until(lambda: is_left(at, "full", SMALL), "others go on without it", timeout_s=20)
+            running.goes_on()
+            if not has_given_up(scene.cluster, SMALL):
+                batch = ("--records", "1000", "--batch", "1000", "--timeout-ms", "500")
+                _, said = tidelog(at, "verify", "produce", "alone", *batch, "--history", str(alone), code=1)
+                assert "No space left on device" in said
+            if not has_given_up(scene.cluster, SMALL):
+                judge(at, "alone", alone)
+        assert "No space left on device (ENOSPC)" in scene.cluster.log(SMALL)
+        assert not scene.cluster.ended(), "the node lives"
+        if has_given_up(scene.cluster, SMALL):
+            scene.cluster.stop(SMALL)
+            scene.cluster.start(SMALL)
+    write_some(at, "alone", alone, 50)
+    judge(at, "alone", alone)
+
+
+@pytest.mark.source("a:X3-8")
+def test_hanging_disk(scene: Scene, tmp_path: Path) -> None:
+    """The disk of one broker does not answer: syncs do not return, while its heartbeats go on.
+
+    Expected: after `disk.stall.timeout.ms` (2 s) it gives up its leaderships and in-sync places, and says so; writing
+    goes on without it. When the disk answers, it catches up and is in sync again."""
+    at = scene.at
+    if scene.hanging is None:
+        pytest.skip(f"no disk of its own: {scene.why_not}")
+    create(at, "hanging")
+    with traffic(at, tmp_path, "hanging") as running:
+        assert HANGING in {row.leader for row in partitions(at, "hanging")}
+        said = len(scene.cluster.log(HANGING))
+        with scene.hanging.hanging():
+            began_s = time.monotonic()
+            until(lambda: is_left(at, "hanging", HANGING), "others go on without it", timeout_s=20)
+            print(f"a disk that hangs: the broker was left after {time.monotonic() - began_s:.2f} s")
+            running.goes_on()
+            (state,) = (row["state"] for row in ask(at, "brokers", "list")["brokers"] if row["id"] == HANGING)
+            assert state == "live", "its heartbeats go on"
+        assert "directories that stand still" in scene.cluster.log(HANGING)[said:]

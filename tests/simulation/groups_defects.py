@@ -1,0 +1,233 @@
+"""Deliberate defects of consumer groups, each of a few lines: of the coordinator, its loading and its deadlines, and of
+the consumer. The simulator has to notice every one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from simulation.defects import Defect
+from tidelog.client.async_consumer import ConsumerCore
+from tidelog.client.membership import Membership
+from tidelog.client.user_side import UserSide
+from tidelog.coordinator import consumer_group, offsets, shard
+from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.machine import fetch_offsets
+from tidelog.coordinator.partition_log import PartitionLog
+from tidelog.coordinator.records import NO_PARTITIONS, decode_batch
+from tidelog.coordinator.requests import Heartbeat
+from tidelog.coordinator.service import GroupService
+from tidelog.coordinator.shard import Shard
+from tidelog.coordinator.state import EMPTY, apply
+from tidelog.log.batch import read_header
+from tidelog.model.errors import ErrorCode
+from tidelog.model.ids import Offset
+
+Patches = tuple[tuple[Any, str, Any], ...]
+READ_BYTES = 1 << 24
+
+
+def _on(owner: Any, name: str, replacement: Any) -> Patches:
+    return ((owner, name, replacement),)
+
+
+# What counts as decided.
+
+
+async def _append_without_waiting(self: Any, data: bytes, *, at: Any, epoch: Any) -> None:
+    if not self.is_led or epoch != self._leading.leader_epoch or at != self.end_offset:
+        raise self._not_led()
+    end = Offset(self._leading.append(data, is_coordinator=True).last_offset + 1)
+    self._on_commit(at, end)
+
+
+_submit = Shard.submit
+
+
+async def _told_at_once(self: Any, request: Any, *, is_own: bool = False) -> Any:
+    if not isinstance(request, Heartbeat):
+        return await _submit(self, request, is_own=is_own)
+    self.check()
+    _, reply = self.machine.decide(self.replicated._speculative, request, offset=Offset(0))
+    self._host.keep(asyncio.get_running_loop().create_task(_submit(self, request, is_own=is_own)))
+    return reply
+
+
+def _speculative_offsets(
+    self: Any, group: str, partitions: Any, *, member_id: str = "", member_epoch: Any = None
+) -> Any:
+    found = self.shard_of(group)
+    return fetch_offsets(
+        found.replicated._speculative, group, partitions, member_id=member_id, member_epoch=member_epoch
+    )
+
+
+# Loading.
+
+
+async def _load_what_is_known(leading: Any, progress: Any) -> Any:
+    state, offset = EMPTY, leading.log.start_offset
+    end = max(offset, leading.log.end_offset - 1)
+    while offset < end:
+        found = await leading.log.read(offset, bytes_max=READ_BYTES, end=end)
+        if not found.data:
+            break
+        position = 0
+        while position < len(found.data):
+            state = apply(state, decode_batch(found.data, position))
+            header = read_header(found.data, position)
+            position += header.size
+            offset = header.next_offset
+    return state, leading.log.end_offset
+
+
+_start = Shard._start
+
+
+async def _start_without_timers(self: Any, state: Any) -> Any:
+    topics = await _start(self, state)
+    self.timers.clear()
+    return topics
+
+
+# Deadlines.
+
+
+def _detach_only(self: Any, key: Any, stream: Any, *, is_broken: bool) -> None:
+    if self.streams.get(key) is stream:
+        del self.streams[key]
+
+
+def _no_grace(_self: Any) -> int:
+    return 0
+
+
+# Who holds what.
+
+
+def _anybody_commits(_group: Any, _member_id: str, _member_epoch: int, _instance_id: str = "") -> None:
+    return None
+
+
+_reconcile = consumer_group._reconcile
+
+
+def _take_over_at_once(group: Any, member_id: str) -> Any:
+    current = _reconcile(group, member_id)
+    target = group.targets[member_id].partitions
+    if current.revoking or current.assigned == target:
+        return current
+    return replace(
+        current,
+        epoch=group.epoch,
+        previous_epoch=current.epoch if current.epoch != group.epoch else current.previous_epoch,
+        assigned=target,
+    )
+
+
+def _give_up_everything(group: Any, member_id: str) -> Any:
+    before = group.currents[member_id]
+    current = _reconcile(group, member_id)
+    if current.revoking and not before.revoking:
+        return replace(current, assigned=NO_PARTITIONS, revoking=current.assigned | current.revoking)
+    return current
+
+
+_goes_on = Membership._goes_on
+
+
+def _joins_with_what_it_has(self: Any, error: Any) -> bool:
+    if error.code not in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
+        return _goes_on(self, error)
+    self.member_id = str(UUID(int=self._cluster.random.getrandbits(128), version=4))
+    self.member_epoch = 0
+    self._owned, self._names = frozenset(), {}
+    return True
+
+
+# The consumer.
+
+
+def _all_in_hand_is_done(self: Any) -> None:
+    self.positions.note(self._hand.marks())
+    self.positions.came_back()
+
+
+def _drop_nothing(_self: Any, _partitions: Any) -> None:
+    return None
+
+
+_told = ConsumerCore.told
+
+
+def _forget_the_position(self: Any, assignment: Any) -> None:
+    """Whoever is told something begins everywhere anew."""
+    for held in self.positions:
+        if held.is_read and held.partition in assignment:
+            self._reader.remove(held.partition)
+            held.is_read = False
+            held.offset = held.processed = -1
+    _told(self, assignment)
+
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        "group_acks_before_commit", "groups",
+        "a coordinator answers when a decision is in its log, not when it is committed",
+        _on(PartitionLog, "append_at", _append_without_waiting),
+    ),
+    Defect(
+        "assignment_told_early", "groups", "a member is told its assignment before the decision has committed",
+        _on(Shard, "submit", _told_at_once),
+    ),
+    Defect(
+        "speculative_offsets", "groups", "offsets are told from the speculative state",
+        _on(GroupService, "fetch_offsets", _speculative_offsets),
+    ),
+    Defect(
+        "groups_load_part", "groups", "a new coordinator leaves out the last batch of the log",
+        _on(shard, "load", _load_what_is_known),
+    ),
+    Defect(
+        "session_lost_on_move", "groups", "a new coordinator starts no deadlines for the members that it finds",
+        _on(Shard, "_start", _start_without_timers),
+    ),
+    Defect(
+        "grace_ignored", "groups", "a member whose stream has broken keeps its whole session",
+        _on(Shard, "detach", _detach_only),
+    ),
+    Defect(
+        "no_grace", "groups", "a member whose stream has broken is out at once",
+        _on(GroupCoordinator, "grace_ms", property(_no_grace)),
+    ),
+    Defect(
+        "stale_commit_accepted", "groups", "whoever commits may",
+        _on(offsets, "check_commit", _anybody_commits),
+    ),
+    Defect(
+        "handed_over_early", "groups", "a partition is given to its new owner before the old one has let go",
+        _on(consumer_group, "_reconcile", _take_over_at_once),
+    ),
+    Defect(
+        "unmoved_revoked", "groups", "a member that has to give up something gives up everything",
+        _on(consumer_group, "_reconcile", _give_up_everything),
+    ),
+    Defect(
+        "kept_across_fencing", "groups", "a member that was put out joins again and keeps what it holds",
+        _on(Membership, "_goes_on", _joins_with_what_it_has),
+    ),
+    Defect(
+        "auto_commit_of_current", "groups", "the automatic commit takes in what the program still works on (C5)",
+        _on(ConsumerCore, "_look_at_hand", _all_in_hand_is_done),
+    ),
+    Defect(
+        "hand_kept_when_revoked", "groups", "records of a partition that was revoked are given out",
+        _on(UserSide, "_drop", _drop_nothing),
+    ),
+    Defect(
+        "position_forgotten", "groups", "a rebalance puts unmoved partitions back to their committed offset",
+        _on(ConsumerCore, "told", _forget_the_position),
+    ),
+)  # fmt: skip

@@ -1,0 +1,430 @@
+"""`tidelog.Admin` in the simulator, with real doors and coordinators: each call, partial failures, time, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from client_world import BOOTSTRAP, BROKERS
+from consumer_world import ConsumerWorld, _Host
+
+import tidelog
+from tidelog.client.admin_core import AdminClosedError, AdminCore
+from tidelog.client.admin_values import ConfigResource, NewTopic, Outcomes
+from tidelog.client.aio_admin import Admin
+from tidelog.client.errors import OptionError
+from tidelog.client.offset_resets import decode_table, encode_table, planned, read_target
+from tidelog.client.record import OffsetAndMetadata, TopicPartition
+from tidelog.model.errors import (
+    CallTimeoutError,
+    ErrorCode,
+    InvalidRequestError,
+    RemoteError,
+    TidelogError,
+    UnknownTopicOrPartitionError,
+)
+from tidelog.model.group_errors import NonEmptyGroupError
+from tidelog.model.ids import NodeId
+from tidelog.world.simulated import SimNode
+
+T = TypeVar("T")
+
+
+class SimAdmin(Admin):
+    """On the client's machine of a world."""
+
+    def __init__(self, world: ConsumerWorld, **options: Any) -> None:
+        self._world = world
+        super().__init__(list(BOOTSTRAP), **options)
+
+    def _acquire_host(self) -> Any:
+        return _Host()
+
+    def _new_core(self, host: Any) -> AdminCore:
+        return AdminCore(self._world.new_client(), timeout_ms=self.options.default_api_timeout_ms)
+
+
+def run(world: ConsumerWorld, job: Callable[[SimAdmin], Awaitable[T]], **options: Any) -> T:
+    """An admin client for the length of a job."""
+
+    async def whole(_: SimNode) -> T:
+        async with SimAdmin(world, **options) as admin:
+            return await job(admin)
+
+    found: T = world.world.run(world.machine, whole, timeout=300)
+    return found
+
+
+async def until(ask: Callable[[], Awaitable[T]], is_so: Callable[[T], bool]) -> None:
+    """Ask again until it is so, for 30 s of the world's time."""
+    for _ in range(300):
+        if is_so(await ask()):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("not in 30 s")
+
+
+def places(*numbers: int, topic: str = "t") -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for number in numbers]
+
+
+@pytest.mark.source(
+    "a:G-02", "a:G-04", "a:G-05", "a:G-10", "a:G-11", "a:G-12", "a:G-13", "a:G-20", "a:G-21", "a:G-22", "a:G-40",
+    "a:G-50", "b:I-08",
+)  # fmt: skip
+def test_topics_and_settings_are_made_looked_at_changed_and_deleted() -> None:
+    async def job(admin: SimAdmin) -> None:
+        made = await admin.create_topic("t", partitions=3, replication_factor=3, configs={"retention.ms": 5_000})
+        assert (made.name, made.partitions, made.replication_factor) == ("t", 3, 3)
+        # The numbers are optional; what was not given is the cluster's.
+        bare = await admin.create_topic("bare")
+        assert bare.partitions >= 1
+        assert (await admin.create_topic("only-checked", validate_only=True)).topic_id is None
+        await until(lambda: admin.list_topics(), lambda found: {one.name for one in found} == {"t", "bare"})
+        described = await admin.describe_topic("t")
+        assert described.topic_id == made.topic_id
+        assert described.configs == {"retention.ms": "5000"}
+        assert [(one.partition, len(one.replicas), one.state) for one in described.partitions] == [
+            (number, 3, "online") for number in range(3)
+        ]
+        assert set(described.partitions[0].replicas) == set(BROKERS)
+        with pytest.raises(RemoteError) as refused:
+            await admin.create_topic("t")
+        assert refused.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        with pytest.raises(RemoteError) as unknown:
+            await admin.describe_topic("nowhere")
+        assert unknown.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        # Some of several: the total, never fewer.
+        grown = await admin.add_partitions({"t": 5, "bare": 0}, partial=True)
+        assert grown.done == {"t": 5}
+        assert list(grown.errors) == ["bare"]
+        assert len((await admin.describe_topic("t")).partitions) == 5
+        # Verify that a topic is compacted, else make it so; a list grows and shrinks, a deleted key has its default.
+        topic = ConfigResource("topic", "t")
+        if (await admin.describe_config(topic, ["cleanup.policy"]))["cleanup.policy"].value != "compact":
+            await admin.alter_config(topic, sets={"cleanup.policy": "compact"}, deletes=["retention.ms"])
+        entries = await admin.describe_config(topic)
+        assert entries["cleanup.policy"].source == "topic"
+        assert entries["retention.ms"].is_default
+        await admin.alter_config(topic, appends={"cleanup.policy": "delete"})
+        assert (await admin.describe_config(topic))["cleanup.policy"].value == "compact,delete"
+        await admin.alter_config(topic, subtracts={"cleanup.policy": "compact"}, validate_only=True)
+        await admin.alter_config(("topic", "t"), subtracts={"cleanup.policy": "compact"})
+        assert (await admin.describe_config(topic))["cleanup.policy"].value == "delete"
+        with pytest.raises(RemoteError) as wrong:
+            await admin.alter_config(topic, sets={"retention.ms": "soon"})
+        assert wrong.value.code is ErrorCode.INVALID_CONFIG
+        with pytest.raises(InvalidRequestError, match="nothing to change"):
+            await admin.alter_config(topic)
+        # A value that was set for the cluster is not a default.
+        await admin.alter_config(
+            ConfigResource("cluster"), sets={"log.retention.ms": 777_000, "replica.lag.time.max.ms": 9_000}
+        )
+        resources = [topic, ConfigResource("broker", str(BROKERS[0])), ConfigResource("topic", "nowhere")]
+        several = await admin.describe_configs(resources, partial=True)
+        assert list(several.errors) == [resources[2]]
+        assert (several[topic]["retention.ms"].value, several[topic]["retention.ms"].is_default) == ("777000", False)
+        assert several[resources[1]]["replica.lag.time.max.ms"].source == "cluster"
+        cluster = await admin.describe_cluster()
+        assert [broker.id for broker in cluster.brokers] == list(BROKERS)
+        assert cluster.cluster_id
+        assert cluster.controller in (1, 2, 3)
+        quorum = await admin.describe_quorum()
+        assert quorum.leader == cluster.controller
+        assert sorted(member.node for member in quorum.members if member.is_voter) == [1, 2, 3]
+        await admin.delete_topic("bare")
+        # A broker may hear of it a little later.
+        await until(lambda: admin.list_topics(), lambda found: [one.name for one in found] == ["t"])
+        with pytest.raises(RemoteError) as gone:
+            await admin.delete_topics(["t", "bare"])
+        assert gone.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert "0 others failed, 1 went well" in gone.value.__notes__[0]
+
+    with ConsumerWorld(1) as world:
+        run(world, job)
+
+
+@pytest.mark.source("a:G-30")
+def test_a_call_about_several_raises_the_first_error_or_tells_all_of_them() -> None:
+    with ConsumerWorld(2) as world:
+
+        async def job(admin: SimAdmin) -> None:
+            found = await admin.create_topics([NewTopic("a", 1, 3), "b", NewTopic("c", 1, 99)], partial=True)
+            assert isinstance(found, Outcomes)
+            assert set(found.done) == {"a", "b"}
+            assert set(found.errors) == {"c"}
+            assert set(found) == {"a", "b", "c"}
+            assert len(found) == 3
+            assert found["a"].partitions == 1
+            with pytest.raises(RemoteError):
+                found["c"]
+            with pytest.raises(RemoteError) as first:
+                found.all()
+            assert first.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+            assert "2 went well" in first.value.__notes__[0]
+            with pytest.raises(RemoteError):
+                await admin.create_topics(["d", "a"])
+            assert set(await admin.describe_topics()) >= {"a", "b", "d"}
+            assert admin.metrics() == {"calls": 3, "failures": 1, "under_way": 0}
+
+        run(world, job)
+
+
+@pytest.mark.source("a:G-30", "a:G-31", "a:G-32", "a:G-33", "a:G-34", "a:X3-34")
+def test_groups_are_listed_described_moved_and_deleted() -> None:
+    with ConsumerWorld(3) as world:
+        world.make_topic("t", partitions=4)
+        world.fill("t", dict.fromkeys(range(4), 10))
+        one = world.consumer("g", client_id="first", enable_auto_commit=False).start("t")
+        world.until(lambda: len(one.records) == 40)
+        one.run(lambda consumer: consumer.commit({TopicPartition("t", 0): 4, TopicPartition("t", 1): 10}))
+
+        async def active(admin: SimAdmin) -> None:
+            (listed,) = (await admin.list_groups()).groups
+            assert (listed.group, listed.type, listed.state, listed.members) == ("g", "consumer", "stable", 1)
+            assert listed.coordinator in BROKERS
+            assert not (await admin.list_groups(states=["empty"])).groups
+            described = await admin.describe_group("g")
+            (member,) = described.members
+            assert (member.client_id, member.topics, described.is_active) == ("first", ("t",), True)
+            assert list(member.assignment) == places(0, 1, 2, 3)
+            assert described.coordinator == listed.coordinator
+            assert described.coordinator_address == f"host-{listed.coordinator}:9092"
+            lag = {row.partition.partition: row for row in await admin.group_lag("g")}
+            assert [lag[number].lag for number in range(4)] == [6, 0, None, None]
+            assert [lag[number].end for number in range(4)] == [10] * 4
+            assert {row.client_id for row in lag.values()} == {"first"}
+            # Its offsets are its members' while it has any.
+            for refused in (
+                admin.alter_group_offsets("g", {TopicPartition("t", 0): 0}),
+                admin.reset_group_offsets("g", to="earliest"),
+                admin.delete_group("g"),
+            ):
+                with pytest.raises(TidelogError) as error:
+                    await refused
+                assert error.value.code is ErrorCode.NON_EMPTY_GROUP
+                assert "stop them first" in str(error.value)
+            with pytest.raises(RemoteError) as subscribed:
+                await admin.delete_group_offsets("g", "t")
+            assert subscribed.value.code is ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            planned = await admin.reset_group_offsets("g", to="earliest", dry_run=True)
+            assert [(row.before, row.after) for row in planned] == [(4, 0), (10, 0)]
+            # The coordinator itself says the same, to whoever did not look first.
+            core = admin._core
+            assert core is not None
+            told = {TopicPartition("t", 0): OffsetAndMetadata(0)}
+            with pytest.raises(NonEmptyGroupError):
+                await core.groups.alter_offsets("g", told, timeout_ms=5_000)
+
+        run(world, active)
+        one.stop()
+
+        async def empty(admin: SimAdmin) -> None:
+            assert (await admin.describe_group("g")).state == "empty"
+            assert await admin.alter_group_offsets("g", {TopicPartition("t", 0): 7, TopicPartition("t", 2): 1})
+            held = await admin.group_offsets("g")
+            assert {place.partition: row.committed.offset for place, row in held.items()} == {0: 7, 1: 10, 2: 1}
+            assert list(await admin.group_offsets("g", places(1, 3))) == places(1)
+            missing = await admin.alter_group_offsets("g", {TopicPartition("t", 99): 0}, partial=True)
+            assert missing.errors[TopicPartition("t", 99)].code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            await admin.delete_group_offsets("g", places(2))
+            assert list(await admin.group_offsets("g")) == places(0, 1)
+            several = await admin.describe_groups(["g", "nobody"], partial=True)
+            assert several.errors["nobody"].code is ErrorCode.GROUP_ID_NOT_FOUND
+            assert several["g"].group == "g"
+            await admin.delete_group("g")
+            with pytest.raises(RemoteError) as gone:
+                await admin.delete_group("g")
+            assert gone.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+            assert not (await admin.list_groups()).groups
+
+        run(world, empty)
+
+
+@pytest.mark.source("a:G-34", "a:N-06")
+def test_a_group_is_reset_in_every_way(tmp_path: Path) -> None:
+    with ConsumerWorld(4) as world:
+        world.make_topic("t", partitions=2)
+        world.make_topic("other")
+        world.fill("t", {0: 10, 1: 10}, timestamp=1_000)  # ms 1000 to 1009
+        world.fill("other", {0: 3})
+
+        async def job(admin: SimAdmin) -> None:
+            async def reset(**asked: Any) -> dict[int, int]:
+                changes = await admin.reset_group_offsets("g", **asked)
+                held = await admin.group_offsets("g")
+                assert all(held[row.partition].committed.offset == row.after for row in changes)
+                return {row.partition.partition: row.after for row in changes}
+
+            # Of a group that does not exist yet, with the topics named.
+            with pytest.raises(InvalidRequestError, match="has committed nothing: name the topics"):
+                await reset(to="earliest")
+            assert await reset(to=3, topics="t") == {0: 3, 1: 3}
+            assert await reset(to="latest", topics=places(1)) == {1: 10}
+            assert await reset(shift_by=-2) == {0: 1, 1: 8}
+            assert await reset(shift_by=5, topics=[TopicPartition("t", 0)]) == {0: 6}
+            assert await reset(to_time=1_004, topics=["t"]) == {0: 4, 1: 4}
+            assert await reset(to_time=2_000) == {0: 10, 1: 10}
+            # The clock of the client has gone on since 1970, and so has the duration.
+            core = admin._core
+            assert core is not None
+            ago_ms = core.cluster.clock.now_ms() - 1_007
+            assert await reset(by_duration=f"{ago_ms}ms") == {0: 7, 1: 7}
+            file = tmp_path / "offsets.csv"
+            file.write_text("t,0,2\nt,1,5\n")
+            assert await reset(from_file=file) == {0: 2, 1: 5}
+            assert await reset(to={TopicPartition("t", 1): 6}) == {1: 6}
+            assert await reset(to="earliest") == {0: 0, 1: 0}
+            # Outside of the log is its end, and that is told.
+            (change,) = await admin.reset_group_offsets("g", to=50, topics=places(0), dry_run=True)
+            assert (change.before, change.after, change.note) == (0, 10, "the log has 0 to 10, not 50")
+            with pytest.raises(InvalidRequestError, match="nothing is committed of other-0"):
+                await reset(shift_by=1, topics=["other"])
+            with pytest.raises(InvalidRequestError, match="to and shift_by is given"):
+                await reset(to="latest", shift_by=1)
+            with pytest.raises(UnknownTopicOrPartitionError):
+                await reset(to="latest", topics=places(7))
+
+        run(world, job)
+
+
+@pytest.mark.source("a:G-60", "a:G-61", "a:G-62", "a:G-63")
+def test_records_are_deleted_leaders_elected_and_replicas_moved() -> None:
+    with ConsumerWorld(5) as world:
+        world.make_topic("t", partitions=2)
+        world.fill("t", {0: 10, 1: 10}, timestamp=1_000)
+
+        async def job(admin: SimAdmin) -> None:
+            zero, one = places(0, 1)
+            assert (await admin.delete_records({zero: 3})).done == {zero: 3}
+            # By time: what is older than the first record at or after it; without one all that is there.
+            assert (await admin.delete_records_by_time("t", 1_005)).done == {zero: 5, one: 5}
+            assert (await admin.delete_records_by_time([one], 5_000)).done == {one: 10}
+            assert (await admin.delete_records({zero: "end"})).done == {zero: 10}
+            beyond = await admin.delete_records({zero: 99}, partial=True)
+            assert beyond.errors[zero].code is ErrorCode.OFFSET_OUT_OF_RANGE
+            with pytest.raises(InvalidRequestError, match="partitions 0 to 1"):
+                await admin.delete_records({TopicPartition("t", 9): 1})
+            # Leaders are the preferred ones already.
+            healthy = await admin.elect_leaders(places(0, 1), partial=True)
+            assert {error.code for error in healthy.errors.values()} == {ErrorCode.ELECTION_NOT_NEEDED}
+            assert not (await admin.elect_leaders()).errors
+            with pytest.raises(InvalidRequestError, match="None means all"):
+                await admin.elect_leaders([])
+            # The first of the list is the preferred leader; nothing under way cannot be cancelled.
+            before = (await admin.describe_topic("t")).partitions[0].replicas
+            turned = tuple(reversed(before))
+            with pytest.raises(RemoteError) as none:
+                await admin.alter_reassignments({zero: None})
+            assert none.value.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+            await admin.alter_reassignments({zero: turned})
+            await until(lambda: admin.list_reassignments([zero]), lambda found: not found)
+            assert (await admin.describe_topic("t")).partitions[0].replicas == turned
+            await admin.elect_leaders([zero])
+            assert (await admin.describe_topic("t")).partitions[0].leader == turned[0]
+
+        run(world, job)
+
+
+@pytest.mark.source("a:G-30")
+def test_a_list_of_groups_tells_which_brokers_are_missing_from_it() -> None:
+    with ConsumerWorld(6) as world:
+        world.make_topic("t")
+        for name in ("g1", "g2", "g3", "g4"):
+            run(world, lambda admin, name=name: admin.reset_group_offsets(name, to="latest", topics="t"))  # type: ignore[misc]
+        whole = run(world, lambda admin: admin.list_groups())
+        assert [one.group for one in whole] == ["g1", "g2", "g3", "g4"]
+        assert {one.type for one in whole} == {"simple"}
+        lost = whole.groups[0].coordinator
+
+        async def without_one(admin: SimAdmin) -> None:
+            await admin.list_groups()  # it knows the brokers
+            world.kill(NodeId(lost))
+            found = await admin.list_groups(partial=True)
+            assert list(found.errors) == [lost]
+            assert [one.group for one in found] == [one.group for one in whole if one.coordinator != lost]
+            # Whoever wants all of them waits for the next coordinator.
+            again = await admin.list_groups(timeout_ms=60_000)
+            assert [one.group for one in again] == ["g1", "g2", "g3", "g4"]
+            assert lost not in {one.coordinator for one in again}
+            assert (await admin.describe_group("g1")).coordinator != lost
+
+        run(world, without_one)
+
+
+@pytest.mark.source("a:G-03", "a:G-06", "a:G-08")
+def test_every_call_ends_in_its_time_and_closing_aborts_what_is_late() -> None:
+    with ConsumerWorld(7) as world:
+
+        async def job(admin: SimAdmin) -> None:
+            await admin.list_topics()
+            world.cut_off()
+            loop = asyncio.get_running_loop()
+            start_s = loop.time()
+            with pytest.raises(CallTimeoutError, match="create_topic: not done in 700 ms; a change may have been made"):
+                await admin.create_topic("t", timeout_ms=700)
+            assert loop.time() - start_s == pytest.approx(0.7, abs=0.05)
+            late = asyncio.ensure_future(admin.describe_cluster())
+            await asyncio.sleep(0.1)
+            await admin.close(timeout=2)
+            assert loop.time() - start_s == pytest.approx(2.8, abs=0.2)
+            with pytest.raises(CallTimeoutError, match="describe_cluster: the admin client was closed"):
+                await late
+            with pytest.raises(AdminClosedError):
+                await admin.list_topics()
+            await admin.close()  # nothing
+
+        run(world, job)
+
+
+def test_options_are_read_when_it_is_made_and_nothing_is_connected() -> None:
+    with pytest.raises(OptionError, match="linger_ms is no option of"):
+        tidelog.Admin("localhost:9292", linger_ms=5)
+    admin = tidelog.Admin({"bootstrap.servers": "localhost:1", "default.api.timeout.ms": 500})
+    assert admin.options.default_api_timeout_ms == 500
+    assert admin.metrics()["calls"] == 0
+    admin.close()
+    with pytest.raises(AdminClosedError):
+        admin.list_topics()
+    with pytest.raises(InvalidRequestError, match="everybody=True"):
+        tidelog.Admin("localhost:1").remove_members("g")
+
+
+def test_files_of_offsets_go_both_ways_and_name_a_wrong_line() -> None:
+    table = {TopicPartition("b.c", 1): 5, TopicPartition("a", 0): 7}
+    text = encode_table(table)
+    assert text == "a,0,7\nb.c,1,5\n"
+    assert decode_table(text, where="f") == table
+    assert decode_table('"a",0,7\r\n\n', where="f") == {TopicPartition("a", 0): 7}
+    for wrong in ("a,0\n", "a,x,7\n", "a,0,-1\n", ",0,1\n", "a,0,1,2\n"):
+        with pytest.raises(InvalidRequestError, match=r"f:1: .* is not topic,partition,offset"):
+            decode_table(wrong, where="f")
+    with pytest.raises(InvalidRequestError, match="f:2: a-0 is there twice"):
+        decode_table("a,0,1\na,0,2\n", where="f")
+    with pytest.raises(InvalidRequestError, match="f: has no line"):
+        decode_table("\n", where="f")
+
+
+def test_a_plan_stays_inside_of_the_log() -> None:
+    place = TopicPartition("t", 0)
+    facts: dict[str, Any] = {"starts": {place: 5}, "ends": {place: 20}, "found": {place: -1}}
+
+    def after(committed: int | None = 10, **asked: Any) -> int:
+        held = {} if committed is None else {place: OffsetAndMetadata(committed)}
+        (row,) = planned(read_target(now_ms=1_000_000, **asked), [place], committed=held, **facts)
+        return row.after
+
+    assert after(to=1) == 5
+    assert after(to=100) == 20
+    assert after(shift_by=-100) == 5
+    assert after(shift_by=3) == 13
+    assert after(to_time=999) == 20
+    assert after(None, to={place: 7}) == 7
+    asked: list[dict[str, Any]] = [{"to": "soon"}, {"to": -1}, {"to": True}, {"to": {place: -1}}, {"to": {}}, {}]
+    asked += [{"by_duration": "long"}, {"to_time": "when"}]
+    for wrong in asked:
+        with pytest.raises(InvalidRequestError):
+            read_target(now_ms=0, **wrong)

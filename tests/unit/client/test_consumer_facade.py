@@ -1,0 +1,86 @@
+"""`tidelog.Consumer` as a user has it, on real threads, without a cluster: options, errors, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+
+import pytest
+
+import tidelog
+from tidelog.client.consumer_errors import ConsumerClosedError, SubscriptionError
+from tidelog.client.consumer_front import read_partitions, read_times, read_topics
+from tidelog.client.errors import NoClusterError, OptionError
+from tidelog.client.record import TopicPartition
+
+
+@pytest.fixture
+def nowhere() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_nobody_there_is_told_by_the_first_poll_and_not_waited_for(nowhere: str) -> None:
+    with tidelog.Consumer(nowhere, group="g") as consumer:
+        consumer.subscribe("t")
+        for _ in range(2):
+            with pytest.raises(NoClusterError, match=f"no cluster at {nowhere}"):
+                consumer.poll(20_000)
+        with pytest.raises(NoClusterError):
+            next(iter(consumer))
+    with tidelog.Consumer(nowhere) as alone, pytest.raises(NoClusterError):
+        alone.assign([("t", 0)])
+
+
+def test_the_same_on_an_event_loop(nowhere: str) -> None:
+    async def work() -> None:
+        async with tidelog.aio.Consumer(nowhere, group="g") as consumer:
+            await consumer.subscribe("t")
+            with pytest.raises(NoClusterError):
+                await consumer.poll(20_000)
+        with pytest.raises(ConsumerClosedError):
+            await consumer.poll()
+        await consumer.close()
+
+    asyncio.run(work())
+
+
+def test_a_closed_consumer_says_so_and_closes_twice(nowhere: str) -> None:
+    consumer = tidelog.Consumer(nowhere)
+    consumer.close()
+    consumer.close()
+    consumer.wakeup()
+    with pytest.raises(ConsumerClosedError):
+        consumer.assignment()
+
+
+@pytest.mark.source("a:E-39", "b:G-01")
+def test_options_have_two_spellings_and_wrong_ones_are_named(nowhere: str) -> None:
+    with tidelog.Consumer({"bootstrap.servers": nowhere, "group.id": "g", "max.poll.records": "7"}) as consumer:
+        assert (consumer.options.group, consumer.options.max_poll_records) == ("g", 7)
+        assert consumer.options.bootstrap == (nowhere,)
+    with pytest.raises(OptionError, match="max_poll_recordz"):
+        tidelog.Consumer(nowhere, max_poll_recordz=1)
+    with pytest.raises(OptionError, match="auto_offset_reset"):
+        tidelog.Consumer(nowhere, auto_offset_reset="yesterday")
+    with pytest.raises(OptionError, match="value_deserializer"):
+        tidelog.Consumer(nowhere, value_deserializer="avro")
+    with pytest.raises(OptionError, match="internal topics"):
+        tidelog.Consumer(nowhere, exclude_internal_topics=False)
+
+
+def test_arguments_are_read_as_users_write_them() -> None:
+    assert read_topics("a", None) == (("a",), "")
+    assert read_topics(["a", "b", "a"], None) == (("a", "b"), "")
+    assert read_topics(re.compile("x.*"), None) == ((), "x.*")
+    assert read_topics(None, "x.*") == ((), "x.*")
+    with pytest.raises(SubscriptionError, match="a name, not 3"):
+        read_topics([3], None)  # type: ignore[list-item]
+    assert read_partitions([("t", 1), TopicPartition("t", 1)]) == [TopicPartition("t", 1)]
+    for wrong in (["t"], [("t", "1")], [("t", True)], [("t", 1, 2)]):
+        with pytest.raises(SubscriptionError, match="TopicPartition"):
+            read_partitions(wrong)  # type: ignore[arg-type]
+    assert read_times({("t", 0): "1s"}, (), 5_000) == {TopicPartition("t", 0): 4_000}  # type: ignore[dict-item]
+    assert read_times(7, [("t", 0)], 5_000) == {TopicPartition("t", 0): 7}

@@ -1,0 +1,179 @@
+"""Options by their names: both spellings, types, ranges, contradictions, and names that are not ours."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+import tidelog
+from tidelog.client.errors import OptionError
+from tidelog.client.names import (
+    AdminOptions,
+    ConsumerOptions,
+    ProducerOptions,
+    addresses_of,
+    read_options,
+    spellings_of,
+)
+from tidelog.log.batch import Codec
+
+
+def options(first: object = "localhost", **more: Any) -> ProducerOptions:
+    return read_options(ProducerOptions, first, more)
+
+
+@pytest.mark.source("a:D-20", "a:D-22", "b:F-03", "b:F-04", "b:F-37", "a:C-18")
+def test_both_spellings_mean_the_same() -> None:
+    dotted = {
+        "bootstrap.servers": "a:9292, b",
+        "client.id": "me",
+        "linger.ms": "5",
+        "enable.idempotence": True,
+        "compression.type": "zstd",
+        "acks": "all",
+        "batch.size": 16_384,
+        "max.in.flight.requests.per.connection": 3,
+        "delivery.timeout.ms": 60_000,
+    }
+    found = read_options(ProducerOptions, dotted, {})
+    same = options(
+        ["a:9292", "b:9292"],
+        client_id="me",
+        linger_ms=5,
+        enable_idempotence="true",
+        compression=Codec.ZSTD,
+        acks=-1,
+        batch_size=16_384,
+        max_in_flight=3,
+        delivery_timeout_ms=60_000.0,
+    )
+    assert found == same
+    assert found.bootstrap == ("a:9292", "b:9292")
+    assert read_options(ProducerOptions, dotted, {"linger_ms": 7}).linger_ms == 7, "keywords win"
+    assert options(compression_type="LZ4", max_in_flight_requests_per_connection=1).compression is Codec.LZ4
+
+
+def test_every_dotted_name_is_read_for_every_client() -> None:
+    for kind in (ProducerOptions, ConsumerOptions, AdminOptions):
+        known = spellings_of(kind)
+        assert len(known) == len({spelling for all_of in known.values() for spelling in all_of[:1]})
+        for name, spellings in known.items():
+            if name == "bootstrap":
+                continue
+            default = getattr(read_options(kind, "x", {}), name)
+            if default is not None and default != ():
+                for spelling in (name, *spellings):
+                    assert (
+                        getattr(read_options(kind, {"bootstrap.servers": "x", spelling: default}, {}), name) == default
+                    )
+
+
+@pytest.mark.source("a:D-28", "a:D-61", "a:D-36", "b:F-38")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"enable_idempotence": True, "acks": 1}, "enable_idempotence needs acks='all', not acks=1"),
+        ({"max_in_flight": 6}, "max_in_flight=6: at most 5"),
+        ({"delivery_timeout_ms": 30_000, "linger_ms": 1}, "delivery_timeout_ms=30000 is less than linger_ms=1"),
+        ({"retries": 0}, "there are always retries"),
+        ({"compression": "gzip", "compression_level": -5}, "compression_level=-5 is none of gzip's"),
+        ({"retry_backoff_ms": 500, "retry_backoff_max_ms": 100}, "retry_backoff_max_ms=100 is less than"),
+        ({"buffer_memory": 1_024, "max_request_size": 4_096}, "max_request_size=4096 is more than buffer_memory=1024"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_when_the_producer_is_made(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        tidelog.Producer("localhost", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"linger": 5}, r"no option 'linger'; did you mean 'linger_ms'\?"),
+        ({"linger.sm": 5}, r"no option 'linger.sm'; did you mean 'linger.ms'\?"),
+        ({"zzz": 5}, r"no option 'zzz'$"),
+        ({"linger_ms": -1}, "linger_ms=-1: from 0 to 900,000"),
+        ({"batch_size": "many"}, "batch_size='many': a whole number"),
+        ({"batch_size": 1.5}, "a whole number"),
+        ({"batch_size": True}, "a whole number"),
+        ({"acks": 2}, "acks=2: 'all', 1 or 0"),
+        ({"acks": True}, "'all', 1 or 0"),
+        ({"compression.type": "rar"}, "one of none, gzip, snappy, lz4, zstd"),
+        ({"enable.idempotence": "maybe"}, "True or False"),
+        ({"client_id": 5}, "client_id=5: text"),
+        ({"partitioner": "consistent"}, "one of default, murmur2"),
+        ({"value_serializer": 5}, "a function"),
+        ({"interceptors": "my.Class"}, "a list of objects"),
+        ({"sasl.mechanism": "PLAIN"}, "not encrypted or authenticated yet"),
+        ({"security.protocol": "SSL"}, "not encrypted or authenticated yet"),
+        ({"transactional.id": "t"}, "no transactions yet"),
+        ({"group.id": "g"}, "group.id is no option of a producer, but of a consumer"),
+        ({"linger.ms": 1, "linger_ms": 2}, "the same option with two values"),
+        ({"batch_size": "many", "acks": 2}, "acks=2: .*; batch_size=.many.: a whole number"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        read_options(ProducerOptions, {"bootstrap.servers": "x", **given}, {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"socket.keepalive.enable": True},
+        {"receive.buffer.bytes": -1},
+        {"retries": 5},
+        {"statistics.interval.ms": 100},
+        {"test.mock.num.brokers": 3},
+    ],
+)
+@pytest.mark.source("a:D-38")
+def test_what_means_nothing_here_is_ignored_and_told(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="tidelog"):
+        assert read_options(ProducerOptions, {"bootstrap.servers": "x", **given}, {}) == options("x")
+    assert f"option {next(iter(given))} has no effect" in caplog.text
+
+
+def test_plaintext_is_what_there_is() -> None:
+    assert read_options(ProducerOptions, {"bootstrap.servers": "x", "security.protocol": "plaintext"}, {}) == options(
+        "x"
+    )
+
+
+def test_addresses() -> None:
+    assert addresses_of("a,b:1 , [::1]:9292,[::1]") == ("a:9292", "b:1", "[::1]:9292")
+    assert addresses_of(["a", "a:9292", "b"]) == ("a:9292", "b:9292")
+    for wrong in ("", ",", "a:b", "a:0", "a:70000", "http://a:9292", ["a", 5], 5, "a b"):
+        with pytest.raises(ValueError):
+            addresses_of(wrong)
+    with pytest.raises(OptionError, match="no address to begin with"):
+        read_options(ProducerOptions, None, {})
+
+
+@pytest.mark.source("a:D-31", "a:D-39", "b:F-34")
+def test_defaults_are_safe_and_acks_decide_whether_idempotence_is_on() -> None:
+    assert options().retry_backoff_ms == 100
+    assert options().is_idempotent
+    assert not options(acks=1).is_idempotent
+    assert not options(acks="all", enable_idempotence=False).is_idempotent
+
+
+def test_options_of_consumers_are_read_and_checked() -> None:
+    found = read_options(
+        ConsumerOptions, {"bootstrap.servers": "x", "group.id": "g", "auto.offset.reset": "smallest"}, {}
+    )
+    assert found.group == "g"
+    assert found.auto_offset_reset == "earliest"
+    assert read_options(ConsumerOptions, "x", {"auto_offset_reset": "by_duration:PT1H30M"}).auto_offset_reset.endswith(
+        "M"
+    )
+    for wrong, said in (
+        ({"heartbeat_interval_ms": 50_000}, "has to be less than"),
+        ({"group_instance_id": "i"}, "give the group as well"),
+        ({"auto_offset_reset": "by_duration:P"}, "earliest, latest, none"),
+        ({"isolation": "serializable"}, "one of read_uncommitted, read_committed"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            read_options(ConsumerOptions, "x", wrong)

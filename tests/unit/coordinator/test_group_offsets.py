@@ -1,0 +1,304 @@
+"""Committed offsets: who may commit and ask, what is refused, what is forgotten and when."""
+
+from __future__ import annotations
+
+import pytest
+from group_world import Groups, Member, Topics, settle, topic_id
+
+from tidelog.coordinator.classic_requests import StoreGeneration
+from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.machine import fetch_offsets, list_groups
+from tidelog.coordinator.records import ClassicMember, ClassicValue
+from tidelog.coordinator.requests import (
+    Committed,
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    GroupSummary,
+    OffsetToCommit,
+)
+from tidelog.coordinator.state import EMPTY
+from tidelog.model.errors import InvalidRequestError
+from tidelog.model.group_errors import (
+    FencedInstanceIdError,
+    GroupIdNotFoundError,
+    GroupSubscribedError,
+    IllegalGenerationError,
+    InvalidGroupIdError,
+    NonEmptyGroupError,
+    OffsetMetadataTooLargeError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+)
+
+WEEK_MS = 7 * 24 * 3_600_000
+
+
+def world() -> Groups:
+    return Groups(view=Topics.of(t=4, u=2))
+
+
+def classic(groups: Groups, generation: int = 1, *names: str, topics: tuple[str, ...] = ("t",)) -> None:
+    value = ClassicValue(
+        generation=generation,
+        protocol_type="consumer",
+        protocol="range",
+        members=tuple(ClassicMember(name, instance_id=f"i-{name}") for name in names),
+        empty_since_ms=-1 if names else groups.now_ms,
+        topics=topics,
+    )
+    groups.submit(StoreGeneration(group="g", value=value, now_ms=groups.now_ms))
+
+
+# ---- Committing and asking
+
+
+@pytest.mark.source("a:F-20", "b:H-20")
+def test_an_offset_is_kept_with_its_metadata_and_leader_epoch() -> None:
+    groups = world()
+    part = groups.view.part("t", 1)
+    assert groups.commit({part: OffsetToCommit(42, leader_epoch=7, metadata="half way")}) == {part: None}
+    other = groups.view.part("t", 2)
+    found = fetch_offsets(groups.state, "g", [part, other])
+    assert found == {part: Committed(42, 7, "half way", groups.now_ms), other: Committed(-1)}
+    assert fetch_offsets(groups.state, "g") == {part: found[part]}
+    assert fetch_offsets(groups.state, "nothing") == {}
+    assert groups.replayed() == groups.state
+    assert list_groups(groups.state) == (GroupSummary("g", "simple", "empty", 0),)
+
+
+def test_a_commit_replaces_the_one_before_even_by_less() -> None:
+    groups = world()
+    part = groups.view.part("t", 0)
+    groups.commit({part: 10})
+    groups.commit({part: 3})
+    assert fetch_offsets(groups.state, "g")[part].offset == 3
+
+
+def test_a_topic_made_anew_has_no_offsets() -> None:
+    groups = world()
+    groups.commit({groups.view.part("t", 0): 10})
+    anew = Topics.of(other=1, t=4)
+    assert fetch_offsets(groups.state, "g", [anew.part("t", 0)])[anew.part("t", 0)].offset == -1
+
+
+@pytest.mark.source("a:F-23")
+def test_while_a_group_has_members_only_they_commit() -> None:
+    groups = world()
+    a = Member(groups, "a", "t")
+    part = groups.view.part("t", 0)
+    with pytest.raises(UnknownMemberIdError):
+        groups.commit({part: 1})
+    with pytest.raises(UnknownMemberIdError):
+        groups.commit({part: 1}, "b", a.epoch)
+    assert groups.commit({part: 1}, "a", a.epoch) == {part: None}
+    groups.heartbeat("a", -1)
+    with pytest.raises(UnknownMemberIdError):
+        groups.commit({part: 1}, "a", a.epoch)
+    assert groups.commit({part: 2}) == {part: None}
+
+
+def test_commits_and_questions_of_other_epochs_are_refused() -> None:
+    groups = world()
+    a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
+    settle([a, b])
+    part = next(iter(a.owned))
+    for epoch in (a.epoch + 1, 0, -1):
+        with pytest.raises(StaleMemberEpochError):
+            groups.commit({part: 1}, "a", epoch)
+    assert fetch_offsets(groups.state, "g", [part], member_id="a", member_epoch=a.epoch)[part].offset == -1
+    with pytest.raises(StaleMemberEpochError):
+        fetch_offsets(groups.state, "g", [part], member_id="a", member_epoch=a.epoch + 1)
+    with pytest.raises(UnknownMemberIdError):
+        fetch_offsets(groups.state, "g", [part], member_id="x", member_epoch=1)
+    with pytest.raises(UnknownMemberIdError):
+        fetch_offsets(EMPTY, "g", [part], member_id="a", member_epoch=a.epoch)
+    assert fetch_offsets(EMPTY, "g", [part], member_epoch=-1)[part].offset == -1
+
+
+def test_a_commit_may_cross_an_answer_with_a_new_epoch() -> None:
+    groups = world()
+    a = Member(groups, "a", "t")
+    Member(groups, "b", "t")
+    old = a.epoch
+    told = groups.heartbeat("a", old)
+    assert told.member_epoch > old
+    assert set(groups.commit(dict.fromkeys(a.owned, 5), "a", old).values()) == {None}, "kept and given up alike"
+
+
+def test_what_another_member_holds_is_not_committed_any_more() -> None:
+    groups = world()
+    a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
+    before, epoch = a.owned, a.epoch
+    settle([a, b])
+    for sent in (a.epoch, epoch):
+        reply = groups.commit(dict.fromkeys(before, 9), "a", sent)
+        assert {part for part, error in reply.items() if error is None} == a.owned
+        assert all(isinstance(reply[part], StaleMemberEpochError) for part in b.owned)
+
+
+def test_what_came_back_is_not_committed_with_the_epoch_of_before() -> None:
+    groups = world()
+    a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
+    settle([a, b])
+    old = a.epoch
+    groups.heartbeat("b", -1)
+    a.beat()
+    moved = next(iter(b.owned))
+    kept = next(iter(a.owned - b.owned))
+    reply = groups.commit({moved: 1, kept: 1}, "a", old)
+    assert isinstance(reply[moved], StaleMemberEpochError)
+    assert reply[kept] is None
+
+
+def test_a_static_member_whose_place_is_taken_cannot_commit() -> None:
+    groups = world()
+    a = Member(groups, "a", "t", instance_id="one")
+    groups.heartbeat("a", -2, instance_id="one")
+    with pytest.raises(StaleMemberEpochError):
+        groups.commit({groups.view.part("t", 0): 1}, "a", a.epoch)
+    groups.join("a2", "t", instance_id="one")
+    with pytest.raises(FencedInstanceIdError):
+        groups.commit({groups.view.part("t", 0): 1}, "a", a.epoch, instance_id="one")
+
+
+def test_members_of_a_classic_group_commit_with_its_generation() -> None:
+    groups = world()
+    classic(groups, 3, "m", "n")
+    part = groups.view.part("t", 0)
+    assert groups.commit({part: 4}, "m", 3) == {part: None}
+    with pytest.raises(IllegalGenerationError):
+        groups.commit({part: 4}, "m", 2)
+    with pytest.raises(UnknownMemberIdError):
+        groups.commit({part: 4}, "x", 3)
+    with pytest.raises(UnknownMemberIdError):
+        groups.commit({part: 4})
+    with pytest.raises(FencedInstanceIdError):
+        groups.commit({part: 4}, "m", 3, instance_id="i-n")
+    assert fetch_offsets(groups.state, "g", [part], member_id="m", member_epoch=3)[part].offset == 4
+    with pytest.raises(IllegalGenerationError):
+        fetch_offsets(groups.state, "g", [part], member_id="m", member_epoch=4)
+
+
+def test_offsets_that_are_too_much_are_refused() -> None:
+    groups = Groups(view=Topics.of(t=4), limits=GroupLimits(offsets_per_request_max=2))
+    first, second, third = (groups.view.part("t", number) for number in range(3))
+    reply = groups.commit({first: OffsetToCommit(1, metadata="é" * 2_049), second: -1})
+    assert isinstance(reply[first], OffsetMetadataTooLargeError)
+    assert isinstance(reply[second], InvalidRequestError)
+    assert groups.last == ()
+    assert groups.commit({first: OffsetToCommit(1, metadata="é" * 2_048)}) == {first: None}
+    with pytest.raises(InvalidRequestError, match="over the limit"):
+        groups.commit({first: 1, second: 1, third: 1})
+    with pytest.raises(InvalidGroupIdError):
+        groups.commit({first: 1}, group="")
+
+
+# ---- Forgetting
+
+
+def test_offsets_are_deleted_unless_members_read_the_topic() -> None:
+    groups = world()
+    t, u, nothing = groups.view.part("t", 0), groups.view.part("u", 0), groups.view.part("u", 1)
+    groups.commit({t: 1, u: 2})
+    Member(groups, "a", "t")
+    reply = groups.submit(DeleteOffsets(group="g", partitions=(t, u, nothing), view=groups.view))
+    assert isinstance(reply[t], GroupSubscribedError)
+    assert reply[u] is reply[nothing] is None
+    assert set(groups.group().offsets) == {t}
+    with pytest.raises(GroupIdNotFoundError):
+        groups.submit(DeleteOffsets(group="none", partitions=(t,), view=groups.view))
+
+
+def test_offsets_of_a_classic_group_are_deleted_if_it_is_known_what_it_reads() -> None:
+    groups = world()
+    t, u = groups.view.part("t", 0), groups.view.part("u", 0)
+    groups.commit({t: 1, u: 2})
+    classic(groups, 1, "m")
+    reply = groups.submit(DeleteOffsets(group="g", partitions=(t, u), view=groups.view))
+    assert isinstance(reply[t], GroupSubscribedError)
+    assert reply[u] is None
+    classic(groups, 2, "m", topics=())
+    with pytest.raises(NonEmptyGroupError):
+        groups.submit(DeleteOffsets(group="g", partitions=(t,), view=groups.view))
+    classic(groups, 3)
+    assert groups.submit(DeleteOffsets(group="g", partitions=(t,), view=groups.view)) == {t: None}
+
+
+def test_a_group_without_members_is_deleted_as_a_whole() -> None:
+    groups = world()
+    a = Member(groups, "a", "t")
+    groups.commit({groups.view.part("t", 0): 1}, "a", a.epoch)
+    with pytest.raises(NonEmptyGroupError):
+        groups.submit(DeleteGroup(group="g"))
+    groups.heartbeat("a", -1)
+    groups.submit(DeleteGroup(group="g"))
+    assert groups.state == EMPTY == groups.replayed() == groups.compacted()
+    with pytest.raises(GroupIdNotFoundError):
+        groups.submit(DeleteGroup(group="g"))
+    classic(groups, 1)
+    groups.submit(DeleteGroup(group="g"))
+    assert groups.state == EMPTY
+
+
+def expire(groups: Groups, *gone: int) -> bool:
+    wanted = frozenset(topic_id(number) for number in gone)
+    more = groups.submit(ExpireOffsets(now_ms=groups.now_ms, retention_ms=WEEK_MS, gone=wanted))
+    assert isinstance(more, bool)
+    return more
+
+
+@pytest.mark.source("a:F-21")
+def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
+    groups = world()
+    a = Member(groups, "a", "t")
+    groups.commit({groups.view.part("t", 0): 1}, "a", a.epoch)
+    groups.now_ms += 2 * WEEK_MS
+    assert expire(groups) is False
+    assert groups.last == (), "it has a member"
+    groups.heartbeat("a", -1)
+    groups.now_ms += WEEK_MS - 1
+    expire(groups)
+    assert groups.last == ()
+    groups.now_ms += 1
+    assert expire(groups) is False
+    assert groups.state == EMPTY
+
+
+def test_offsets_of_a_group_that_never_had_members_expire_one_by_one() -> None:
+    groups = world()
+    groups.commit({groups.view.part("t", 0): 1})
+    groups.now_ms += WEEK_MS
+    groups.commit({groups.view.part("t", 1): 1})
+    expire(groups)
+    assert set(groups.group().offsets) == {groups.view.part("t", 1)}
+
+
+def test_an_empty_group_without_offsets_expires_too() -> None:
+    groups = world()
+    Member(groups, "a", "t")
+    groups.heartbeat("a", -1)
+    groups.commit({groups.view.part("t", 0): 1})
+    groups.now_ms += WEEK_MS
+    expire(groups)
+    assert groups.state == EMPTY
+
+
+def test_offsets_of_topics_that_are_gone_expire_at_once() -> None:
+    groups = world()
+    a = Member(groups, "a", "t", "u")
+    t, u = groups.view.part("t", 0), groups.view.part("u", 0)
+    groups.commit({t: 1, u: 1}, "a", a.epoch)
+    expire(groups, 2)
+    assert set(groups.group().offsets) == {t}
+
+
+def test_expiry_is_done_in_bounded_parts() -> None:
+    groups = Groups(view=Topics.of(t=10), limits=GroupLimits(expired_per_decision_max=4))
+    groups.commit({groups.view.part("t", number): 1 for number in range(10)})
+    groups.now_ms += WEEK_MS
+    assert expire(groups) is True
+    assert len(groups.last) == 4
+    assert expire(groups) is True
+    assert expire(groups) is False
+    assert groups.state == EMPTY

@@ -1,0 +1,100 @@
+"""Patterns of topic names: they mean what they mean in `re`, and no pattern takes long."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.coordinator.patterns import compile_pattern
+from tidelog.model.group_errors import InvalidPatternError
+
+NAMES = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "aab",
+    "abab",
+    "orders",
+    "orders-1",
+    "orders.eu",
+    "Orders",
+    "x_1",
+    "a-b",
+    "]",
+    "a{2",
+    "^",
+    "$",
+]
+
+
+@pytest.mark.source("a:F-03")
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a", "a*", "a+b?", "(ab)*", "(?:ab){2}", "a{1,2}b", "a{,2}", "a{2,}b", "orders.*", r"orders\..*", "[a-c]+",
+        "[^a]", r"\w+", r"\w+-\d", r"[\w.]+", "(?i)ORDERS", "^orders$", "orders|a", "|a", "()", "(?P<n>a)b", r"\D+",
+        "[]]", "[a-]*", "a*?b", "a{2", r"\Aa\Z", "(a|b)*", "(a*)*b", "x{0}a", r"[^\d]+", r"\$", r"[\--b]+", "a$|b",
+        ".", "a^b", "$a",
+    ],
+)  # fmt: skip
+def test_a_pattern_means_what_it_means_elsewhere(pattern: str) -> None:
+    matches = compile_pattern(pattern)
+    for name in NAMES:
+        assert matches(name) is (re.fullmatch(pattern, name, re.ASCII) is not None), (pattern, name)
+
+
+PIECES = st.recursive(
+    st.sampled_from(["a", "b", "-", ".", "[ab]", "[^a]", r"\w", r"\d", "", "^", "$"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{0,2}", "{1,}"])).map(lambda p: f"(?:{p[0]}){p[1]}"),
+    ),
+    max_leaves=8,
+)
+
+
+@given(PIECES, st.text("ab-1", max_size=8))
+def test_any_pattern_matches_as_re_does(pattern: str, name: str) -> None:
+    assert compile_pattern(pattern)(name) is (re.fullmatch(pattern, name, re.ASCII) is not None)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "(a|a)*b", "(.*)*x", "(a*)*(a*)*b", "(a?){200}a{200}x", "(a|b)*a(a|b){100}c"]
+)
+def test_patterns_that_keep_others_busy_for_ever_are_done_at_once(pattern: str) -> None:
+    began = time.perf_counter()
+    assert compile_pattern(pattern)("a" * 249) is False
+    assert compile_pattern(pattern)("ab" * 124) is False or pattern.endswith("b")
+    assert time.perf_counter() - began < 3
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(", ")", "a)", "[a", "a**", "a{2}{3}", "a++", "+a", "?", "[b-a]", r"\b", r"(a)\1", "(?=a)", "(?!a)", "(?<=a)",
+        "\\", "(?P<n", "(?P<n->a)", r"[\d-z]", r"[a-\d]", "a{3,2}", "^*", "a{99999}", "(a{50}){50}",
+        "(" * 60 + "a" + ")" * 60,
+    ],
+)  # fmt: skip
+def test_what_is_not_taken_is_refused_with_its_place(pattern: str) -> None:
+    with pytest.raises(InvalidPatternError, match="pattern"):
+        compile_pattern(pattern)
+
+
+def test_names_that_no_topic_has_match_nothing() -> None:
+    assert compile_pattern(".*")("größe") is False
+    assert compile_pattern("größe")("große") is False
+
+
+def test_matching_many_names_is_fast() -> None:
+    matches = compile_pattern("(orders|payments)-.*-v[0-9]+")
+    names = [f"orders-{number}-v{number % 10}" for number in range(10_000)]
+    began = time.perf_counter()
+    assert all(matches(name) for name in names)
+    assert time.perf_counter() - began < 1

@@ -1,0 +1,210 @@
+"""Classic groups at work on a simulated cluster: rounds over a real log, by the calls that the Kafka door will make."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from group_cluster import GroupCluster
+from replication_cluster import RunningBroker
+
+from tidelog.coordinator.classic_requests import JoinReply, SyncReply
+from tidelog.coordinator.requests import OffsetToCommit
+from tidelog.coordinator.service import GroupService
+from tidelog.coordinator.state import validate
+from tidelog.model.errors import TidelogError
+from tidelog.model.group_errors import (
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    MemberIdRequiredError,
+    NonEmptyGroupError,
+    NotCoordinatorError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from tidelog.model.ids import NodeId, PartitionId, TopicId
+
+GROUP = "legacy"
+
+
+async def join(service: GroupService, member_id: str = "", **more: Any) -> JoinReply:
+    """As a client does: once more with the id that it is given."""
+    fields: dict[str, Any] = {
+        "protocol_type": "consumer",
+        "protocols": (("range", b"orders"),),
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 20_000,
+        "client_id": "old",
+        **more,
+    }
+    try:
+        return await service.join_group(GROUP, member_id=member_id, **fields)
+    except MemberIdRequiredError as told:
+        return await service.join_group(GROUP, member_id=told.member_id, **fields)
+
+
+async def sync(service: GroupService, reply: JoinReply) -> SyncReply:
+    dealt = tuple((member.member_id, f"part of {member.member_id}".encode()) for member in reply.members)
+    return await service.sync_group(GROUP, member_id=reply.member_id, generation=reply.generation, assignments=dealt)
+
+
+def run(seed: int, job: Callable[[GroupCluster, int], None], **more: Any) -> None:
+    with GroupCluster(seed=seed, offsets_partitions=1, **more) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.shard(GROUP)
+        job(cluster, cluster.coordinator(GROUP))
+        cluster.check()
+
+
+def on(cluster: GroupCluster, broker: int, job: Callable[[GroupService], Coroutine[Any, Any, Any]]) -> Any:
+    async def work(found: RunningBroker) -> Any:
+        return await job(found.groups)
+
+    return cluster.on_broker(broker, work, timeout=120)
+
+
+async def round_of(service: GroupService, *members: str) -> list[tuple[JoinReply, SyncReply]]:
+    """All of them join and sync; new ones are empty names."""
+    joined = await asyncio.gather(*(join(service, member) for member in members))
+    synced = await asyncio.gather(*(sync(service, reply) for reply in joined))
+    return list(zip(joined, synced, strict=True))
+
+
+def test_two_members_go_through_their_rounds() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        async def work(service: GroupService) -> None:
+            rows = await round_of(service, "", "")
+            assert len({reply.generation for reply, _ in rows}) == 1
+            assert len({reply.leader for reply, _ in rows}) == 1
+            (first,) = [reply for reply, _ in rows if reply.members]
+            assert first.member_id == first.leader
+            assert all(synced.assignment == f"part of {reply.member_id}".encode() for reply, synced in rows)
+            one, two = (reply for reply, _ in rows)
+            await service.classic_heartbeat(GROUP, member_id=one.member_id, generation=one.generation)
+            with pytest.raises(IllegalGenerationError):
+                await service.classic_heartbeat(GROUP, member_id=one.member_id, generation=one.generation + 1)
+            details = service.describe_group(GROUP)
+            assert (details.kind, details.state, len(details.members)) == ("classic", "stable", 2)
+            assert [summary.state for summary in service.list_groups(("stable",))[0]] == ["stable"]
+            # A third: everybody joins again.
+            third = asyncio.ensure_future(join(service))
+            await asyncio.sleep(0.1)
+            for reply in (one, two):
+                with pytest.raises(RebalanceInProgressError):
+                    await service.classic_heartbeat(GROUP, member_id=reply.member_id, generation=reply.generation)
+            again = await asyncio.gather(*(join(service, reply.member_id) for reply in (one, two)))
+            assert {reply.generation for reply in (*again, await third)} == {one.generation + 1}
+            await asyncio.gather(*(sync(service, reply) for reply in (*again, third.result())))
+            with pytest.raises(NonEmptyGroupError):
+                await service.delete_group(GROUP)
+            left = await service.leave_group(GROUP, [(one.member_id, ""), ("nobody", "")])
+            assert left[0] is None
+            assert isinstance(left[1], UnknownMemberIdError)
+            removed = await service.remove_members(GROUP, (), ())
+            assert set(removed.values()) == {None}
+            assert len(removed) == 2
+            for _ in range(20):
+                await asyncio.sleep(0.05)
+            assert service.describe_group(GROUP).state == "empty"
+            await service.delete_group(GROUP)
+
+        on(cluster, leader, work)
+        validate(cluster.shard(GROUP).state)
+
+    run(1, job)
+
+
+def test_a_generation_survives_its_coordinator() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        rows = on(cluster, leader, lambda service: round_of(service, "", ""))
+        state = cluster.shard(GROUP).state
+        cluster.kill(NodeId(leader))
+        cluster.until(lambda: cluster.image().partition(*_partition(cluster)).leader != leader, timeout=30)  # type: ignore[union-attr]
+        assert cluster.shard(GROUP).state == state
+        heir = cluster.coordinator(GROUP)
+
+        async def go_on(service: GroupService) -> None:
+            for reply, synced in rows:
+                await service.classic_heartbeat(GROUP, member_id=reply.member_id, generation=reply.generation)
+                again = await service.sync_group(GROUP, member_id=reply.member_id, generation=reply.generation)
+                assert again.assignment == synced.assignment
+
+        on(cluster, heir, go_on)
+
+    run(2, job)
+
+
+def _partition(cluster: GroupCluster) -> tuple[Any, int]:
+    return cluster.image().topic_ids["__consumer_offsets"], 0
+
+
+def test_a_silent_member_is_out_after_its_session_and_the_last_one_leaves_an_empty_group() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        on(cluster, leader, lambda service: round_of(service, "", ""))
+        cluster.world.run_for(9)
+        assert cluster.describe(GROUP).state == "stable"
+        cluster.world.run_for(3)
+        assert cluster.describe(GROUP).state == "empty"
+        shard = cluster.shard(GROUP)
+        assert shard.rounds.get(GROUP) is None, "nothing is held for it"
+        assert len(shard.rounds) == 0
+        assert len(shard.timers) == 0
+
+    run(3, job)
+
+
+def test_whoever_waits_for_a_round_hears_that_the_coordinator_has_gone() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        shard = cluster.shard(GROUP)
+
+        async def work(found: RunningBroker) -> None:
+            waiting = asyncio.ensure_future(join(found.groups))
+            await asyncio.sleep(0.5)
+            assert not waiting.done(), "the first round of an empty group waits for more members"
+            found.replicas.end_role(shard.leading.replica)
+            with pytest.raises(NotCoordinatorError):
+                await waiting
+
+        cluster.on_broker(leader, work)
+        assert len(shard.timers) == 0
+
+    run(4, job)
+
+
+def test_a_group_has_one_kind_at_a_time() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        one = cluster.member(GROUP, "orders")
+        with pytest.raises(InconsistentGroupProtocolError):
+            on(cluster, leader, join)
+        one.leave()
+        on(cluster, leader, lambda service: round_of(service, ""))
+        two = cluster.member(GROUP, "orders", comes_back=False)
+        assert two.error == "INCONSISTENT_GROUP_PROTOCOL"
+        assert cluster.describe(GROUP).type == "classic"
+
+    run(5, job)
+
+
+def test_members_of_a_classic_group_commit_with_their_generation() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        async def work(service: GroupService) -> None:
+            ((reply, _),) = await round_of(service, "")
+            made = cluster.image().topic_ids["orders"]
+            offsets = {PartitionId(TopicId(made), 0): OffsetToCommit(5)}
+
+            async def commit(member_id: str, generation: int) -> TidelogError | None:
+                done = await service.commit_offsets(GROUP, offsets, member_id=member_id, member_epoch=generation)
+                return next(iter(done.values()))
+
+            assert await commit(reply.member_id, reply.generation) is None
+            with pytest.raises(IllegalGenerationError):
+                await commit(reply.member_id, reply.generation - 1)
+            with pytest.raises(UnknownMemberIdError):
+                await commit("somebody", reply.generation)
+
+        on(cluster, leader, work)
+        assert cluster.committed(GROUP) == {("orders", 0): 5}
+
+    run(6, job)

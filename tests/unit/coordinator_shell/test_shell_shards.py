@@ -1,0 +1,436 @@
+"""The coordinator moves: what it has told survives, what it has not ends; and what it holds in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from group_cluster import BROKERS, OFFSETS_TOPIC, GroupCluster, Member
+from replication_cluster import RunningBroker
+
+from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.loading import Progress, load
+from tidelog.coordinator.requests import CommitOffsets, OffsetToCommit
+from tidelog.coordinator.service import GroupServiceConfig, partition_for
+from tidelog.coordinator.shard import Phase
+from tidelog.coordinator.state import CoordinatorState, validate
+from tidelog.log.batch import encode_columns
+from tidelog.model.errors import ErrorCode, NotLeaderError, RemoteError, UnknownOutcomeError
+from tidelog.model.ids import NodeId, PartitionId, TopicId
+from tidelog.rpc.v1 import admin_pb2
+from tidelog.rpc.v1 import groups_pb2 as pb
+from tidelog.server.group_metrics import group_samples
+
+
+def others(broker: int) -> list[int]:
+    return [one for one in BROKERS if one != broker]
+
+
+def replayed(cluster: GroupCluster, group: str) -> CoordinatorState:
+    """What the log of the group's partition makes."""
+    shard = cluster.shard(group)
+
+    async def read(_: RunningBroker) -> CoordinatorState:
+        return (await load(shard.leading, Progress()))[0]
+
+    return cluster.on_broker(shard.leading.replica.partition.leader, read)
+
+
+def eventually(cluster: GroupCluster, condition: Callable[[], bool], timeout: float = 30) -> None:
+    """As `until`, for what calls the cluster."""
+    end_s = cluster.now_s() + timeout
+    while not condition():
+        assert cluster.now_s() < end_s, f"not in {timeout} s"
+        cluster.world.run_for(0.05)
+
+
+def move_coordinator(cluster: GroupCluster, group: str) -> int:
+    """The coordinator is killed; who is it then?"""
+    former = cluster.coordinator(group)
+    cluster.kill(NodeId(former))
+    eventually(cluster, lambda: cluster.coordinator(group) != former)
+    return former
+
+
+@pytest.mark.source("a:F-20", "a:U-09")
+def test_a_new_coordinator_knows_members_assignments_and_offsets() -> None:
+    with GroupCluster(seed=1) as cluster:
+        cluster.topic("orders", partitions=6)
+        members = [cluster.member("billing", "orders") for _ in range(3)]
+        cluster.until(lambda: all(len(member.owned) == 2 for member in members))
+        ((topic, number), *_) = sorted(members[0].owned)
+        assert cluster.commit("billing", {(topic, number): 42}, member=members[0], metadata="half") == [""]
+        state = cluster.shard("billing").state
+        held = [(member.epoch, member.owned) for member in members]
+        for member in members:
+            member.revoked.clear()
+        move_coordinator(cluster, "billing")
+        cluster.until(lambda: all(member.streams >= 2 and member.error == "" for member in members), timeout=30)
+        assert cluster.shard("billing").state == state, "a replay gives what was lived (C6)"
+        assert cluster.committed("billing", (topic, number)) == {(topic, number): 42}
+        cluster.world.run_for(12)
+        assert [(member.epoch, member.owned) for member in members] == held, "nobody has noticed"
+        assert not any(member.revoked for member in members)
+        assert cluster.shard("billing").state == state == replayed(cluster, "billing")
+        validate(state)
+        cluster.check()
+
+
+def test_streams_end_when_the_coordinator_loses_its_partition() -> None:
+    with GroupCluster(seed=2) as cluster:
+        cluster.topic("orders", partitions=2)
+        one = cluster.member("billing", "orders")
+        cluster.until(lambda: len(one.owned) == 2)
+        former = cluster.coordinator("billing")
+        shard = cluster.shard("billing")
+        cluster.stop(former)  # in order: its leaderships are moved away first
+        cluster.until(lambda: one.streams >= 2 and one.error == "", timeout=30)
+        assert shard.phase is Phase.OVER
+        assert "NOT_COORDINATOR" in one.errors
+        assert len(shard.timers) == 0
+        assert not shard.streams
+        assert cluster.describe("billing").coordinator != former
+
+
+def test_only_what_is_below_the_high_watermark_is_told_and_waiters_hear_of_a_loss() -> None:
+    with GroupCluster(seed=3) as cluster:
+        made = cluster.topic("orders", partitions=2)
+        cluster.commit("billing", {("orders", 0): 1})
+        shard = cluster.shard("billing")
+        leader = shard.leading.replica.partition.leader
+        for other in others(leader):
+            cluster.network.block(NodeId(leader), NodeId(other))
+            cluster.network.block(NodeId(other), NodeId(leader))
+        request = CommitOffsets(
+            group="billing", member_id="", member_epoch=-1, offsets={made: OffsetToCommit(2)}, now_ms=1
+        )
+        outcome: list[BaseException] = []
+
+        async def submit() -> None:
+            try:
+                await shard.submit(request)
+            except (UnknownOutcomeError, NotLeaderError) as error:
+                outcome.append(error)
+
+        cluster.brokers[NodeId(leader)].node.spawn(submit())
+        cluster.world.run_for(0.5)
+        assert shard.leading.log.end_offset > shard.leading.high_watermark
+        group = shard.state.group("billing")
+        assert group is not None
+        assert [value.offset for value in group.offsets.values()] == [1], "what is not replicated is not told"
+        cluster.kill(NodeId(leader))
+        cluster.network.heal()
+        eventually(cluster, lambda: cluster.coordinator("billing") != leader)
+        assert cluster.committed("billing", ("orders", 0)) == {("orders", 0): 1}
+
+
+def test_whoever_waits_hears_that_the_outcome_is_not_known() -> None:
+    with GroupCluster(seed=4) as cluster:
+        made = cluster.topic("orders", partitions=2)
+        cluster.commit("billing", {("orders", 0): 1})
+        shard = cluster.shard("billing")
+        leader = shard.leading.replica.partition.leader
+        request = CommitOffsets(
+            group="billing", member_id="", member_epoch=-1, offsets={made: OffsetToCommit(2)}, now_ms=1
+        )
+
+        async def submit(found: RunningBroker) -> None:
+            waiting = asyncio.ensure_future(shard.submit(request))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert shard.leading.log.end_offset > shard.leading.high_watermark
+            later = asyncio.ensure_future(shard.submit(request))
+            await asyncio.sleep(0)
+            found.replicas.end_role(shard.leading.replica)
+            with pytest.raises(UnknownOutcomeError):
+                await waiting
+            with pytest.raises(NotLeaderError):
+                await later
+            with pytest.raises(Exception, match="does not coordinate"):
+                await shard.submit(request)
+
+        cluster.on_broker(leader, submit)
+        assert shard.phase is Phase.OVER
+
+
+def test_requests_hear_that_the_coordinator_is_loading() -> None:
+    with GroupCluster(seed=5, offsets_partitions=1) as cluster:
+        cluster.topic("orders", partitions=2)
+        for number in range(50):
+            assert cluster.commit(f"group-{number}", {("orders", 0): number}) == [""]
+        state = cluster.shard("billing").state
+        former = cluster.coordinator("billing")
+        held: dict[int, asyncio.Semaphore] = {}
+        for broker in others(former):
+            # No place to read in: as if there were very much to read.
+            held[broker] = cluster.brokers[NodeId(broker)].coordinator.load_slots
+            cluster.brokers[NodeId(broker)].coordinator.load_slots = asyncio.Semaphore(0)
+        cluster.kill(NodeId(former))
+        eventually(cluster, lambda: cluster.coordinator("billing") != former)
+        leader = cluster.coordinator("billing")
+        request = pb.FetchOffsetsRequest(group="group-7")
+
+        def refusal() -> ErrorCode:
+            with pytest.raises(RemoteError) as refused:
+                cluster.groups("FetchOffsets", request, node=leader)
+            return refused.value.code
+
+        cluster.until(lambda: bool(cluster.brokers[NodeId(leader)].coordinator.shards))
+        assert refusal() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        listed = cluster.groups("ListGroups", pb.ListGroupsRequest(), node=leader)
+        assert (len(listed.groups), listed.loading) == (0, 1)
+
+        async def let_in(found: RunningBroker) -> None:
+            found.coordinator.load_slots.release()
+
+        cluster.on_broker(leader, let_in)
+        assert cluster.shard("billing").state == state
+        listed = cluster.groups("ListGroups", pb.ListGroupsRequest(), node=leader)
+        assert (len(listed.groups), listed.loading) == (50, 0)
+        counts = cluster.brokers[NodeId(leader)].coordinator.counts
+        assert (counts.loads, counts.loaded_records) == (1, 50)
+        assert cluster.committed("group-7") == {("orders", 0): 7}
+
+
+def test_a_load_lets_others_run() -> None:
+    """A thousand records at a time at the most, however large a batch is."""
+    with GroupCluster(seed=6, offsets_partitions=1) as cluster:
+        made = cluster.topic("orders", partitions=1)
+        offsets = {PartitionId(made.topic_id, number): OffsetToCommit(number) for number in range(9_000)}
+        cluster.coordinator("billing")
+        shard = cluster.shard("billing")
+
+        async def work(_: RunningBroker) -> int:
+            request = CommitOffsets(group="billing", member_id="", member_epoch=-1, offsets=offsets, now_ms=1)
+            assert set((await shard.submit(request)).values()) == {None}
+            turns = 0
+            done = asyncio.ensure_future(load(shard.leading, Progress()))
+            while not done.done():
+                turns += 1
+                await asyncio.sleep(0)
+            assert done.result()[0] == shard.state
+            return turns
+
+        turns = cluster.on_broker(shard.leading.replica.partition.leader, work)
+        assert turns > 2, "others had their turn while it was read"
+
+
+def test_a_member_whose_heartbeat_waits_for_replication_is_not_put_out() -> None:
+    with GroupCluster(seed=7) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.set_cluster("offsets.commit.timeout.ms", "60000")
+        one = cluster.member("billing", "orders", session_timeout_ms=6_000)
+        cluster.until(lambda: len(one.owned) == 2)
+        shard = cluster.shard("billing")
+        leader = shard.leading.replica.partition.leader
+        for other in others(leader):
+            cluster.network.block(NodeId(leader), NodeId(other))
+        cluster.world.run_for(1)
+        two = cluster.member("billing", "orders", join=False)
+        two.begin()
+        cluster.world.run_for(15)
+        cluster.network.heal()
+        cluster.until(lambda: len(one.owned) == 1 and len(two.owned) == 1, timeout=60)
+        assert "UNKNOWN_MEMBER_ID" not in one.errors
+        cluster.check()
+
+
+@pytest.mark.source("a:F-21")
+def test_offsets_of_an_empty_group_expire() -> None:
+    with GroupCluster(seed=8) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.set_cluster("offsets.retention.minutes", "2")
+        cluster.set_cluster("offsets.retention.check.interval.ms", "5000")
+        one = cluster.member("billing", "orders")
+        cluster.until(lambda: len(one.owned) == 2)
+        cluster.commit("billing", {("orders", 0): 5}, member=one)
+        cluster.world.run_for(150)
+        assert cluster.committed("billing") == {("orders", 0): 5}, "as long as it has members"
+        one.leave()
+        cluster.world.run_for(100)
+        assert cluster.committed("billing") == {("orders", 0): 5}
+        cluster.world.run_for(40)
+        assert cluster.committed("billing") == {}
+        assert cluster.describe("billing").error.name == "GROUP_ID_NOT_FOUND"
+        assert replayed(cluster, "billing") == cluster.shard("billing").state
+
+
+def test_offsets_of_a_deleted_topic_go_with_it() -> None:
+    with GroupCluster(seed=9) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.topic("others", partitions=2)
+        cluster.commit("billing", {("orders", 0): 5, ("others", 1): 7})
+        cluster.api(11, "Admin", "DeleteTopics", admin_pb2.DeleteTopicsRequest(topics=["others"]))
+        eventually(cluster, lambda: len(cluster.committed("billing")) == 1)
+        assert cluster.committed("billing") == {("orders", 0): 5}
+
+
+def test_offsets_of_a_topic_that_was_deleted_while_nobody_coordinated_go_too() -> None:
+    with GroupCluster(seed=10) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.topic("others", (11, 12, 13))
+        cluster.commit("billing", {("orders", 0): 5, ("others", 0): 7})
+        former = cluster.coordinator("billing")
+        slots = [cluster.brokers[NodeId(broker)].coordinator for broker in others(former)]
+        for coordinator in slots:
+            coordinator.load_slots = asyncio.Semaphore(0)
+        cluster.kill(NodeId(former))
+        eventually(cluster, lambda: cluster.coordinator("billing") != former)
+        leader = cluster.coordinator("billing")
+        cluster.api(leader, "Admin", "DeleteTopics", admin_pb2.DeleteTopicsRequest(topics=["others"]))
+        cluster.until(lambda: all("others" not in found.tail.image.topic_ids for found in cluster.brokers.values()))
+        release_all(cluster, slots)
+        eventually(cluster, lambda: len(cluster.committed("billing")) == 1)
+
+
+def release_all(cluster: GroupCluster, coordinators: list[GroupCoordinator]) -> None:
+    async def release(found: RunningBroker) -> None:
+        for _ in range(10):
+            found.coordinator.load_slots.release()
+
+    for coordinator in coordinators:
+        cluster.on_broker(coordinator.me, release)
+
+
+def test_too_few_replicas_make_the_coordinator_unavailable_not_the_group_lost() -> None:
+    with GroupCluster(seed=11) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.commit("billing", {("orders", 0): 5})
+        leader = cluster.coordinator("billing")
+        for other in others(leader):
+            cluster.kill(NodeId(other))
+        partition = PartitionId(TopicId(cluster.image().topic_ids[OFFSETS_TOPIC]), partition_for("billing", 3))
+        cluster.until(lambda: len(cluster.partition(partition).isr) == 1, timeout=60)
+        request = pb.CommitOffsetsRequest(
+            group="billing", member_epoch=-1, offsets=[pb.OffsetToCommit(topic="orders", offset=6)]
+        )
+        with pytest.raises(RemoteError) as refused:
+            cluster.groups("CommitOffsets", request, node=leader)
+        assert refused.value.code in (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT)
+        assert cluster.committed("billing") == {("orders", 0): 5}
+        cluster.start_brokers(*others(leader))
+        assert cluster.commit("billing", {("orders", 0): 7}) == [""]
+        assert cluster.committed("billing") == {("orders", 0): 7}
+
+
+def test_groups_streams_and_waiting_requests_are_bounded() -> None:
+    with GroupCluster(seed=12, offsets_partitions=1) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.commit("first", {("orders", 0): 1})
+        leader = cluster.coordinator("first")
+        service = cluster.brokers[NodeId(leader)].groups
+        service.config = GroupServiceConfig(groups_max=1, streams_max=0)
+        assert cluster.commit("first", {("orders", 0): 2}) == [""]
+        request = pb.CommitOffsetsRequest(
+            group="second", member_epoch=-1, offsets=[pb.OffsetToCommit(topic="orders", offset=6)]
+        )
+        with pytest.raises(RemoteError) as refused:
+            cluster.groups("CommitOffsets", request, node=leader)
+        assert refused.value.code is ErrorCode.POLICY_VIOLATION
+        one = cluster.member("first", "orders", join=False, comes_back=False)
+        one.begin()
+        cluster.until(lambda: one.is_over)
+        assert one.errors == ["THROTTLING_QUOTA_EXCEEDED"]
+
+
+def test_a_member_that_is_moved_twice_in_a_row_ends_where_it_shall() -> None:
+    """Many come and go at once, on streams: whoever stays ends with its part, and nothing has two owners."""
+    with GroupCluster(seed=13) as cluster:
+        cluster.topic("orders", partitions=12)
+        members: list[Member] = []
+        for round_ in range(4):
+            members += [cluster.member("billing", "orders", join=False) for _ in range(3)]
+            for member in members[-3:]:
+                member.begin()
+            cluster.world.run_for(0.3)
+            members.pop(round_).kill()
+
+        def are_settled() -> bool:
+            held = [one for member in members for one in sorted(member.owned)]
+            return len(held) == len(set(held)) == 12 and {len(member.owned) for member in members} <= {1, 2}
+
+        cluster.until(are_settled, timeout=15)
+        shard = cluster.shard("billing")
+        validate(shard.state)
+        assert replayed(cluster, "billing") == shard.state
+        cluster.check()
+
+
+def test_settings_act_on_groups_that_are_there() -> None:
+    with GroupCluster(seed=14) as cluster:
+        cluster.topic("orders", partitions=2)
+        one = cluster.member("billing", "orders")
+        cluster.until(lambda: len(one.owned) == 2)
+        cluster.set_cluster("group.consumer.max.size", "1")
+        cluster.set_cluster("group.consumer.heartbeat.interval.ms", "1000")
+        two: Any = cluster.member("billing", "orders", comes_back=False)
+        assert two.error == "GROUP_MAX_SIZE_REACHED"
+        before = one.answers
+        cluster.world.run_for(20)
+        assert one.answers - before >= 8, "the interval is told with every answer"
+
+
+def test_a_log_that_cannot_be_read_makes_its_groups_unavailable_and_says_where() -> None:
+    with GroupCluster(seed=15, offsets_partitions=1) as cluster:
+        cluster.topic("orders", partitions=2)
+        cluster.commit("billing", {("orders", 0): 1})
+        shard = cluster.shard("billing")
+        leader = shard.leading.replica.partition.leader
+
+        async def spoil(_: RunningBroker) -> None:
+            appended = shard.leading.append(encode_columns([1], [b"no key of ours"], [b"?"]), is_coordinator=True)
+            await shard.leading.acks.wait(appended.last_offset + 1)
+
+        cluster.on_broker(leader, spoil)
+        cluster.kill(NodeId(leader))
+        eventually(cluster, lambda: cluster.coordinator("billing") != leader)
+        heir = cluster.coordinator("billing")
+        found = cluster.brokers[NodeId(heir)].coordinator
+        cluster.until(lambda: any(one.phase is Phase.BROKEN for one in found.shards.values()), timeout=30)
+        with pytest.raises(RemoteError, match="offset 1") as refused:
+            cluster.groups("FetchOffsets", pb.FetchOffsetsRequest(group="billing"), node=heir)
+        assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert found.loading == 1
+
+
+def test_a_topic_that_changes_while_a_group_is_dealt_anew_is_not_missed() -> None:
+    with GroupCluster(seed=16) as cluster:
+        cluster.topic("orders", partitions=1)
+        one = cluster.member("billing", "orders")
+        cluster.until(lambda: len(one.owned) == 1)
+        for total in range(2, 12):
+            more = admin_pb2.AddPartitionsRequest(topics=[admin_pb2.MorePartitions(topic="orders", total=total)])
+            cluster.api(11, "Admin", "AddPartitions", more)
+        cluster.until(lambda: len(one.owned) == 11, timeout=5)
+
+
+def test_the_coordinator_counts_what_it_does() -> None:
+    with GroupCluster(seed=17, offsets_partitions=1) as cluster:
+        cluster.topic("orders", partitions=2)
+        one = cluster.member("billing", "orders")
+        cluster.until(lambda: len(one.owned) == 2)
+        cluster.commit("billing", {("orders", 0): 1}, member=one)
+        cluster.commit("simple", {("orders", 0): 1, ("orders", 1): 1})
+        leader = cluster.coordinator("billing")
+
+        async def samples(found: RunningBroker) -> dict[tuple[str, str], float]:
+            return {(one.name, one.labels.get("kind", "")): one.value for one in group_samples(found.groups)}
+
+        counted = cluster.on_broker(leader, samples)
+        expected = {
+            ("groups", "consumer"): 1,
+            ("groups", "simple"): 1,
+            ("groups", "classic"): 0,
+            ("group_members", "consumer"): 1,
+            ("group_partitions", ""): 1,
+            ("group_partitions_loading", ""): 0,
+            ("group_streams", ""): 1,
+            ("group_deadlines", ""): 1,
+            ("group_loads_total", ""): 1,
+            ("group_commits_total", ""): 2,
+            ("group_committed_offsets_total", ""): 3,
+            ("group_rebalances_total", ""): 1,
+        }
+        assert {key: counted[key] for key in expected} == expected

@@ -1,0 +1,179 @@
+"""One heap for all deadlines, and the index of who looks at which topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from tidelog.coordinator.records import MemberValue
+from tidelog.coordinator.state import Group
+from tidelog.coordinator.timers import Timers
+from tidelog.coordinator.topics_view import ImageTopics, SubscriptionIndex, reshaped_topics
+from tidelog.metadata.delta import delta_between
+from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.records import CreatePartition, CreateTopic, RegisterBroker, RemoveTopic
+from tidelog.model.ids import TopicId
+from tidelog.model.maps import Map
+from tidelog.world.simulated import SimNode, SimWorld
+
+
+def run(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """In simulated time."""
+    with SimWorld(1) as world:
+
+        async def main(_: SimNode) -> None:
+            await job()
+
+        world.run(world.machine("one").boot(), main, timeout=10_000)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_deadlines_come_in_order_and_at_their_time() -> None:
+    async def job() -> None:
+        timers = Timers()
+        came: list[tuple[Hashable, float]] = []
+        began = now()
+        deadlines = timers.new_set(lambda key: came.append((key, round(now() - began, 3))))
+        for key, at in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
+            deadlines.set(key, began + at)
+        await asyncio.sleep(10)
+        assert came == [("a", 1.0), ("b", 2.0), ("c", 3.0)]
+        assert len(timers) == len(deadlines) == 0
+
+    run(job)
+
+
+def test_a_deadline_can_be_moved_either_way_and_taken_back() -> None:
+    async def job() -> None:
+        timers = Timers()
+        came: list[tuple[Hashable, float]] = []
+        began = now()
+        deadlines = timers.new_set(lambda key: came.append((key, round(now() - began, 3))))
+        for key in ("later", "sooner", "never", "again"):
+            deadlines.set(key, began + 5)
+        deadlines.set("later", began + 8)
+        deadlines.set("sooner", began + 2)
+        deadlines.cancel("never")
+        deadlines.cancel("again")
+        deadlines.set("again", began + 6)
+        assert deadlines.at("later") == began + 8
+        await asyncio.sleep(20)
+        assert came == [("sooner", 2.0), ("again", 6.0), ("later", 8.0)]
+
+    run(job)
+
+
+def test_an_owner_that_is_gone_hears_nothing() -> None:
+    async def job() -> None:
+        timers = Timers()
+        came: list[Hashable] = []
+        gone, stays = timers.new_set(came.append), timers.new_set(came.append)
+        gone.set("gone", now() + 1)
+        stays.set("stays", now() + 1)
+        gone.clear()
+        await asyncio.sleep(2)
+        assert came == ["stays"]
+        timers.close()
+        stays.set("after the end", now() + 1)
+        await asyncio.sleep(2)
+        assert came == ["stays"]
+
+    run(job)
+
+
+def test_heartbeats_do_not_make_the_heap_grow() -> None:
+    async def job() -> None:
+        timers = Timers()
+        random = Random(5)
+        wanted: dict[Hashable, float] = {}
+        came: dict[Hashable, float] = {}
+
+        def due(key: Hashable) -> None:
+            came[key] = now()
+
+        deadlines = timers.new_set(due)
+        for step in range(50_000):
+            key = random.randrange(100)
+            wanted[key] = now() + random.choice((2.0, 45.0))
+            deadlines.set(key, wanted[key])
+            if step % 10 == 0:
+                gone = random.randrange(100)
+                deadlines.cancel(gone)
+                wanted.pop(gone, None)
+            assert len(timers._heap) <= 2 * 100 + 65
+        await asyncio.sleep(100)
+        assert came == wanted
+
+    run(job)
+
+
+BROKER = RegisterBroker(
+    broker=1, broker_epoch=1, incarnation=UUID(int=1), endpoints=(("A", "PLAINTEXT", "h", 1),), rack="left"
+)
+
+
+def image_of(topics: dict[str, int]) -> ClusterImage:
+    image = ClusterImage().apply(BROKER)
+    for number, (name, partitions) in enumerate(topics.items(), 1):
+        topic_id = UUID(int=number)
+        image = image.apply(CreateTopic(topic_id=topic_id, name=name))
+        for partition in range(partitions):
+            image = image.apply(new_partition(topic_id, partition))
+    return image
+
+
+def new_partition(topic_id: UUID, number: int) -> CreatePartition:
+    return CreatePartition(
+        topic_id=topic_id, partition=number, replicas=(1,), directories=(UUID(int=9),), isr=(1,), leader=1
+    )
+
+
+def test_a_view_shows_topics_as_they_are_in_an_image() -> None:
+    view = ImageTopics(image_of({"b": 2, "a": 1, "__consumer_offsets": 3}))
+    assert list(view.names()) == ["a", "b"], "internal ones are not subscribed to by pattern"
+    shape = view.by_name("b")
+    assert shape is not None
+    assert (shape.name, shape.partitions, shape.racks) == ("b", 2, (frozenset({"left"}), frozenset({"left"})))
+    assert view.by_id(shape.topic_id) is shape
+    assert view.by_name("nothing") is None
+    assert view.by_id(TopicId(UUID(int=77))) is None
+    assert ImageTopics(view.image, view).names() is view.names(), "the same topics are sorted once"
+
+
+def test_topics_that_have_come_gone_or_grown_are_found() -> None:
+    older = image_of({"stays": 1, "grows": 1, "goes": 1})
+    grown = older.apply(new_partition(UUID(int=2), 1))
+    newer = grown.apply(RemoveTopic(topic_id=UUID(int=3))).apply(CreateTopic(topic_id=UUID(int=4), name="comes"))
+    assert reshaped_topics(delta_between(older, newer), older, newer) == {"grows", "goes", "comes"}
+    assert reshaped_topics(delta_between(older, older), older, older) == set()
+
+
+def group_of(*members: MemberValue) -> Group:
+    return Group("g", members=Map({str(number): member for number, member in enumerate(members)}))
+
+
+def test_a_topic_finds_the_groups_that_look_at_it() -> None:
+    index = SubscriptionIndex()
+    index.put("by-name", group_of(MemberValue(topics=("orders", "bills")), MemberValue(topics=("orders",))))
+    index.put("by-pattern", group_of(MemberValue(pattern="ord.*")))
+    index.put("by-both", group_of(MemberValue(topics=("bills",), pattern="x.*")))
+    index.put("of-nobody", group_of())
+    assert index.concerned(["orders"]) == ["by-name", "by-pattern"]
+    assert index.concerned(["bills"]) == ["by-both", "by-name"]
+    assert index.concerned(["xyz", "nothing"]) == ["by-both"]
+    assert index.concerned(["nothing"]) == []
+    assert list(index) == ["by-name", "by-pattern", "by-both"]
+    index.put("by-name", group_of(MemberValue(topics=("other",))))
+    index.put("by-pattern", None)
+    assert index.concerned(["orders"]) == []
+    assert index.concerned(["other"]) == ["by-name"]
+    for group in ("by-name", "by-both"):
+        index.put(group, None)
+    assert not index._by_name
+    assert not index._by_pattern

@@ -1,0 +1,233 @@
+"""Who speaks is known by the first bytes; what stands at a wrong address is said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tidelog.client.grpc_connections import GrpcConnections
+from tidelog.client.wrong_door import DoorLook, sentence
+from tidelog.model.errors import UnreachableError
+from tidelog.rpc.door import method_named
+from tidelog.rpc.first_bytes import EMPTY_SETTINGS, KNOWN_BYTES, PREFACE, Speech, of_client, of_server
+from tidelog.rpc.v1 import cluster_pb2
+from tidelog.server import http as http_module
+from tidelog.server.http import HttpServer, Page
+from tidelog.server.listeners import Address, Door, Listener, where_doors_are
+from tidelog.server.local_nodes import free_ports
+
+CLUSTER = method_named("Cluster", "DescribeCluster")
+# ApiVersions (18) version 3 of a client called "rdkafka": the size, key, version, correlation id, client id.
+API_VERSIONS = bytes.fromhex("0000001c 0012 0003 00000001 0007") + b"rdkafka" + bytes(11)
+CLIENT_HELLO = bytes.fromhex("16030100f8010000f40303") + bytes(32)
+ALERT = bytes.fromhex("15030100020246")
+LISTENERS = (
+    Listener("GRPC", Address("", 9292), Address("host", 9292), Door.GRPC),
+    Listener("PLAINTEXT", Address("", 9092), Address("host", 9092), Door.KAFKA),
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "speech"),
+    [
+        (PREFACE, Speech.GRPC),
+        (b"GET /metrics HTTP/1.1\r\n", Speech.HTTP),
+        (b"OPTIONS * HTTP/1.1\r\n", Speech.HTTP),
+        (b"POST / HTTP/1.1\r\n", Speech.HTTP),
+        (CLIENT_HELLO, Speech.TLS),
+        (API_VERSIONS, Speech.KAFKA),
+        (bytes.fromhex("00000040 0003 000c"), Speech.KAFKA),
+        (bytes(8), Speech.UNKNOWN),
+        (b"SSH-2.0-OpenSSH", Speech.UNKNOWN),
+        (b"\xff" * 8, Speech.UNKNOWN),
+        (b"", Speech.UNKNOWN),
+    ],
+)
+def test_a_client_is_known_by_its_first_bytes(data: bytes, speech: Speech) -> None:
+    assert of_client(data) is speech
+    assert of_client(data[:KNOWN_BYTES]) is speech
+
+
+@pytest.mark.parametrize(
+    ("data", "speech"),
+    [
+        (EMPTY_SETTINGS, Speech.GRPC),
+        (bytes.fromhex("00001e040000000000"), Speech.GRPC),
+        (b"HTTP/1.1 400 Bad Request\r\n", Speech.HTTP),
+        (ALERT, Speech.TLS),
+        (b"220 mail ESMTP", Speech.UNKNOWN),
+        (b"", Speech.UNKNOWN),
+    ],
+)
+def test_a_server_is_known_by_its_first_bytes(data: bytes, speech: Speech) -> None:
+    assert of_server(data) is speech
+
+
+def test_no_byte_string_of_a_few_is_too_short_to_be_looked_at() -> None:
+    for data in (PREFACE, CLIENT_HELLO, API_VERSIONS, b"GET / HTTP/1.1", ALERT):
+        for size in range(len(data)):
+            of_client(data[:size])
+            of_server(data[:size])
+    assert sentence(EMPTY_SETTINGS) is None, "gRPC after all"
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def standing(handler: Handler, context: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, list[int]]]:
+    """A server that does so with every connection: its address, and a number for each of them."""
+    connected: list[int] = []
+
+    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(len(connected))
+        try:
+            with contextlib.suppress(ConnectionError):
+                await handler(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(counted, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", connected
+    finally:
+        server.close()
+
+
+async def answered(handler: Handler, context: ssl.SSLContext | None = None) -> str:
+    """What our client says of such a server, at its second call."""
+    connections = GrpcConnections()
+    async with standing(handler, context) as (address, _):
+        try:
+            for _ in range(2):
+                with pytest.raises(UnreachableError) as caught:
+                    await connections.call(address, CLUSTER, cluster_pb2.DescribeClusterRequest(), timeout_ms=5_000)
+            assert str(caught.value).startswith(address)
+            return str(caught.value)
+        finally:
+            await connections.close()
+
+
+async def hang_up(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    await reader.read(100)
+
+
+async def alert(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(100)
+    writer.write(ALERT)
+    await writer.drain()
+
+
+async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    await writer.drain()
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [(hang_up, "hangs up on gRPC"), (alert, "speaks TLS"), (greet, "speaks HTTP, not gRPC")],
+)
+def test_our_client_says_which_door_it_is(handler: Handler, words: str) -> None:
+    told = asyncio.run(answered(handler))
+    assert words in told
+    assert "9292 is the usual gRPC port" in told
+
+
+def test_a_real_tls_port_is_known(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs the openssl command")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    told = asyncio.run(answered(hang_up, context))
+    # A server may send its alert or only hang up; either way the client names TLS and the port to use.
+    assert "TLS" in told
+    assert "9292" in told
+
+
+def test_an_address_is_looked_at_once_in_a_while() -> None:
+    async def run() -> None:
+        look = DoorLook()
+        async with standing(alert) as (address, connected):
+            first = await look.look(address)
+            assert first is not None
+            assert "speaks TLS" in first
+            assert await look.look(address) == first
+            assert len(connected) == 1
+        port = free_ports(1)[0]
+        assert await look.look(f"127.0.0.1:{port}") is None, "nobody is there: gRPC has said that"
+        assert await look.look("nonsense") is None
+
+    asyncio.run(run())
+
+
+class _Http:
+    """The HTTP server of a node, and what it has said and logged."""
+
+    async def __aenter__(self) -> _Http:
+        async def good() -> Page:
+            return Page("good\n")
+
+        self.server = HttpServer(Address("127.0.0.1", free_ports(1)[0]), {"/good": good}, where_doors_are(LISTENERS))
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.close()
+
+    async def say(self, data: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            writer.write(data)
+            async with asyncio.timeout(10):
+                return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+
+def test_the_http_port_names_who_came_to_the_wrong_door_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> dict[Speech, int]:
+        async with _Http() as node:
+            for _ in range(3):
+                assert await node.say(API_VERSIONS) == b""
+                assert await node.say(CLIENT_HELLO) == b""
+                told = await node.say(PREFACE + EMPTY_SETTINGS)
+                assert told.startswith(b"HTTP/1.1 400 ")
+                assert b"gRPC is on port 9292" in told
+            assert b"good" in await node.say(b"GET /good HTTP/1.1\r\nConnection: close\r\n\r\n")
+            return node.server.strangers
+
+    with caplog.at_level(logging.WARNING, logger=http_module.__name__):
+        assert asyncio.run(run()) == {Speech.KAFKA: 3, Speech.TLS: 3, Speech.GRPC: 3}
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3, "one of each kind, however many come"
+    assert any("Kafka's protocol" in line and "belong on port 9092" in line for line in lines)
+    assert any("speaks TLS" in line and "without TLS" in line for line in lines)
+    assert any("speaks gRPC" in line and "gRPC is on port 9292" in line for line in lines)
+
+
+def test_our_client_on_the_http_port_of_a_node_says_so() -> None:
+    async def run() -> str:
+        async with _Http() as node:
+            connections = GrpcConnections()
+            with pytest.raises(UnreachableError) as caught:
+                await connections.call(
+                    f"127.0.0.1:{node.server.port}", CLUSTER, cluster_pb2.DescribeClusterRequest(), timeout_ms=5_000
+                )
+            await connections.close()
+            return str(caught.value)
+
+    assert "speaks HTTP, not gRPC (the metrics port?); 9292 is the usual gRPC port" in asyncio.run(run())
