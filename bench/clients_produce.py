@@ -3,8 +3,9 @@
 One by one, by the call that a program makes for each record, until the last call has returned ("queueing"): both
 libraries send in the background meanwhile, confluent-kafka to the mock cluster that it has inside of itself, ours to a
 broker process that syncs to disk. Room for all records on both sides, so that nobody waits for a broker. Bulk against
-the same calls of confluent-kafka, which has no other. To all answered is told as well, without a target: the one side
-has a disk and another process to answer, the other has neither.
+the same calls of confluent-kafka, which has no other; a call of this size wakes our IO thread only at its end, so that
+its queueing figure has no sending in it. To all answered is told as well, without a target, and is what to compare
+work by; though the one side has a disk and another process to answer, and the other has neither.
 
 Contestants take turns; the best of many short rounds counts, so that a busy machine hits some of them, not all.
 """

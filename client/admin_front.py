@@ -55,7 +55,7 @@ def read_scope(given: Scope) -> list[str | TopicPartition] | None:
         return [given]
     if isinstance(given, TopicPartition) or (isinstance(given, tuple) and len(given) == 2 and _is_number(given[1])):
         return [read_partition(given)]  # type: ignore[arg-type]
-    return [one if isinstance(one, str) else read_partition(one) for one in given]  # type: ignore[arg-type,union-attr]
+    return [one if isinstance(one, str) else read_partition(one) for one in given]  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:

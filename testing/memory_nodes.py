@@ -7,7 +7,10 @@ real wall clock's: clients beside the cluster use it too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from tidelog import __version__
@@ -93,8 +96,9 @@ class Room:
         host_of: Callable[[NodeId], str],
         racks: dict[NodeId, str],
         disk_bytes: int,
-        on_failure: Callable[[BaseException], None],
+        on_failure: Callable[[NodeId, BaseException], None],
     ) -> None:
+        """`on_failure`: a node's process has failed by itself, and ends."""
         self.world = SimWorld(seed)
         self.network = SimNetwork(self.world)
         self.network.latency = WIRE
@@ -126,7 +130,20 @@ class Room:
         process = self.machine(node).boot()
         process.work.latency = HELPER
         program = self._run_controller if node in self.controllers else self._run_broker
-        process.spawn(program(node, process), name=f"node-{node}")
+        self._spawn(node, process, program(node, process), f"node-{node}")
+
+    def _spawn(self, node: NodeId, process: SimNode, work: Coroutine[Any, Any, None], name: str) -> None:
+        def ended(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._fail(node, error)
+
+        process.spawn(work, name=name).add_done_callback(ended)
+
+    def _fail(self, node: NodeId, error: BaseException) -> None:
+        """As a process does whose part has failed: it ends."""
+        if self.machine(node).node is not None:
+            self._on_failure(node, error)
+            self.world.loop.call_soon(self.kill, node)
 
     def kill(self, node: NodeId) -> None:
         self.running.pop(node, None)
@@ -140,6 +157,7 @@ class Room:
 
     async def _run_controller(self, node: NodeId, process: SimNode) -> None:
         transport = self.network.join(process, node)
+        on_failure = partial(self._fail, node)
         storage = RaftStorage(
             disk=process.disk(DATA),
             store=process.store(DATA),
@@ -147,7 +165,7 @@ class Room:
             clock=self._clock,
             cluster_id=self.cluster_id,
             node=node,
-            on_failure=self._on_failure,
+            on_failure=on_failure,
         )
         if process.store(DATA).get(FORMAT_KEY) is None:
             await storage.format(directory=_directory(node).bytes, membership=self._founders)
@@ -160,7 +178,7 @@ class Room:
             process.random,
             clock=self._clock,
             work=process.work,
-            on_failure=self._on_failure,
+            on_failure=on_failure,
         )
         client = ControllerClient(transport, lambda: self.controllers, BrokerConfig(), process.random)
         link = QuorumLink(cluster_id=self.cluster_id, transport=transport, client=client, controller=controller)
@@ -204,7 +222,7 @@ class Room:
             broker=node,
             incarnation=UUID(int=process.random.getrandbits(128), version=4),
             endpoints=((LISTENER, "PLAINTEXT", self._host_of(node), PORT),),
-            rack=self._racks.get(node, ""),
+            rack=self._racks.get(node),
             directories=working_directories(logs),
             features=supported(),
         )
@@ -227,7 +245,7 @@ class Room:
             random=process.random,
         )
         coordinator = GroupCoordinator(replicas, tail, self._clock)
-        replicas.on_crash = coordinator.on_failure = self._on_failure
+        replicas.on_crash = coordinator.on_failure = partial(self._fail, node)
         coordinator.start()
         await replicas.start()
         link = QuorumLink(cluster_id=self.cluster_id, transport=transport, client=agent.client, tail=tail)
@@ -243,7 +261,7 @@ class Room:
             ),
         )
         self.running[node] = Broker(process, tail, agent, logs, replicas, coordinator)
-        process.spawn(tail.run(), name="metadata")
+        self._spawn(node, process, tail.run(), "metadata")
         await announce(agent, logs)
         await agent.run()
 

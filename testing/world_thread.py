@@ -1,0 +1,135 @@
+"""A simulated world at the pace of the real clock, on a thread of its own.
+
+    starting    as fast as the processor goes: virtual seconds of elections and handshakes take milliseconds
+    paced       virtual time follows real time; what the thread was late for it makes up, but never more than
+                `CATCH_UP_MS` at once: a debugger or a laptop that slept is no outage of the cluster
+    ended       by `close`, or because something in the world failed that nobody handled
+
+Only this thread touches the world. Others hand it work: `post`, or `do`, which waits for the result.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from tidelog.model.errors import UnreachableError
+from tidelog.world.simulated import SimWorld
+
+T = TypeVar("T")
+
+CATCH_UP_MS = 50
+IDLE_S = 1.0
+START_TIMEOUT_S = 120.0
+"""Of virtual time."""
+DO_TIMEOUT_S = 60.0
+POSTED_MAX = 100_000
+
+
+class WorldThread:
+    """`start`, then use, then `close`."""
+
+    def __init__(self, world: SimWorld, *, on_end: Callable[[], None]) -> None:
+        self.failure: BaseException | None = None
+        self._world = world
+        self._on_end = on_end
+        self._process = os.getpid()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._is_ending = False
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, begin: Callable[[], None], is_ready: Callable[[], bool]) -> None:
+        """Run `begin` in the world, and time as fast as it goes until `is_ready`. Raises what went wrong."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._live, args=(begin, is_ready, started), name="tidelog-memory", daemon=True
+        )
+        self._thread.start()
+        started.result()
+
+    def post(self, work: Callable[[], None]) -> None:
+        """From any thread: run it in the world, in order. UnreachableError if that has ended, or is another process's."""
+        if os.getpid() != self._process:
+            raise UnreachableError("this cluster in memory belongs to the process that this one was forked from")
+        with self._changed:
+            if self._is_over or self._is_ending:
+                raise UnreachableError("this cluster in memory was closed", is_refused=True)
+            if len(self._posted) >= POSTED_MAX:
+                raise UnreachableError(f"{POSTED_MAX:,} calls wait for this cluster in memory already")
+            self._posted.append(work)
+            self._changed.notify()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """The same, and its result."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+        self.post(run)
+        return done.result(DO_TIMEOUT_S)
+
+    def close(self) -> None:
+        """More than once does no harm."""
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(DO_TIMEOUT_S)
+
+    # On the thread.
+
+    def _live(self, begin: Callable[[], None], is_ready: Callable[[], bool], started: Future[None]) -> None:
+        try:
+            self._world.loop.call_soon(begin)
+            self._world.run_until(is_ready, timeout=START_TIMEOUT_S)
+        except BaseException as error:
+            self._end()
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        try:
+            self._follow_the_clock()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self._end()
+
+    def _follow_the_clock(self) -> None:
+        scheduler = self._world.scheduler
+        last_ns = time.monotonic_ns()
+        while True:
+            with self._changed:
+                if not self._posted and not self._is_ending:
+                    due_ns = scheduler.next_due_ns
+                    passed_ns = time.monotonic_ns() - last_ns
+                    wait_s = IDLE_S if due_ns is None else (due_ns - scheduler.now_ns - passed_ns) / 1e9
+                    if wait_s > 0:
+                        self._changed.wait(min(wait_s, IDLE_S))
+                if self._is_ending:
+                    return
+                while self._posted:
+                    self._world.loop.call_soon(self._posted.popleft())
+            now_ns = time.monotonic_ns()
+            step_ns = min(now_ns - last_ns, CATCH_UP_MS * 1_000_000)
+            last_ns = now_ns
+            scheduler.run_for(step_ns / 1e9)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._posted.clear()
+        self._on_end()
+        self._world.close()
