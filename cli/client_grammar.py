@@ -19,6 +19,7 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
     _add_configs(group("configs", "settings of topics, brokers and the cluster"))
     _add_produce(commands)
     _add_consume(commands)
+    _add_query(commands)
     group_grammar.add(group("groups", "consumer groups: look at, move, delete"), _command, _yes)
     _add_brokers(group("brokers", "the brokers of a cluster"))
     _add_reassign(group("reassign", "move replicas between brokers"))
@@ -149,6 +150,32 @@ def _add_consume(commands: Any) -> None:
         default="lines",
         help="values; one JSON document; or one JSON object a line",
     )
+
+
+def _add_query(commands: Any) -> None:
+    made = _command(
+        commands,
+        "query",
+        "query:run",
+        "SQL over topics, with DuckDB",
+        more="One SELECT; its tables are topics, with names that have dots or dashes in double quotes. They have the "
+        'columns topic, partition, "offset", timestamp, key, value, headers; decode(value) is text. Needs the extra '
+        "`query`.",
+        has_output=False,
+    )
+    made.add_argument("query", metavar="SQL", help="like: select key, count(*) from orders group by key")
+    made.add_argument(
+        "--since", metavar="T", help="only records from then on: 90s, 1h30m ago; 2026-01-31T12:00; ms since 1970"
+    )
+    made.add_argument("--limit", type=int, default=1_000, metavar="N", help="rows to show at most (default 1000)")
+    made.add_argument(
+        "--records-max",
+        type=int,
+        default=10_000_000,
+        metavar="N",
+        help="refuse to read a topic with more records (default 10 million)",
+    )
+    made.add_argument("--output", choices=("table", "json", "csv"), default="table", help="for a person or a program")
 
 
 def _add_brokers(brokers: Any) -> None:

@@ -14,6 +14,7 @@ from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
 from tidelog.client.admin_core import AdminCore
 from tidelog.client.admin_values import GroupDescription, OffsetChange, Outcomes, PartitionLag
 from tidelog.client.cluster import ClusterClient
+from tidelog.client.durations import duration_ms
 from tidelog.client.offset_resets import decode_table, encode_table
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
@@ -221,6 +222,8 @@ def asked_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.to_datetime is not None:
         return {"to_time": timestamp_of(options.to_datetime, "--to-datetime")}
     if options.by_duration is not None:
+        if duration_ms(options.by_duration) is None:
+            raise WrongCallError(f"--by-duration {options.by_duration!r}: a span like 90s, 1h30m, PT1H")
         return {"by_duration": options.by_duration}
     if options.shift_by is not None:
         return {"shift_by": options.shift_by}

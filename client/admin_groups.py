@@ -56,6 +56,7 @@ _FETCH = method_named("Groups", "FetchOffsets")
 _DELETE_OFFSETS = method_named("Groups", "DeleteOffsets")
 _REMOVE = method_named("Groups", "RemoveMembers")
 _ATTEMPT_MS = 5_000
+REMEMBERED_MAX = 10_000
 AT_ONCE = 16
 """Coordinators or topics that are asked at a time."""
 
@@ -85,6 +86,7 @@ class GroupAdmin:
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
         self._coordinators = Coordinators(cluster)
+        self._found = 0
 
     # How a coordinator is asked.
 
@@ -95,6 +97,9 @@ class GroupAdmin:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_ms / 1000
         backoff = self._cluster.backoff()
+        self._found += 1
+        if self._found >= REMEMBERED_MAX:  # forget them all: a bound on what is remembered
+            self._found, self._coordinators = 0, Coordinators(self._cluster)
         while True:
             left_ms = max(1, int((end_s - loop.time()) * 1000))
             where = await self._coordinators.find(group, timeout_ms=left_ms)
@@ -212,7 +217,8 @@ class GroupAdmin:
             if row.offset >= 0:
                 told = OffsetAndMetadata(row.offset, row.metadata, row.leader_epoch)
                 name = row.topic or str(UUID(bytes=row.topic_id))
-                found[TopicPartition(name, row.partition)] = GroupOffset(told, row.commit_time_ms)
+                place = TopicPartition(name, row.partition)
+                found[place] = GroupOffset(told, row.commit_time_ms, is_topic_gone=not row.topic)
         return dict(sorted(found.items()))
 
     async def alter_offsets(
@@ -328,9 +334,11 @@ class GroupAdmin:
     async def partitions_of(
         self, group: str, topics: Iterable[str | TopicPartition] | None, *, timeout_ms: int
     ) -> list[TopicPartition]:
-        """All partitions of topics that are named, those partitions that are named; None: what the group has."""
+        """All partitions of topics that are named, those partitions that are named; None: what the group has of topics
+        that are there."""
         if topics is None:
-            found = list(await self.offsets(group, timeout_ms=timeout_ms))
+            held = await self.offsets(group, timeout_ms=timeout_ms)
+            found = [place for place, one in held.items() if not one.is_topic_gone]
             if not found:
                 raise InvalidRequestError(f"group '{group}' has committed nothing: name the topics")
             return found

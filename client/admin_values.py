@@ -220,6 +220,8 @@ class GroupOffset:
 
     committed: OffsetAndMetadata
     commit_time_ms: int
+    is_topic_gone: bool = False
+    """The topic was deleted; what was committed of it expires."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,8 @@ class ConsumerCore:
         self._is_rebalanced = False
         self._reader.remove(*self.positions.held)
         gone = self.positions.remove(list(self.positions.held))
-        self._lost.update({held.partition: held.name for held in gone})
+        # What the user has not heard of is not lost to him either; what he is giving up he has heard of already.
+        self._lost.update({held.partition: held.name for held in gone if held.is_announced})
         self._purge(self._lost)
         self._notice()
 
@@ -353,10 +354,12 @@ class ConsumerCore:
         """The user's side has carried out a change."""
         self._last = None
         if rebalance.change is Change.ASSIGNED:
-            for partition in rebalance.partitions:
+            for partition, name in zip(rebalance.partitions, rebalance.names, strict=True):
                 held = self.positions.held.get(partition)
                 if held is not None:
                     held.is_announced = True
+                else:
+                    self._lost[partition] = name  # while its callback ran
             self._placed()
             return
         for partition in rebalance.partitions:
@@ -579,12 +582,18 @@ class ConsumerCore:
         if not self.positions.held or (self._is_subscribed and not self._is_member()):
             return None
         self._reader.remove(*self.positions.held)
+        heard = [held for held in self.positions if held.is_announced]
         for held in self.positions:
             held.is_read = held.is_announced = False
-        await self._commits.before_giving_up(tuple(self.positions.held), timeout_ms=timeout_ms)
-        if not self._is_subscribed:
+        try:
+            await self._commits.before_giving_up(tuple(self.positions.held), timeout_ms=timeout_ms)
+        except asyncio.CancelledError:
+            for held in heard:
+                held.is_announced = True  # not told yet: the next attempt does
+            raise
+        if not self._is_subscribed or not heard:
             return None
-        return Rebalance(Change.REVOKED, tuple(self.positions.held), tuple(held.name for held in self.positions))
+        return Rebalance(Change.REVOKED, tuple(held.partition for held in heard), tuple(held.name for held in heard))
 
     async def close(self, *, timeout_ms: int) -> None:
         """Leaves the group; what cannot be said in time is left to the session."""

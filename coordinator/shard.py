@@ -117,11 +117,23 @@ class ShardHost(Protocol):
 
 
 class _Machine(GroupMachine):
-    """Remembers which groups the append under way changes."""
+    """Decides on topics as they are now, however long a request has waited; remembers which groups are changed by what
+    has not committed."""
 
-    def __init__(self, limits: GroupLimits) -> None:
-        super().__init__(limits)
+    def __init__(self, host: ShardHost) -> None:
+        super().__init__(host.limits)
         self.under_way: dict[str, None] = {}
+        """By the append under way."""
+        self.decided: dict[str, None] = {}
+        """Since nothing was under way last."""
+        self._host = host
+
+    def decide(self, state: CoordinatorState, request: Any, *, offset: Offset) -> tuple[Sequence[Decision], Any]:
+        if getattr(request, "view", self._host.view) is not self._host.view:
+            request = replace(request, view=self._host.view)
+        decisions, reply = super().decide(state, request, offset=offset)
+        self.decided.update({record.key.group: None for each in decisions for record in each.records})
+        return decisions, reply
 
     def encode(self, records: Sequence[Decision]) -> list[bytes]:
         entries = super().encode(records)
@@ -143,7 +155,7 @@ class Shard:
         self.phase = Phase.LOADING
         self.subscriptions = SubscriptionIndex()
         self.streams: dict[MemberKey, MemberStream] = {}
-        self.machine = _Machine(host.limits)
+        self.machine = _Machine(host)
         self._host = host
         self._trouble = ""
         self._log = PartitionLog(leading, self._committed)
@@ -336,6 +348,8 @@ class Shard:
         assert after is not None, "one entry is under way at a time"
         changed, self.machine.under_way = self.machine.under_way, {}
         replicated.committed(end, after, mine=True)
+        if not replicated.is_speculating:
+            self.machine.decided.clear()
         for group_id in changed:
             self._group_changed(group_id, before, after)
 
@@ -419,8 +433,10 @@ class Shard:
     # What nobody asks for.
 
     def topics_changed(self, groups: Iterable[str], gone: Iterable[TopicId]) -> None:
-        """These groups look at topics that are not what they were; these topics are no more."""
+        """These groups look at topics that are not what they were; these topics are no more. What has been decided and
+        has not committed is in no index yet, and was decided on topics as they were."""
         self._to_refresh.update(dict.fromkeys(groups))
+        self._to_refresh.update(self.machine.decided)
         self._gone.update(dict.fromkeys(sorted(gone, key=lambda topic: topic.int)))
         self._keep_up()
 

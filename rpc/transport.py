@@ -52,6 +52,8 @@ KEEPALIVE_MS = 1_500
 KEEPALIVE_TIMEOUT_MS = 3_000
 CONNECT_TIMEOUT_MS = 1_000
 CLOSE_GRACE_S = 0.2
+REFUSAL_WAIT_S = 5.0
+"""Between the empty head of a refused call and its status."""
 OLD_ADDRESS_GRACE_S = 60.0
 
 _MESSAGE_OPTIONS: list[tuple[str, int]] = [
@@ -191,26 +193,32 @@ class GrpcTransport:
         channel = self._channel(node)
         call = channel.stream_stream(STREAM_PREFIX + service)(metadata=self._metadata)
         try:
-            self._check_answerer(node, await call.initial_metadata())
+            is_accepted = self._check_answerer(node, await call.initial_metadata())
+            if not is_accepted or call.done():
+                # Refused: the server ends the call instead of accepting it. Its status may be on the way yet.
+                async with asyncio.timeout(REFUSAL_WAIT_S):
+                    outcome = await _outcome(call)
+                raise self._error(node, channel, service, outcome)
+        except TimeoutError:
+            call.cancel()
+            raise TransportError(f"node {node} has neither accepted nor refused {service}", node=node) from None
         except aio.AioRpcError as error:
             raise self._error(node, channel, service, error) from error
         except BaseException:
             call.cancel()
             raise
-        if call.done():
-            # Refused: the server ended the call instead of accepting it.
-            raise self._error(node, channel, service, await _outcome(call))
         if self._channels.get(node, ("", None))[1] is not channel:
             call.cancel()  # the channel is about to be closed: nothing may begin on it
             raise TransportError(f"node {node} has another address now", node=node)
         return _ClientStream(node, call, self._streams, channel)
 
-    def _check_answerer(self, node: NodeId, metadata: Any) -> None:
+    def _check_answerer(self, node: NodeId, metadata: Any) -> bool:
+        """Whether it was accepted, by the node that was meant; if it was not, its status says why."""
         told = {str(key): value for key, value in metadata or ()}
         if told.get(CLUSTER_KEY) == self._cluster_id and told.get(NODE_KEY) == str(node):
-            return
+            return True
         if CLUSTER_KEY not in told:
-            return  # the call failed before it was accepted; its status says why
+            return False
         raise WrongClusterError(
             f"{self._addresses.get(node)} is node {told.get(NODE_KEY)} of cluster {told.get(CLUSTER_KEY)}, "
             f"not node {node} of cluster {self._cluster_id}",

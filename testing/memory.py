@@ -1,4 +1,4 @@
-"""`MemoryCluster`: a whole cluster in this process, without ports, files or child processes, for tests that want faults.
+"""`MemoryCluster`: a whole cluster in this process, without ports, files or child processes, and with faults.
 
     with MemoryCluster(seed=7) as cluster:
         ...                                   # Producer, Consumer and Admin of cluster.bootstrap, as always
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -37,6 +38,7 @@ CONTROLLER = 1_000
 """Ids of controllers begin here, those of clients at 10,000; brokers are 1, 2, 3."""
 CLIENT = 10_000
 BROKERS_MAX = 100
+FAULTS_TOLD_MAX = 1_000
 DISK_BYTES = 256 << 20
 FAULT_TIMEOUT_S = 30.0
 LOOK_S = 0.002
@@ -87,6 +89,9 @@ class MemoryCluster:
         )
         self._random = self._room.world.random("faults")
         self._thread = WorldThread(self._room.world, on_end=self._ended)
+        self.faults: deque[str] = deque(maxlen=FAULTS_TOLD_MAX)
+        """What was done to it, with when, in seconds since it was made; the oldest are forgotten."""
+        self._made_s = time.monotonic()
         self._failures: list[str] = []
         self._clients: dict[MemoryConnections, NodeId] = {}
         self._client_ids = itertools.count(CLIENT)
@@ -185,16 +190,13 @@ class MemoryCluster:
         """Start a broker, killing it first if it runs; returns when it is let in. Without a number it is one that is
         down, or else one that the seed draws."""
 
-        def again() -> NodeId:
-            down = [one for one in self._brokers if self._room.machine(one).node is None]
-            chosen = down[0] if broker is None and down else self._chosen(broker, down=True)
-            if chosen not in down:
-                self._kill(chosen)
-            self._room.boot(chosen)
-            return chosen
+        def down() -> NodeId:
+            already = [one for one in self._brokers if self._room.machine(one).node is None]
+            chosen = already[0] if broker is None and already else self._chosen(broker, down=True)
+            return chosen if chosen in already else self._kill(chosen)
 
-        chosen = self._do(again)
-        self._until_let_in([chosen], timeout_s)
+        chosen = self._do(down)
+        self._boot([chosen], timeout_s)
         return chosen
 
     def stop(self, broker: int | None = None, *, timeout_s: float = FAULT_TIMEOUT_S) -> int:
@@ -206,6 +208,7 @@ class MemoryCluster:
             found = self._room.running.get(chosen)
             if found is None:
                 raise ValueError(f"broker {chosen} is not up yet")
+            self._note(f"stop broker {chosen}")
             task = found.node.spawn(found.stop())
             task.add_done_callback(lambda done: stopped.append(self._kill(chosen)))
             return chosen
@@ -219,6 +222,7 @@ class MemoryCluster:
 
         def pause() -> NodeId:
             chosen = self._chosen(broker)
+            self._note(f"pause broker {chosen}")
             self._room.machine(chosen).pause()
             self._paused.add(chosen)
             return chosen
@@ -228,6 +232,7 @@ class MemoryCluster:
     def resume(self, broker: int) -> None:
         def resume() -> None:
             chosen = self._known(broker)
+            self._note(f"resume broker {chosen}")
             self._room.machine(chosen).resume()
             self._paused.discard(chosen)
 
@@ -240,6 +245,7 @@ class MemoryCluster:
         def cut() -> tuple[NodeId, ...]:
             chosen = [self._known(one) for one in brokers] or [self._chosen(None)]
             others = [one for one in (*self._brokers, *self._room.controllers) if one not in chosen]
+            self._note(f"cut off {_told(chosen)}{', also from clients' if clients else ''}")
             if clients:
                 self._cut_from_clients.update(chosen)
                 others += self._clients.values()
@@ -256,6 +262,7 @@ class MemoryCluster:
 
         def stall() -> tuple[NodeId, ...]:
             chosen = tuple(self._known(one) for one in brokers) or (self._chosen(None),)
+            self._note(f"stall the disk of {_told(chosen)}")
             for one in chosen:
                 self._room.machine(one).disk(LOGS).begin_stall()
                 self._room.machine(one).store(LOGS).begin_stall()
@@ -271,19 +278,25 @@ class MemoryCluster:
             raise ValueError(f"loss={loss!r}: 'all' or 'some' of what was not synced")
 
         def strike() -> None:
+            self._note(f"lose the power of all brokers, and {loss} of what was not synced")
             for broker in self._brokers:
                 self._room.running.pop(broker, None)
                 self._room.machine(broker).lose_power(wanted)
             self._mend()
-            for broker in self._brokers:
-                self._room.boot(broker)
 
         self._do(strike)
-        self._until_let_in(self._brokers, timeout_s)
+        # Nobody is there, so nobody minds: the controller waits for the sessions of brokers that all went at once.
+        self._thread.hurry(lambda: self._are_fenced(self._brokers), timeout_s)
+        self._boot(self._brokers, timeout_s)
 
     def heal(self) -> None:
         """Links, disks and paused brokers work again. Brokers that are down stay down: `restart`."""
-        self._do(self._mend)
+
+        def heal() -> None:
+            self._note("heal")
+            self._mend()
+
+        self._do(heal)
 
     # In the world.
 
@@ -309,11 +322,15 @@ class MemoryCluster:
         self._is_set = True
 
     def _is_up(self) -> bool:
-        return self._is_set and (bool(self._refused) or self._are_let_in(self._brokers)) or bool(self._failures)
+        return (self._is_set and (bool(self._refused) or self._are_let_in(self._brokers))) or bool(self._failures)
 
     def _are_let_in(self, brokers: Sequence[NodeId]) -> bool:
         running = self._room.running
         return all(one in running and running[one].is_let_in for one in brokers)
+
+    def _are_fenced(self, brokers: Sequence[NodeId]) -> bool:
+        known = self._image().brokers
+        return all(one not in known or known[one].fenced for one in brokers)
 
     def _image(self) -> ClusterImage:
         active = self._room.active
@@ -340,10 +357,19 @@ class MemoryCluster:
             raise ValueError(f"broker {broker} does not run: restart it first")
         return chosen
 
+    def _note(self, fault: str) -> None:
+        self.faults.append(f"{time.monotonic() - self._made_s:8.3f} {fault}")
+
     def _kill(self, broker: NodeId) -> NodeId:
+        self._note(f"kill broker {broker}")
         self._room.kill(broker)
         self._paused.discard(broker)
         return broker
+
+    def _start(self, brokers: Sequence[NodeId]) -> None:
+        self._note(f"start {_told(brokers)}")
+        for broker in brokers:
+            self._room.boot(broker)
 
     def _block(self, one: NodeId, other: NodeId) -> None:
         self._room.network.block(one, other)
@@ -385,7 +411,8 @@ class MemoryCluster:
         return self._room.clients.loop, transport
 
     def leave(self, client: MemoryConnections) -> None:
-        self._clients.pop(client, None)
+        if self._clients.pop(client, None) is not None and client.transport is not None:
+            self._room.clients.spawn(client.transport.close(), name="goodbye")
 
     # From outside.
 
@@ -393,9 +420,13 @@ class MemoryCluster:
         self.check()
         return self._thread.do(work)
 
-    def _until_let_in(self, brokers: Sequence[NodeId], timeout_s: float) -> None:
-        told = ", ".join(map(str, brokers))
-        self._until(lambda: self._are_let_in(brokers), f"the controller has let in broker {told}", timeout_s)
+    def _boot(self, brokers: Sequence[NodeId], timeout_s: float) -> None:
+        """Start them and wait until they are let in. Not before the controller has seen them go: a process that comes
+        back at once is kept waiting until the session of its former life has ended."""
+        told = _told(brokers)
+        self._until(lambda: self._are_fenced(brokers), f"the controller has fenced {told}", timeout_s)
+        self._do(lambda: self._start(brokers))
+        self._until(lambda: self._are_let_in(brokers), f"the controller has let in {told}", timeout_s)
 
     def _until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Looks in the world, waits out here."""
@@ -404,6 +435,10 @@ class MemoryCluster:
             if time.monotonic() >= end_s:
                 raise TimeoutError(f"not within {timeout_s} s: {what}")
             time.sleep(LOOK_S)
+
+
+def _told(brokers: Sequence[int]) -> str:
+    return f"broker {', '.join(map(str, brokers))}"
 
 
 def _text(value: object) -> str:

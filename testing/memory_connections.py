@@ -79,7 +79,13 @@ class MemoryConnections:
         self._is_closed = True
         for exchange in list(self._open):
             exchange.close()
+        self._break("disconnected here")
         self.post(lambda: self._shore.leave(self))
+
+    @property
+    def transport(self) -> Transport | None:
+        """On the world's thread; None before the first call."""
+        return None if self._there is None else self._there[1]
 
     def _node(self, address: str) -> NodeId:
         node = self._shore.node_at(address)
@@ -117,12 +123,16 @@ class MemoryConnections:
             with suppress(RuntimeError):  # the client's loop is closed: nobody waits
                 loop.call_soon_threadsafe(_settle, ended, None if error else task.result(), error)
 
+        def give_up() -> None:
+            for task in tasks:
+                task.cancel()
+
         self._waiting.add(ended)
         try:
             self._shore.post(begin)
             return await ended
         except asyncio.CancelledError:
-            self.post(lambda: [task.cancel() for task in tasks] and None)  # type: ignore[func-returns-value]
+            self.post(give_up)
             raise
         finally:
             self._waiting.discard(ended)
@@ -132,11 +142,11 @@ class MemoryConnections:
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._broken)
+                loop.call_soon_threadsafe(self._break, "the cluster in memory was closed")
 
-    def _broken(self) -> None:
+    def _break(self, why: str) -> None:
         for ended in list(self._waiting):
-            _settle(ended, None, StreamBrokenError("the cluster in memory was closed"))
+            _settle(ended, None, StreamBrokenError(why))
 
 
 class _MemoryExchange:

@@ -3,6 +3,7 @@
     starting    as fast as the processor goes: virtual seconds of elections and handshakes take milliseconds
     paced       virtual time follows real time; what the thread was late for it makes up, but never more than
                 `CATCH_UP_MS` at once: a debugger or a laptop that slept is no outage of the cluster
+    hurrying    as while starting, for a wait in which clients have nobody to talk to
     ended       by `close`, or because something in the world failed that nobody handled
 
 Only this thread touches the world. Others hand it work: `post`, or `do`, which waits for the result.
@@ -10,16 +11,18 @@ Only this thread touches the world. Others hand it work: `post`, or `do`, which 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TypeVar
 
 from tidelog.model.errors import UnreachableError
-from tidelog.world.simulated import SimWorld
+from tidelog.world.simulated import SimulationError, SimWorld
 
 T = TypeVar("T")
 
@@ -41,6 +44,7 @@ class WorldThread:
         self._process = os.getpid()
         self._posted: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
+        self._hurry: tuple[Callable[[], bool], float, Future[None]] | None = None
         self._is_ending = False
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -55,7 +59,7 @@ class WorldThread:
         started.result()
 
     def post(self, work: Callable[[], None]) -> None:
-        """From any thread: run it in the world, in order. UnreachableError if that has ended, or is another process's."""
+        """From any thread: run it in the world, in order. UnreachableError if it has ended, or is another process's."""
         if os.getpid() != self._process:
             raise UnreachableError("this cluster in memory belongs to the process that this one was forked from")
         with self._changed:
@@ -78,6 +82,17 @@ class WorldThread:
 
         self.post(run)
         return done.result(DO_TIMEOUT_S)
+
+    def hurry(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Let time run as fast as it goes until the condition holds; SimulationError after `timeout_s` of virtual time.
+        What is posted meanwhile waits."""
+        done: Future[None] = Future()
+
+        def begin() -> None:
+            self._hurry = (condition, timeout_s, done)
+
+        self.post(begin)
+        done.result(DO_TIMEOUT_S)
 
     def close(self) -> None:
         """More than once does no harm."""
@@ -126,10 +141,42 @@ class WorldThread:
             step_ns = min(now_ns - last_ns, CATCH_UP_MS * 1_000_000)
             last_ns = now_ns
             scheduler.run_for(step_ns / 1e9)
+            if self._hurry is not None:
+                (condition, timeout_s, done), self._hurry = self._hurry, None
+                self._run_ahead(condition, timeout_s, done)
+                last_ns = time.monotonic_ns()
+
+    def _run_ahead(self, condition: Callable[[], bool], timeout_s: float, done: Future[None]) -> None:
+        try:
+            self._world.run_until(condition, timeout=timeout_s)
+        except SimulationError as error:
+            done.set_exception(error)
+            self._world.scheduler.raise_failures()
+        else:
+            done.set_result(None)
 
     def _end(self) -> None:
         with self._changed:
             self._is_over = True
             self._posted.clear()
         self._on_end()
-        self._world.close()
+        with _unheard():
+            self._world.close()
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """What the coroutines of the dead say on this thread when they are closed is not logged: it has not happened."""
+    here = threading.get_ident()
+
+    def is_heard(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("tidelog.")]
+    for logger in loggers:
+        logger.addFilter(is_heard)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_heard)

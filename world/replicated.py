@@ -363,6 +363,11 @@ class ReplicatedMachine(Generic[S]):
         flight = self._flight
         return flight.state if flight is not None and flight.entries == 1 else None
 
+    @property
+    def is_speculating(self) -> bool:
+        """Whether something is decided that has not committed."""
+        return self._flight is not None or bool(self._gathered)
+
     def committed(self, end: Offset, state: S, *, mine: bool) -> None:
         """The entries below `end` are committed, and made this state.
 

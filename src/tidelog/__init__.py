@@ -5,6 +5,7 @@ What a program uses stands here, and is imported when it is first asked for: `im
     Producer, Consumer, Admin     clients of a cluster; `aio` has them for event loops
     serializers                   objects to bytes and back
     read_arrow                    records of a topic as a table
+    errors                        what may go wrong
     verify                        checkers of recorded histories
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidelog.client import aio as aio
+    from tidelog.client import public_errors
     from tidelog.client import serializers as serializers
     from tidelog.client import verify as verify
     from tidelog.client.admin_facade import Admin as Admin
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from tidelog.client.record import TopicPartition as TopicPartition
     from tidelog.client.records import ProducerRecord as ProducerRecord
     from tidelog.model.errors import TidelogError as TidelogError
+
+    errors = public_errors
 
 __version__ = "0.1.0"
 
@@ -47,7 +51,7 @@ _HOMES = {
     "TidelogError": "tidelog.model.errors",
     "TopicPartition": "tidelog.client.record",
     "aio": "tidelog.client.aio",
-    "errors": "tidelog.client.errors",
+    "errors": "tidelog.client.public_errors",
     "read_arrow": "tidelog.client.read_arrow",
     "serializers": "tidelog.client.serializers",
     "verify": "tidelog.client.verify",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -73,6 +74,9 @@ def fill(shell: Shell, topic: str, count: int, *, partitions: int = 4, first: in
 @pytest.mark.source("a:N-04", "b:P-05", "b:P-04", "b:P-02", "b:P-03")
 def test_members_share_a_topic_commit_what_they_printed_and_leave_by_ctrl_c(shell: Shell, admin: tidelog.Admin) -> None:
     fill(shell, "shared", 200)
+    (topic,) = shell.json("topics", "describe", "shared")["topics"]
+    assert [row["partition"] for row in topic["partitions"]] == [0, 1, 2, 3]
+    assert all(row["leader"] in row["isr"] and row["replicas"] for row in topic["partitions"])
     first = shell.run("consume", "shared", "--group", "s", "--from-beginning", "--max-messages", "50").split()
     assert len(first) == len(set(first)) == 50
     one = Lines(shell.start("consume", "shared", "--group", "s", "--from-beginning"))
@@ -218,8 +222,29 @@ def test_admin_of_a_plain_program_and_after_a_fork(cluster: LocalCluster, shell:
     shell.run("topics", "describe", "admin", code=1)
 
 
+@pytest.mark.source("a:G-01", "a:G-14")
+def test_admin_on_an_event_loop_asks_many_things_at_once(cluster: LocalCluster) -> None:
+    async def work() -> None:
+        async with tidelog.aio.Admin(cluster.bootstrap) as admin:
+            await admin.create_topics([tidelog.NewTopic(f"aio-{number}", 1) for number in range(5)])
+            found = await asyncio.gather(
+                *(admin.describe_topic(f"aio-{number}") for number in range(5)), admin.describe_cluster()
+            )
+            assert len(found) == 6
+            late = asyncio.ensure_future(admin.list_groups())
+            late.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await late
+            await admin.delete_topics([f"aio-{number}" for number in range(5)])
+            with pytest.raises(TidelogError) as unknown:
+                await admin.describe_group("nobody")
+            assert unknown.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+
+    asyncio.run(work())
+
+
 @pytest.mark.source("a:X3-9")
-def test_histories_of_a_group_whose_members_are_killed_are_good(shell: Shell, tmp_path: Path) -> None:
+def test_histories_of_a_group_whose_members_are_killed_and_replaced_are_good(shell: Shell, tmp_path: Path) -> None:
     shell.run("topics", "create", "checked", "--partitions", "3")
     files = [str(tmp_path / f"{name}.jsonl") for name in ("writer", "one", "two", "three")]
     writer = shell.start("verify", "produce", "checked", "--history", files[0], "--records", "3000", "--rate", "600")
@@ -247,6 +272,6 @@ def test_histories_of_a_group_whose_members_are_killed_are_good(shell: Shell, tm
     verdict = shell.json("verify", "check", *[path for path in files if os.path.exists(path)])
     assert verdict["is_good"]
     assert verdict["acknowledged"] == 3000
-    assert verdict["read"] >= 3000
+    assert 3000 <= verdict["read"] <= 4000  # a restart costs some records that are read twice, and not many
     assert verdict["is_complete"]
     assert verdict["counts"]["lost-commit"] == 0

@@ -265,14 +265,14 @@ class GroupsChecker:
 
     # Members' programs.
 
-    def _partitions(self, names: Sequence[TopicPartition]) -> list[PartitionId]:
+    def partitions(self, names: Sequence[TopicPartition]) -> list[PartitionId]:
         if any(name not in self._names for name in names):
             self.find_partitions()
         return [self._names[name] for name in names]
 
     def assigned(self, life: Life, names: Sequence[TopicPartition]) -> None:
         group = self.group(life.group)
-        for partition in self._partitions(names):
+        for partition in self.partitions(names):
             if partition in life.holdings:
                 self._fail(life.name, f"{self._name(partition)} is assigned, and was assigned already")
             if partition not in self._granted.get(life.member_id, ()):
@@ -288,7 +288,7 @@ class GroupsChecker:
     def revoked(self, life: Life, names: Sequence[TopicPartition]) -> None:
         """The callback of the program has ended."""
         group = self.group(life.group)
-        for partition in self._partitions(names):
+        for partition in self.partitions(names):
             if life.holdings.pop(partition, None) is None:
                 self._fail(life.name, f"{self._name(partition)} is revoked, and was not assigned")
             life.fetched.pop(partition, None)
@@ -298,8 +298,9 @@ class GroupsChecker:
 
     def lost(self, life: Life, names: Sequence[TopicPartition]) -> None:
         life.lost += 1
-        for partition in self._partitions(names):
-            life.holdings.pop(partition, None)
+        for partition in self.partitions(names):
+            if life.holdings.pop(partition, None) is None:
+                self._fail(life.name, f"{self._name(partition)} is lost, and was not assigned")
             life.fetched.pop(partition, None)
 
     def gave(self, life: Life, records: Iterable[ConsumerRecord]) -> None:

@@ -104,6 +104,7 @@ def draw_groups_shape(seed: int) -> GroupsShape:
 
 class GroupsSimulation(BrokerSimulation):
     shape: GroupsShape
+    operator: GroupsOperator
 
     def __init__(self, world: SimWorld, seed: int, shape: GroupsShape, *, only: Collection[int] | None = None) -> None:
         self.members: list[Member] = []
@@ -228,6 +229,9 @@ class GroupsSimulation(BrokerSimulation):
     def _trouble(self) -> str | None:
         """What is not as it shall be, of all groups."""
         everything = set(self.replica_checker.partitions)
+        for station, member in zip(self.member_stations, self.members, strict=True):
+            if member.life is None or member.life.is_over or not station.is_up:
+                return f"{station.name} has no consumer"
         for group_id in self.groups:
             shard = self._shard(partition_for(group_id, self.shape.offsets_partitions))
             group = None if shard is None else shard.state.group(group_id)
@@ -280,8 +284,7 @@ class GroupsSimulation(BrokerSimulation):
         station, life = draw.choice(living)
         shard = self._shard(partition_for(life.group, self.shape.offsets_partitions))
         has_stream = shard is not None and (life.group, life.member_id) in shard.streams
-        is_soon = has_stream and not life.is_static
-        self._kill(station, life, self.shape.grace_ms if is_soon else self.shape.member_session_ms)
+        self._kill(station, life, self.shape.member_session_ms, shard if has_stream and not life.is_static else None)
 
     def _try_kill_both(self, draw: Random) -> None:
         """A member and its coordinator: the next one knows nothing of deadlines, and gives everybody a session."""
@@ -298,7 +301,8 @@ class GroupsSimulation(BrokerSimulation):
         self._kill(station, life, self.shape.session_ms + 3_000 + self.shape.member_session_ms)
         coordinator.start()
 
-    def _kill(self, station: Station, life: Life, within_ms: int) -> None:
+    def _kill(self, station: Station, life: Life, within_ms: int, shard: Shard | None = None) -> None:
+        """`shard` has the member's stream, so that its grace is enough as long as that one coordinates the group."""
         member_id, group_id = life.member_id, life.group
         self.cluster.network.silent_death_probability = 0.0
         self.world.scheduler.trace("nemesis", f"{station.name} dies, and all is well")
@@ -309,6 +313,10 @@ class GroupsSimulation(BrokerSimulation):
             return group is not None and member_id not in group.members
 
         what = f"{life.name} ({member_id}) is dead, and still in its group"
+        if shard is not None:
+            number = shard.number
+            soon = lambda: is_out() or self._shard(number) is not shard  # noqa: E731
+            self._demand(what, soon, self.shape.grace_ms / 1000 + TAKEOVER_S)
         self._demand(what, is_out, within_ms / 1000 + TAKEOVER_S)
         station.start()
 

@@ -29,6 +29,7 @@ from tidelog.client.hand import Hand
 from tidelog.client.record import ConsumerRecord, TopicPartition
 from tidelog.client.user_side import UserSide
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
+from tidelog.coordinator.service import partition_for
 from tidelog.log.batch import encode_columns
 from tidelog.metadata.broker_side import BrokerConfig, ControllerClient
 from tidelog.metadata.partitions import ElectLeaders
@@ -36,6 +37,7 @@ from tidelog.metadata.reassignments import AlterReassignments, Reassigned
 from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.topics import AddPartitions, MoreOfTopic
 from tidelog.model.errors import ErrorCode, TidelogError
+from tidelog.model.ids import NodeId, PartitionId
 from tidelog.rpc.door import Method, method_named
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ T = TypeVar("T")
 
 COMMIT, FETCH = method_named("Groups", "CommitOffsets"), method_named("Groups", "FetchOffsets")
 PARTITIONS_MAX = 6
+LATE = 0.5
 COMMIT_MS = 3_000
 CLOSE_MS = 2_000
 PASSING = frozenset({ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.INVALID_SESSION_TIMEOUT})
@@ -57,6 +60,7 @@ class CheckedConnections(Connections):
 
     def __init__(self, transport: Any, checker: GroupsChecker, life: Life) -> None:
         super().__init__(transport)
+        self.last_commit: Any = None
         self._checker = checker
         self._life = life
 
@@ -65,6 +69,7 @@ class CheckedConnections(Connections):
         if method is COMMIT:
             offsets = {topic_partition(row.topic_id, row.partition): row.offset for row in request.offsets}
             checker.commits_offsets(life, offsets)
+            self.last_commit = request
             answer = await super().call(address, method, request, timeout_ms=timeout_ms)
             rows = zip(offsets.items(), answer.offsets, strict=True)
             checker.acked_offsets(life, {item[0]: item[1] for item, row in rows if not row.HasField("error")})
@@ -155,6 +160,7 @@ class Member:
         self._number = number
         self._random = draw
         self._lives = 0
+        self._connections: CheckedConnections | None = None
 
     async def run(self, context: Context) -> None:
         context.app = self
@@ -167,8 +173,23 @@ class Member:
 
     def died(self) -> None:
         """With its machine."""
-        if self.life is not None and not self.life.is_over:
-            self._checker.ended(self.life)
+        life = self.life
+        if life is not None and not life.is_over:
+            self._commit_late(life, list(life.holdings))
+            self._checker.ended(life)
+
+    def _commit_late(self, life: Life, partitions: Sequence[PartitionId]) -> None:
+        """A commit of what the member does not hold any more is still on its way."""
+        last = None if self._connections is None else self._connections.last_commit
+        if last is not None and self._random.random() < LATE:
+            late = type(last)()
+            late.CopyFrom(last)
+            del late.offsets[:]
+            late.offsets.extend(
+                row for row in last.offsets if topic_partition(row.topic_id, row.partition) in partitions
+            )
+            if late.offsets:
+                self._simulation.operator.commit_late(late, self._random.uniform(0.1, 3.0))
 
     def _options(self, shape: GroupsShape) -> dict[str, Any]:
         plan = self.plan
@@ -193,7 +214,7 @@ class Member:
         shape, plan = self._simulation.shape, self.plan
         life = self.life = Life(f"m{self._number}.{self._lives}", plan.group, plan.is_static)
         self._checker.lives.append(life)
-        connections = CheckedConnections(context.transport, self._checker, life)
+        connections = self._connections = CheckedConnections(context.transport, self._checker, life)
         cluster = new_cluster(context, self._simulation.bootstrap, connections)
         consumer = life.consumer = GroupConsumer(cluster, **self._options(shape))
 
@@ -203,6 +224,11 @@ class Member:
             if not plan.is_auto and not life.is_closing and self._random.random() < 0.7:
                 await self._commit(consumer)
             self._checker.revoked(life, names)
+            self._commit_late(life, self._checker.partitions(names))
+
+        def lost(names: list[TopicPartition]) -> None:
+            self._checker.lost(life, names)
+            self._commit_late(life, self._checker.partitions(names))
 
         try:
             await consumer.subscribe(
@@ -210,7 +236,7 @@ class Member:
                 pattern=plan.pattern or None,
                 on_assigned=lambda names: self._checker.assigned(life, names),
                 on_revoked=revoked,
-                on_lost=lambda names: self._checker.lost(life, names),
+                on_lost=lost,
             )
             work = self._iterate(life, consumer) if plan.is_iterating else self._poll(life, consumer)
             await work
@@ -346,9 +372,30 @@ class GroupsOperator(Operator):
     """Makes topics with several partitions and lets them grow; moves partitions, those of the groups too."""
 
     simulation: GroupsSimulation
+    context: Context | None = None
+
+    def commit_late(self, request: Any, after_s: float) -> None:
+        """Somebody's commit, which the network has held back, arrives at the coordinator."""
+        if self.context is not None and not self.is_stopping:
+            self.context.node.spawn(self._commit_late(request, after_s))
+
+    async def _commit_late(self, request: Any, after_s: float) -> None:
+        assert self.context is not None, "spawned by its machine"
+        await asyncio.sleep(after_s)
+        topic = self.image.topic_named(OFFSETS_TOPIC)
+        leader = -1 if topic is None else topic.partitions[partition_for(request.group, len(topic.partitions))].leader
+        if leader < 0:
+            return
+        try:
+            await self.context.transport.call(
+                NodeId(leader), COMMIT.wire_name, request.SerializeToString(), timeout_ms=COMMIT_MS
+            )
+        except TidelogError as error:
+            self.context.trace(f"a late commit is refused: {error}")
 
     async def run(self, context: Context) -> None:
         context.app = self
+        self.context = context
         client = ControllerClient(
             context.transport, lambda: self.simulation.controllers, BrokerConfig(call_timeout_ms=1_500), self.draw
         )

@@ -27,6 +27,7 @@ RESET = ["groups", "reset-offsets", "g"]
         ([*RESET, "--topic", "t:x", "--to-latest"], "--topic 't:x': a name, or a name and partitions"),
         ([*RESET, "--topic", "t", "--to-offset", "-1"], "--to-offset -1: from 0 on"),
         ([*RESET, "--topic", "t", "--to-datetime", "soon"], "--to-datetime 'soon': ms since 1970"),
+        ([*RESET, "--topic", "t", "--by-duration", "soon"], "--by-duration 'soon': a span like 90s"),
         ([*RESET, "--from-file", "nowhere.csv"], "--from-file nowhere.csv: no such file"),
         ([*RESET, "--topic", "t", "--to-latest", "--export", "--output", "json"], "leave --output out"),
         ([*RESET, "--to-latest", "--to-earliest"], "not allowed with argument"),

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from client_world import BOOTSTRAP, BROKERS
 from consumer_world import ConsumerWorld, _Host
+from fake_groups import FakeGroups
 
 import tidelog
 from tidelog.client.admin_core import AdminClosedError, AdminCore
@@ -26,8 +27,10 @@ from tidelog.model.errors import (
     TidelogError,
     UnknownTopicOrPartitionError,
 )
-from tidelog.model.group_errors import NonEmptyGroupError
+from tidelog.model.group_errors import CoordinatorLoadingError, NonEmptyGroupError, NotCoordinatorError
 from tidelog.model.ids import NodeId
+from tidelog.rpc.v1 import common_pb2 as common_pb
+from tidelog.rpc.v1 import groups_pb2 as groups_pb
 from tidelog.world.simulated import SimNode
 
 T = TypeVar("T")
@@ -244,6 +247,47 @@ def test_groups_are_listed_described_moved_and_deleted() -> None:
         run(world, empty)
 
 
+@pytest.mark.source("a:G-33")
+def test_members_are_taken_out_by_name_and_offsets_of_a_deleted_topic_go_by_its_id() -> None:
+    with ConsumerWorld(8) as world:
+        world.make_topic("t", partitions=2)
+        world.make_topic("gone")
+        static = world.consumer("g", group_instance_id="static-1").start("t")
+        other = world.consumer("g").start("t")
+        world.until(lambda: len(static.assignment) == len(other.assignment) == 1)
+
+        async def remove(admin: SimAdmin) -> None:
+            members = (await admin.describe_group("g")).members
+            (fixed,) = [one for one in members if one.instance_id]
+            assert fixed.instance_id == "static-1"
+            with pytest.raises(InvalidRequestError, match="everybody=True"):
+                await admin.remove_members("g")
+            wrong = await admin.remove_members("g", member_ids=["nobody"], partial=True)
+            assert wrong.errors["nobody"].code is ErrorCode.UNKNOWN_MEMBER_ID
+            assert (await admin.remove_members("g", instance_ids=["static-1"])).done == {"static-1": None}
+            assert fixed.member_id not in {one.member_id for one in (await admin.describe_group("g")).members}
+
+        run(world, remove)
+        static.kill()
+        other.stop()
+
+        async def delete(admin: SimAdmin) -> None:
+            topic_id = str((await admin.describe_topic("gone")).topic_id)
+            await admin.reset_group_offsets("h", to=0, topics=["t", "gone"])
+            await admin.delete_topic("gone")
+            await until(lambda: admin.group_offsets("h"), lambda held: TopicPartition(topic_id, 0) in held)
+            held = await admin.group_offsets("h")
+            assert held[TopicPartition(topic_id, 0)].is_topic_gone
+            lag = {row.partition: row for row in await admin.group_lag("h")}
+            assert lag[TopicPartition("t", 0)].lag == 0
+            assert lag[TopicPartition(topic_id, 0)].lag is None
+            assert lag[TopicPartition(topic_id, 0)].error is not None
+            moved = await admin.reset_group_offsets("h", to="latest")
+            assert [row.partition for row in moved] == places(0, 1)
+
+        run(world, delete)
+
+
 @pytest.mark.source("a:G-34", "a:N-06")
 def test_a_group_is_reset_in_every_way(tmp_path: Path) -> None:
     with ConsumerWorld(4) as world:
@@ -428,3 +472,67 @@ def test_a_plan_stays_inside_of_the_log() -> None:
     for wrong in asked:
         with pytest.raises(InvalidRequestError):
             read_target(now_ms=0, **wrong)
+
+
+class ScriptedGroups(FakeGroups):
+    """A coordinator that loads, moves and dies as a test says."""
+
+    loading = 0
+
+    async def list_groups(self, request: Any, _caller: Any) -> Any:
+        self._next("list_groups", request)
+        answer = groups_pb.ListGroupsResponse(loading=self.loading)
+        self.loading = max(0, self.loading - 1)
+        answer.groups.add(group="g", type="consumer", state="stable", members=1)
+        return answer
+
+    async def delete_groups(self, request: Any, _caller: Any) -> Any:
+        self._next("delete_groups", request)
+        if self.is_silent:
+            await asyncio.sleep(3_600)
+        return groups_pb.DeleteGroupsResponse(groups=[common_pb.Outcome(name=name) for name in request.groups])
+
+
+def test_brokers_that_load_are_waited_for_or_told() -> None:
+    with ConsumerWorld(9) as world:
+        fake = ScriptedGroups(world)
+
+        async def job(admin: SimAdmin) -> None:
+            fake.loading = 3
+            some = await admin.list_groups(partial=True)
+            assert sum(some.loading.values()) == 3 + 2 + 1
+            assert not some.errors
+            fake.loading = 2
+            assert not (await admin.list_groups()).loading
+            fake.loading = 1_000
+            with pytest.raises(RemoteError) as late:
+                await admin.list_groups(timeout_ms=2_000)
+            assert late.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+        run(world, job)
+
+
+def test_a_change_is_sent_again_only_if_it_was_surely_not_begun() -> None:
+    with ConsumerWorld(10) as world:
+        fake = ScriptedGroups(world)
+
+        async def job(admin: SimAdmin) -> None:
+            # The coordinator has moved, or loads: nothing was done.
+            fake.script("delete_groups", NotCoordinatorError("elsewhere"), CoordinatorLoadingError("loading"))
+            await admin.delete_group("g")
+            assert len(fake.requests("delete_groups")) == 3
+            assert len(fake.requests("find_coordinator")) == 3
+            # No answer: it may have been deleted.
+            fake.is_silent = True
+            with pytest.raises(CallTimeoutError, match="a change may have been made"):
+                await admin.delete_group("g", timeout_ms=20_000)
+            assert len(fake.requests("delete_groups")) == 4
+            # An error of the group is its answer.
+            fake.is_silent = False
+            fake.script("delete_groups", NonEmptyGroupError("it has members"))
+            with pytest.raises(TidelogError) as refused:
+                await admin.delete_group("g")
+            assert refused.value.code is ErrorCode.NON_EMPTY_GROUP
+            assert len(fake.requests("delete_groups")) == 5
+
+        run(world, job)
