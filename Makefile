@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null)
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: help setup demo test lint format bench sim sources fuzz proto build clean
+.PHONY: help setup demo test lint format bench sim sources fuzz proto docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ proto: setup ## make the Python code and the page docs/api.md of rpc/v1/*.proto 
 	$(BIN)/python -m grpc_tools.protoc -I src --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 		--python_out=src --mypy_out=quiet:src src/tidelog/rpc/v1/*.proto
 	$(BIN)/python -m tidelog.rpc.api_docs > docs/api.md
+
+docs: setup ## make the page docs/python.md of the docstrings anew
+	$(BIN)/python -m tidelog.client.api_docs > docs/python.md
 
 build: setup ## wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation

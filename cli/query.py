@@ -1,9 +1,9 @@
 """`tidelog query SQL`: one SELECT over topics, by DuckDB in this process. Keys of the JSON document are in docs/cli.md.
 
-The tables that a query names are topics; a name with dots or dashes stands in double quotes. Each is read by `read_arrow`
-into memory before the query runs, from `--since` on to what is its end at that moment: a topic with more records than
-`--records-max` is refused before a byte of it is read. The query may read files (`read_parquet('...')`), and changes
-nothing.
+The tables that a query names are topics; a name with dots or dashes stands in double quotes. Each is read into memory
+by `read_arrow` before the query runs, from `--since` on to what is its end at that moment: a topic with more records
+than `--records-max` is refused before a byte of it is read. The query may read files (`read_parquet('...')`), and
+changes nothing.
 """
 
 import argparse

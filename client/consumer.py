@@ -200,9 +200,11 @@ class Consumer:
         self._drive(self._side.pause(read_partitions(partitions)))
 
     def resume(self, *partitions: Partitions) -> None:
+        """Go on with these, where they stopped."""
         self._drive(self._side.resume(read_partitions(partitions)))
 
     def paused(self) -> set[TopicPartition]:
+        """Those of `pause`, as far as they are assigned."""
         return self._drive(self._side.paused())
 
     # Commits.
@@ -227,6 +229,7 @@ class Consumer:
     # Questions.
 
     def beginning_offsets(self, *partitions: Partitions) -> dict[TopicPartition, int]:
+        """Where each of these begins; not 0 after retention or `delete_records`."""
         return self._drive(self._side.ends(read_partitions(partitions), is_start=True))
 
     def end_offsets(self, *partitions: Partitions) -> dict[TopicPartition, int]:
@@ -240,9 +243,11 @@ class Consumer:
         return self._drive(self._side.times(read_times(times, (), self._side.now_ms())))
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """All partitions of a topic, whoever reads them. `UnknownTopicError` if there is none."""
         return self._drive(self._side.partitions_for(topic))
 
     def group_metadata(self) -> GroupMetadata:
+        """Who it is in its group now."""
         return self._drive(self._side.group_metadata())
 
     def metrics(self) -> dict[str, float]:

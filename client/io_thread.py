@@ -4,7 +4,7 @@
     thread.run(job)                 from a plain thread: waits for a coroutine, Ctrl-C gets through
     await thread.do(job)            from a loop of the program
     thread.tell(work)               user's code (callbacks) on a thread of its own, in order: it holds up no heartbeat
-    thread.connections()            gRPC connections that survive a fork of the process
+    thread.connections(bootstrap)   gRPC connections that survive a fork of the process
 
 Nothing starts at import. At the end of the interpreter owners are asked to finish (`at_exit`) for `EXIT_S` together.
 

@@ -85,8 +85,9 @@ class CommonOptions:
     request_timeout_ms: int = _option(30_000, "request.timeout.ms", kind="int", low=1, high=INT_MAX)
     """How long one request may take, before it is sent again or given up."""
     retry_backoff_ms: int = _option(100, "retry.backoff.ms", kind="int", low=1, high=INT_MAX)
+    """The first pause before another attempt; they double,"""
     retry_backoff_max_ms: int = _option(1_000, "retry.backoff.max.ms", kind="int", low=1, high=INT_MAX)
-    """Pauses between attempts double from the first to the second of these."""
+    """up to this."""
     metadata_max_age_ms: int = _option(300_000, "metadata.max.age.ms", kind="int", low=100, high=INT_MAX)
     """After so long metadata is asked for again, so that new partitions are seen."""
     bootstrap_wait_ms: int = _option(0, "bootstrap.wait.ms", kind="int", low=0, high=INT_MAX)
@@ -132,9 +133,11 @@ class ProducerOptions(CommonOptions):
     partitioner: str | Callable[..., int] = _option("default", "partitioner", kind="partitioner")
     """"default" (murmur2 of the key, sticky without one), "round_robin", "uniform_sticky", or a function."""
     key_serializer: Callable[..., Any] | None = _option(None, "key.serializer", kind="serializer")
+    """As `value_serializer`, for keys."""
     value_serializer: Callable[..., Any] | None = _option(None, "value.serializer", kind="serializer")
     """A function from an object to bytes; without one bytes and str (UTF-8) are taken."""
     interceptors: tuple[Any, ...] = _option((), "interceptor.classes", "interceptors", kind="objects")
+    """Objects, or classes, with on_send(record), on_acknowledgement(metadata, error), close()."""
     on_delivery: Callable[..., Any] | None = _option(None, "on_delivery", "dr_cb", "dr_msg_cb", kind="function")
     """Called as on_delivery(error, metadata) for every record that has no callback of its own."""
 
@@ -171,6 +174,7 @@ class ProducerOptions(CommonOptions):
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions(CommonOptions):
     group: str | None = _option(None, "group.id", kind="text")
+    """The group to be a member of; without one there is `assign`, and no commits."""
     group_instance_id: str | None = _option(None, "group.instance.id", kind="text")
     """A static member keeps its partitions over a restart within the session."""
     client_rack: str = _option("", "client.rack", kind="text")
@@ -179,34 +183,53 @@ class ConsumerOptions(CommonOptions):
     """Where to begin without a committed offset: earliest, latest, none (an error), or so long ago: "1h",
     "by_duration:PT1H"."""
     enable_auto_commit: bool = _option(True, "enable.auto.commit", kind="bool")
+    """Commit what the program has come back for, by itself."""
     auto_commit_interval_ms: int = _option(5_000, "auto.commit.interval.ms", kind="int", low=1, high=INT_MAX)
+    """How often."""
     session_timeout_ms: int = _option(45_000, "session.timeout.ms", kind="int", low=1, high=INT_MAX)
+    """After so long without a heartbeat a member is out of its group; one whose connection
+    breaks after 2 s, unless it is static."""
     heartbeat_interval_ms: int = _option(3_000, "heartbeat.interval.ms", kind="int", low=1, high=INT_MAX)
+    """How often a member says that it is there. The program need not run for that."""
     max_poll_interval_ms: int = _option(300_000, "max.poll.interval.ms", kind="int", low=1, high=INT_MAX)
+    """A member that does not poll for so long leaves its group; its next poll joins again."""
     max_poll_records: int = _option(500, "max.poll.records", kind="int", low=1, high=INT_MAX)
+    """Records that one `poll` gives at most."""
     fetch_min_bytes: int = _option(1, "fetch.min.bytes", kind="int", low=0, high=INT_MAX)
+    """A broker waits until it has so much to answer with,"""
     fetch_max_wait_ms: int = _option(500, "fetch.max.wait.ms", "fetch.wait.max.ms", kind="int", low=0, high=INT_MAX)
+    """but not longer than this."""
     fetch_max_bytes: int = _option(50 << 20, "fetch.max.bytes", kind="int", low=1, high=INT_MAX)
+    """Of one answer, all partitions together; one batch comes whatever its size."""
     max_partition_fetch_bytes: int = _option(
         1 << 20, "max.partition.fetch.bytes", "fetch.message.max.bytes", kind="int", low=1, high=INT_MAX
     )
+    """Of one answer, for each partition; one batch comes whatever its size."""
     prefetch_bytes: int = _option(32 << 20, "prefetch.bytes", kind="int", low=1, high=1 << 40)
     """Fetched ahead of the program, at most; a program that does not poll holds up only itself."""
     isolation: str = _option(
         "read_uncommitted", "isolation.level", kind="choice", choices=("read_uncommitted", "read_committed")
     )
+    """With read_committed records of transactions that were aborted, or are under way, are not given out."""
     assignor: str = _option(
         "uniform", "group.remote.assignor", "partition.assignment.strategy", kind="choice",
         choices=("uniform", "range", "roundrobin"),
     )  # fmt: skip
+    """How the coordinator shares out partitions."""
     key_deserializer: Callable[..., Any] | None = _option(None, "key.deserializer", kind="deserializer")
+    """As `value_deserializer`, for keys."""
     value_deserializer: Callable[..., Any] | None = _option(None, "value.deserializer", kind="deserializer")
+    """A function from bytes to an object, or a serializer of `tidelog.serializers`; without one there are bytes."""
     interceptors: tuple[Any, ...] = _option((), "interceptor.classes", "interceptors", kind="objects")
+    """Objects, or classes, with on_consume(records), on_commit(offsets), close()."""
     check_crcs: bool = _option(True, "check.crcs", kind="bool")
+    """Whether the checksum of each batch is compared."""
     allow_auto_create_topics: bool = _option(False, "allow.auto.create.topics", kind="bool")
+    """Whether a topic that is not there is created, if the cluster allows it."""
     exclude_internal_topics: bool = _option(True, "exclude.internal.topics", kind="bool")
     """Whether a pattern leaves out internal topics."""
     default_api_timeout_ms: int = _option(60_000, "default.api.timeout.ms", kind="int", low=1, high=INT_MAX)
+    """How long a call other than `poll` may take, with all retries."""
 
     def contradictions(self) -> list[str]:
         found = super().contradictions()
@@ -227,6 +250,7 @@ class ConsumerOptions(CommonOptions):
 @dataclass(frozen=True, kw_only=True)
 class AdminOptions(CommonOptions):
     default_api_timeout_ms: int = _option(60_000, "default.api.timeout.ms", kind="int", low=1, high=INT_MAX)
+    """How long a call may take, with all retries; each has `timeout_ms` too."""
 
 
 def read_options(kind: type[O], first: object, keywords: Mapping[str, object]) -> O:

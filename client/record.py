@@ -14,6 +14,8 @@ from tidelog.log.columns import Headers
 
 
 class TopicPartition(NamedTuple):
+    """A partition of a topic; a plain tuple of both does as well."""
+
     topic: str
     partition: int
 
@@ -38,6 +40,8 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class ConsumerRecord(NamedTuple):
+    """What a consumer gives out."""
+
     topic: str
     partition: int
     offset: int
@@ -51,6 +55,7 @@ class ConsumerRecord(NamedTuple):
 
     @property
     def topic_partition(self) -> TopicPartition:
+        """Both in one, as calls of a consumer take it."""
         return TopicPartition(self.topic, self.partition)
 
 

@@ -18,6 +18,8 @@ from uuid import UUID
 
 from tidelog.client.errors import SerializationError
 
+__all__ = ["Serializer", "double", "integer", "json", "long", "plain", "string", "uuid"]
+
 _INTEGER, _LONG, _DOUBLE = Struct(">i"), Struct(">q"), Struct(">d")
 
 

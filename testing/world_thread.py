@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tidelog.model.errors import UnreachableError
 from tidelog.world.simulated import SimulationError, SimWorld
@@ -44,6 +44,7 @@ class WorldThread:
         self._process = os.getpid()
         self._posted: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
+        self._awaited: set[Future[Any]] = set()
         self._hurry: tuple[Callable[[], bool], float, Future[None]] | None = None
         self._is_ending = False
         self._is_over = False
@@ -80,8 +81,16 @@ class WorldThread:
             except Exception as error:
                 done.set_exception(error)
 
-        self.post(run)
-        return done.result(DO_TIMEOUT_S)
+        return self._result(run, done)
+
+    def _result(self, work: Callable[[], None], done: Future[T]) -> T:
+        """Of posted work that will set it; the end of the world sets it, too."""
+        self._awaited.add(done)
+        try:
+            self.post(work)
+            return done.result(DO_TIMEOUT_S)
+        finally:
+            self._awaited.discard(done)
 
     def hurry(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Let time run as fast as it goes until the condition holds; SimulationError after `timeout_s` of virtual time.
@@ -91,8 +100,7 @@ class WorldThread:
         def begin() -> None:
             self._hurry = (condition, timeout_s, done)
 
-        self.post(begin)
-        done.result(DO_TIMEOUT_S)
+        self._result(begin, done)
 
     def close(self) -> None:
         """More than once does no harm."""
@@ -159,6 +167,9 @@ class WorldThread:
         with self._changed:
             self._is_over = True
             self._posted.clear()
+        for done in list(self._awaited):
+            if not done.done():
+                done.set_exception(UnreachableError(f"the cluster in memory has ended: {self.failure or 'closed'}"))
         self._on_end()
         with _unheard():
             self._world.close()

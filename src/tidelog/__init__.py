@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidelog.client import aio as aio
-    from tidelog.client import public_errors
-    from tidelog.client import serializers as serializers
-    from tidelog.client import verify as verify
+    from tidelog import aio as aio
+    from tidelog import errors as errors
+    from tidelog import serializers as serializers
+    from tidelog import verify as verify
     from tidelog.client.admin_facade import Admin as Admin
     from tidelog.client.admin_values import ConfigResource as ConfigResource
     from tidelog.client.admin_values import NewTopic as NewTopic
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tidelog.client.record import TopicPartition as TopicPartition
     from tidelog.client.records import ProducerRecord as ProducerRecord
     from tidelog.model.errors import TidelogError as TidelogError
-
-    errors = public_errors
 
 __version__ = "0.1.0"
 
@@ -50,11 +48,11 @@ _HOMES = {
     "RecordMetadata": "tidelog.client.hot",
     "TidelogError": "tidelog.model.errors",
     "TopicPartition": "tidelog.client.record",
-    "aio": "tidelog.client.aio",
-    "errors": "tidelog.client.public_errors",
+    "aio": "tidelog.aio",
+    "errors": "tidelog.errors",
     "read_arrow": "tidelog.client.read_arrow",
-    "serializers": "tidelog.client.serializers",
-    "verify": "tidelog.client.verify",
+    "serializers": "tidelog.serializers",
+    "verify": "tidelog.verify",
 }
 """Where each public name lives. A name that is its module's is the module itself."""
 _MODULES = frozenset({"aio", "errors", "serializers", "verify"})

@@ -196,7 +196,7 @@ def test_brokers_elections_and_reassignments(shell: Shell, tmp_path: Path) -> No
     assert "nothing is under way" in shell.err
 
 
-@pytest.mark.source("a:N-15")
+@pytest.mark.source("a:N-15", "b:O-09", "b:P-10")
 def test_benches_give_figures(shell: Shell) -> None:
     produced = shell.json("bench", "produce", "--seconds", "1", "--batch-bytes", "100000")
     assert produced["mb_per_s"] > 0

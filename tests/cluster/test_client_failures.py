@@ -96,7 +96,7 @@ def roll(cluster: LocalCluster, written: Path) -> None:
         cluster.start(number)
 
 
-@pytest.mark.source("a:X3-1", "a:S-03")
+@pytest.mark.source("a:X3-1", "a:S-03", "a:S-02")
 def test_killed_leaders_lose_nothing(tmp_path: Path) -> None:
     with LocalCluster(nodes=3) as cluster:
         assert verified(cluster, tmp_path, kill_and_restart)["is_good"]

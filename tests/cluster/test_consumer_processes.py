@@ -131,7 +131,8 @@ def is_shared(processes: list[Process], count: int) -> bool:
     return sorted(held) == list(range(count))
 
 
-@pytest.mark.source("a:F-01", "a:F-07", "a:F-32", "a:X3-29", "b:EX-13", "b:EX-18", "b:H-06")
+@pytest.mark.source("a:F-01", "a:F-07", "a:F-32", "a:T-09", "a:X3-29")
+@pytest.mark.source("b:D-10", "b:D-11", "b:EX-13", "b:EX-18", "b:H-06")
 def test_a_killed_consumers_partitions_flow_elsewhere_within_three_seconds(
     cluster: LocalCluster, processes: list[Process]
 ) -> None:
@@ -254,7 +255,7 @@ def test_partitions_that_do_not_move_keep_flowing_while_others_do(
         assert len({offset for number, offset in every if number == partition}) > 10
 
 
-@pytest.mark.source("a:F-08", "a:X3-30")
+@pytest.mark.source("a:F-08", "a:X3-30", "a:T-09")
 def test_a_static_member_that_is_restarted_keeps_its_partitions_and_a_twin_is_refused(
     cluster: LocalCluster, processes: list[Process]
 ) -> None:
@@ -281,7 +282,7 @@ def test_a_static_member_that_is_restarted_keeps_its_partitions_and_a_twin_is_re
     until(lambda: other.held == set(range(4)), "the other has all", timeout_s=30)
 
 
-@pytest.mark.source("a:F-33", "a:X3-31", "b:EX-22")
+@pytest.mark.source("a:F-33", "a:X3-31", "b:EX-22", "a:T-10")
 def test_a_consumer_that_hangs_is_evicted_though_it_heartbeats_and_cannot_commit(cluster: LocalCluster) -> None:
     make_topic(cluster, "hung", 2)
     fill(cluster, "hung", 20)
@@ -309,7 +310,7 @@ def test_a_consumer_that_hangs_is_evicted_though_it_heartbeats_and_cannot_commit
         assert hung.metrics()["left_for_polling"] == 1
 
 
-@pytest.mark.source("b:EX-05", "b:EX-11")
+@pytest.mark.source("b:EX-05", "b:EX-11", "a:U-07")
 def test_countries_are_counted(cluster: LocalCluster) -> None:
     make_topic(cluster, "customerCountries", 3)
     countries = ["France", "USA", "France", "Peru", "USA", "France"] * 5
@@ -332,7 +333,7 @@ def test_countries_are_counted(cluster: LocalCluster) -> None:
     assert json.loads(json.dumps(counts)) == {"France": 15, "USA": 10, "Peru": 5}
 
 
-@pytest.mark.source("a:E-10", "b:EX-16")
+@pytest.mark.source("a:E-10", "b:EX-16", "b:D-16", "b:J-04")
 def test_offsets_in_a_database_give_every_record_once_whenever_the_program_is_killed(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

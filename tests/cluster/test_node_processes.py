@@ -205,6 +205,7 @@ def test_a_second_signal_stops_at_once() -> None:
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.source("b:P-01")
 def test_the_service_manager_is_told_when_it_is_so(tmp_path: Path) -> None:
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener,

@@ -14,11 +14,9 @@ from tidelog.client.membership import Membership
 from tidelog.client.user_side import UserSide
 from tidelog.coordinator import consumer_group, offsets, shard
 from tidelog.coordinator.coordinator import GroupCoordinator
-from tidelog.coordinator.machine import fetch_offsets
 from tidelog.coordinator.partition_log import PartitionLog
-from tidelog.coordinator.records import NO_PARTITIONS, decode_batch
+from tidelog.coordinator.records import decode_batch
 from tidelog.coordinator.requests import Heartbeat
-from tidelog.coordinator.service import GroupService
 from tidelog.coordinator.shard import Shard
 from tidelog.coordinator.state import EMPTY, apply
 from tidelog.log.batch import read_header
@@ -53,15 +51,6 @@ async def _told_at_once(self: Any, request: Any, *, is_own: bool = False) -> Any
     _, reply = self.machine.decide(self.replicated._speculative, request, offset=Offset(0))
     self._host.keep(asyncio.get_running_loop().create_task(_submit(self, request, is_own=is_own)))
     return reply
-
-
-def _speculative_offsets(
-    self: Any, group: str, partitions: Any, *, member_id: str = "", member_epoch: Any = None
-) -> Any:
-    found = self.shard_of(group)
-    return fetch_offsets(
-        found.replicated._speculative, group, partitions, member_id=member_id, member_epoch=member_epoch
-    )
 
 
 # Loading.
@@ -127,14 +116,6 @@ def _take_over_at_once(group: Any, member_id: str) -> Any:
     )
 
 
-def _give_up_everything(group: Any, member_id: str) -> Any:
-    before = group.currents[member_id]
-    current = _reconcile(group, member_id)
-    if current.revoking and not before.revoking:
-        return replace(current, assigned=NO_PARTITIONS, revoking=current.assigned | current.revoking)
-    return current
-
-
 _goes_on = Membership._goes_on
 
 
@@ -148,6 +129,20 @@ def _joins_with_what_it_has(self: Any, error: Any) -> bool:
 
 
 # The consumer.
+
+_rebalance = ConsumerCore._rebalance
+
+
+async def _give_up_everything(self: Any) -> Any:
+    target, nothing = self._target, dict[Any, str]()
+    if target is None or all(held.partition in target for held in self.positions):
+        return await _rebalance(self)
+    self._target = nothing
+    try:
+        return await _rebalance(self)
+    finally:
+        if self._target is nothing:
+            self._target = target
 
 
 def _all_in_hand_is_done(self: Any) -> None:
@@ -183,10 +178,6 @@ DEFECTS: tuple[Defect, ...] = (
         _on(Shard, "submit", _told_at_once),
     ),
     Defect(
-        "speculative_offsets", "groups", "offsets are told from the speculative state",
-        _on(GroupService, "fetch_offsets", _speculative_offsets),
-    ),
-    Defect(
         "groups_load_part", "groups", "a new coordinator leaves out the last batch of the log",
         _on(shard, "load", _load_what_is_known),
     ),
@@ -212,7 +203,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "unmoved_revoked", "groups", "a member that has to give up something gives up everything",
-        _on(consumer_group, "_reconcile", _give_up_everything),
+        _on(ConsumerCore, "_rebalance", _give_up_everything),
     ),
     Defect(
         "kept_across_fencing", "groups", "a member that was put out joins again and keeps what it holds",

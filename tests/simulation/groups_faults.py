@@ -50,7 +50,7 @@ def pause_member(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 
 def cut_off_member(nemesis: Nemesis, draw: Random) -> Undo:
-    """From all brokers, or from some, or one way."""
+    """From all brokers, or from some, or one way; they may notice at once, so that it is put out while it works on."""
     mine = _of(nemesis)
     me = mine.member(draw).node_id
     brokers = [station.node_id for station in mine.simulation.brokers]
@@ -58,7 +58,11 @@ def cut_off_member(nemesis: Nemesis, draw: Random) -> Undo:
     ways = draw.choice(("both", "both", "to", "from"))
     links = [(me, other) for other in some if ways != "from"] + [(other, me) for other in some if ways != "to"]
     nemesis.trace(f"member {me} is cut off from {sorted(some)}, {ways}")
-    return block(nemesis, links)
+    undo = block(nemesis, links)
+    if draw.random() < 0.7:
+        for other in some:
+            nemesis.network.cut_streams(me, other)
+    return undo
 
 
 def cut_member_streams(nemesis: Nemesis, draw: Random) -> Undo:
@@ -115,6 +119,17 @@ def strand_coordinator(nemesis: Nemesis, draw: Random) -> Undo | None:
     return block(nemesis, [link for node in some for link in ((me, node), (node, me))])
 
 
+def expel_member(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """An operator removes a member that lives: it hears of it, and joins again."""
+    mine = _of(nemesis)
+    station = mine.member(draw)
+    what = mine.simulation.expel(station)
+    if what is None:
+        return None
+    nemesis.trace(what)
+    return lambda: None
+
+
 GROUP_FAULTS: tuple[FaultRow, ...] = (
     ("kill_member", 5, kill_member),
     ("pause_member", 5, pause_member),
@@ -123,6 +138,7 @@ GROUP_FAULTS: tuple[FaultRow, ...] = (
     ("clock_of_member", 1, clock_of_member),
     ("kill_coordinator", 5, kill_coordinator),
     ("strand_coordinator", 5, strand_coordinator),
+    ("expel_member", 3, expel_member),
 )
 FAULTS: tuple[FaultRow, ...] = (
     *(row for row in broker_faults.FAULTS if row[0] != "flip_bit"),

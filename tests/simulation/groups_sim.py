@@ -30,6 +30,7 @@ from tidelog.coordinator.coordinator import OFFSETS_TOPIC
 from tidelog.coordinator.service import partition_for
 from tidelog.coordinator.shard import Phase, Shard
 from tidelog.metadata.image import Topic
+from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.world.simulated import SimWorld
 
@@ -128,7 +129,7 @@ class GroupsSimulation(BrokerSimulation):
         for node, plan in zip(MEMBERS, self.shape.members, strict=False):
             member = Member(self, int(node), plan, self.world.random(f"member/{node}"))
             station = self.cluster.add(f"m{node}", node, member.run)
-            station.on_death = lambda _loss, member=member: member.died()  # type: ignore[misc]
+            station.on_death = lambda _loss, member=member: member.died()
             self.members.append(member)
             self.member_stations.append(station)
         self.operator = GroupsOperator(self, self.world.random("operator"), self.fail)
@@ -188,6 +189,24 @@ class GroupsSimulation(BrokerSimulation):
         leader = topic.partitions[partition_for(group, len(topic.partitions))].leader
         return None if leader < 0 else self.cluster.station(NodeId(leader))
 
+    def expel(self, station: Station) -> str | None:
+        """Put the member of this machine out of its group; None if nobody can."""
+        member = station.app
+        life = member.life if isinstance(member, Member) else None
+        shard = None if life is None else self._shard(partition_for(life.group, self.shape.offsets_partitions))
+        if life is None or shard is None or not life.member_id:
+            return None
+        app = self.broker(self.cluster.station(shard._host.me))
+        assert isinstance(app, GroupsApp)
+        app.context.node.spawn(self._remove(app, life.group, life.member_id))
+        return f"{life.name} is put out of {life.group} by an operator"
+
+    async def _remove(self, app: GroupsApp, group: str, member_id: str) -> None:
+        try:
+            await app.groups.remove_members(group, [member_id], [])
+        except TidelogError as error:
+            app.context.trace(f"{member_id} is not put out: {error}")
+
     # -- the run
 
     @property
@@ -230,14 +249,15 @@ class GroupsSimulation(BrokerSimulation):
         """What is not as it shall be, of all groups."""
         everything = set(self.replica_checker.partitions)
         for station, member in zip(self.member_stations, self.members, strict=True):
-            if member.life is None or member.life.is_over or not station.is_up:
+            life = member.life
+            if life is None or life.is_over or life.is_closing or not station.is_up:
                 return f"{station.name} has no consumer"
         for group_id in self.groups:
             shard = self._shard(partition_for(group_id, self.shape.offsets_partitions))
             group = None if shard is None else shard.state.group(group_id)
             if group is None:
                 return f"{group_id} has no coordinator"
-            lives = {life.member_id: life for life in self.groups_checker.running(group_id)}
+            lives = {one.member_id: one for one in self.groups_checker.running(group_id)}
             if set(lives) != set(group.members):
                 return f"{group_id} has members {sorted(group.members)}, and {sorted(lives)} live"
             for member_id, life in lives.items():

@@ -78,12 +78,12 @@ class CheckedConnections(Connections):
             asked = [topic_partition(row.topic_id, row.partition) for row in request.partitions]
             least = checker.asks_offsets(life, asked)
             answer = await super().call(address, method, request, timeout_ms=timeout_ms)
-            rows = [
-                (partition, row.offset)
+            told = {
+                partition: row.offset
                 for partition, row in zip(asked, answer.offsets, strict=True)
                 if not row.HasField("error")
-            ]
-            checker.told_offsets(life, least, dict(rows))
+            }
+            checker.told_offsets(life, least, told)
             return answer
         return await super().call(address, method, request, timeout_ms=timeout_ms)
 

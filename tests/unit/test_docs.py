@@ -5,7 +5,8 @@ it is an example of its output); a `python` block is a program. The blocks of on
 directory, with this environment's commands first in the path. `make` lines are left to CI, which runs them itself.
 
 `tidelog dev` stays in the foreground until Ctrl-C: it is started on free ports, awaited, serves the commands after it
-(they find it by TIDELOG_BOOTSTRAP), and is stopped by Ctrl-C at the end of the document, which must go well too.
+(they find it by TIDELOG_BOOTSTRAP), and is stopped by Ctrl-C at the end of the document, which must go well too. A
+program says `localhost:9292`, and is run with the port that was free.
 """
 
 import contextlib
@@ -107,6 +108,8 @@ def test_the_commands_and_programs_of_a_document_run(path: Path, tmp_path: Path)
                 clusters.enter_context(dev(program, offset=offset, directory=tmp_path, environment=environment))
                 continue
             interpreter = [sys.executable, "-"] if kind == "python" else ["bash"]
+            if kind == "python":
+                program = program.replace("localhost:9292", environment["TIDELOG_BOOTSTRAP"])
             run = subprocess.run(
                 interpreter, input=program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
             )

@@ -37,7 +37,7 @@ def heard(program: Program, what: str) -> list[TopicPartition]:
 
 @pytest.mark.source(
     "a:E-01", "a:E-02", "a:F-01", "a:F-02", "a:F-03", "a:F-05", "b:G-02", "b:G-04", "b:H-01", "b:H-02", "b:H-03",
-    "b:H-04", "b:H-12", "b:EX-12",
+    "b:H-04", "b:H-12", "b:EX-12", "b:A-15",
 )  # fmt: skip
 def test_members_share_the_partitions_and_those_that_stay_are_never_touched() -> None:
     with ConsumerWorld(1) as world:
@@ -306,7 +306,7 @@ def test_a_handler_that_takes_long_keeps_its_partitions_and_a_revocation_waits_f
         assert len(one.records) + len(two.records) == 12
 
 
-@pytest.mark.source("a:F-33", "a:E-27", "b:G-05", "b:H-07", "b:EX-22")
+@pytest.mark.source("a:F-33", "a:E-27", "b:G-05", "b:EX-22")
 def test_who_does_not_poll_leaves_the_group_says_why_and_joins_again_with_the_next_poll(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -248,7 +248,7 @@ class Customer:
         return number, data[8 : 8 + size].decode()
 
 
-@pytest.mark.source("a:E-16", "b:G-40", "b:G-41", "b:EX-10")
+@pytest.mark.source("a:E-16", "b:G-40", "b:G-41", "b:EX-10", "b:D-30")
 def test_a_deserializer_that_fails_names_the_record_and_loses_nothing(world: ConsumerWorld) -> None:
     from tidelog.client.cluster import ClusterClient
     from tidelog.client.writer import Writer

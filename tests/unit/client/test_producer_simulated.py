@@ -149,7 +149,7 @@ def test_callbacks_of_a_partition_run_in_order_and_may_fail(world: ClientWorld) 
     world.run(job)
 
 
-@pytest.mark.source("a:D-60", "a:D-08", "a:D-30", "a:D-71", "b:F-10", "b:F-13", "b:F-33")
+@pytest.mark.source("a:D-60", "a:D-08", "a:D-30", "a:D-71", "b:F-10", "b:F-13", "b:F-33", "b:J-06")
 @pytest.mark.parametrize("seed", range(4))
 def test_leaders_that_die_lose_duplicate_and_reorder_nothing(seed: int) -> None:
     with ClientWorld(200 + seed) as world:
@@ -220,7 +220,7 @@ def test_a_record_without_an_answer_fails_after_its_time_counted_from_send(world
     world.run(job)
 
 
-@pytest.mark.source("a:D-33", "a:D-27", "b:F-31", "b:F-09", "a:D-09")
+@pytest.mark.source("a:D-33", "a:D-27", "b:F-31", "b:F-09", "a:D-09", "a:T-14", "b:D-20")
 def test_a_full_buffer_blocks_and_then_refuses(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
         await create(client, "orders", partitions=2)

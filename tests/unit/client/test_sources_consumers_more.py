@@ -16,6 +16,7 @@ from tidelog.client.consumer_errors import NoOffsetError
 from tidelog.client.offsets import delete_records
 from tidelog.client.record import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from tidelog.coordinator.records import OffsetValue, decode_key, decode_value
+from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.group_errors import CoordinatorLoadingError
 from tidelog.model.ids import NodeId, PartitionId
@@ -234,3 +235,36 @@ def test_a_record_that_is_larger_than_a_fetch_is_read_all_the_same() -> None:
             await consumer.close()
 
         world.consumer(max_partition_fetch_bytes=1_000, fetch_max_bytes=1_000).run(read)
+
+
+@pytest.mark.source("a:X3-35")
+def test_offsets_of_an_empty_group_expire_and_those_of_members_do_not() -> None:
+    with ConsumerWorld(70) as world:
+        world.make_topic("t")
+        world.fill("t", {0: 5})
+        for key, value in (("offsets.retention.minutes", "1"), ("offsets.retention.check.interval.ms", "1000")):
+            setting = ConfigChange(key=key, operation="set", value=value)
+            change = ResourceChange(resource_type="cluster", changes=(setting,))
+            (done,) = world.ask(AlterConfigs(resources=(change,))).items
+            assert done.error is None, done
+        one = world.consumer("g", enable_auto_commit=False)
+
+        async def read(consumer: SimConsumer) -> None:
+            await consumer.subscribe("t")
+            await some(consumer, 5)
+            await consumer.commit()
+
+        one.run(read)
+        asker = world.consumer("g")
+
+        def committed() -> int | None:
+            found = asker.run(lambda consumer: consumer.committed(T0))[T0]
+            return None if found is None else found.offset
+
+        world.world.run_for(200)
+        assert committed() == 5, "it has a member, which has committed nothing for three times as long"
+        one.stop()
+        world.world.run_for(50)
+        assert committed() == 5
+        world.world.run_for(15)
+        assert committed() is None

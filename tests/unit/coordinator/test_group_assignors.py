@@ -43,7 +43,7 @@ def moves(before: Mapping[str, Partitions], after: Mapping[str, Partitions]) -> 
 BOTH = ("T1", "T2")
 
 
-@pytest.mark.source("a:F-10", "b:H-09")
+@pytest.mark.source("a:F-10", "b:H-09", "a:X3-33", "b:EX-21")
 def test_range_deals_consecutive_partitions_of_each_topic() -> None:
     view = Topics.of(T1=3, T2=3)
     made = dealt("range", view, {"C1": BOTH, "C2": BOTH})
@@ -51,7 +51,7 @@ def test_range_deals_consecutive_partitions_of_each_topic() -> None:
     assert made["C2"] == {view.part("T1", 2), view.part("T2", 2)}
 
 
-@pytest.mark.source("a:F-11", "b:H-10")
+@pytest.mark.source("a:F-11", "b:H-10", "a:X3-33", "b:EX-21")
 def test_roundrobin_deals_all_partitions_one_by_one() -> None:
     view = Topics.of(T1=3, T2=3)
     made = dealt("roundrobin", view, {"C1": BOTH, "C2": BOTH})

@@ -36,7 +36,7 @@ def ensure_topics(admin: MockAdmin, names: list[str]) -> None:
             admin.create_topic(name, partitions=1, replication_factor=1)
 
 
-@pytest.mark.source("a:S-07")
+@pytest.mark.source("a:S-07", "a:X3-19")
 def test_a_program_can_be_asked_which_calls_it_made() -> None:
     admin = MockAdmin()
     ensure_topics(admin, ["test-1", "other"])

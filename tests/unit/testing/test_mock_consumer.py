@@ -66,10 +66,15 @@ def test_auto_commit_takes_what_the_program_has_come_back_for() -> None:
 
 def test_an_error_in_a_with_block_commits_nothing_that_was_in_hand() -> None:
     found = consumer()
-    with pytest.raises(KeyError), found:
-        found.subscribe("orders")
-        found.poll()
-        raise KeyError
+
+    def program() -> None:
+        with found:
+            found.subscribe("orders")
+            found.poll()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        program()
     assert found.commits == []
 
 

@@ -1,0 +1,128 @@
+"""What seeds of `STACK=groups` have found, each in the smallest form that shows it."""
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from consumer_world import ConsumerWorld, Program, SimConsumer
+
+from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.requests import Heartbeat, TopicShape
+from tidelog.coordinator.shard import _Machine
+from tidelog.coordinator.state import EMPTY
+from tidelog.model.errors import TidelogError
+from tidelog.model.group_errors import UnknownMemberIdError
+from tidelog.model.ids import Offset, PartitionId, TopicId
+from tidelog.rpc.v1 import groups_pb2 as pb
+
+TOPIC = TopicId(UUID(int=7))
+
+
+class Topics:
+    """One topic with so many partitions."""
+
+    def __init__(self, partitions: int) -> None:
+        self._shape = TopicShape(TOPIC, "t", partitions)
+
+    def by_name(self, name: str) -> TopicShape | None:
+        return self._shape if name == "t" else None
+
+    def by_id(self, topic_id: TopicId) -> TopicShape | None:
+        return self._shape if topic_id == TOPIC else None
+
+    def names(self) -> list[str]:
+        return ["t"]
+
+
+def test_a_topic_that_grows_while_a_join_waits_is_dealt_as_it_is() -> None:
+    """Seed 33: the group joined with two partitions, and the third came before that had committed. No index had the
+    group yet, so nobody dealt it anew."""
+    host: Any = SimpleNamespace(limits=GroupLimits(), view=Topics(2))
+    machine = _Machine(host)
+    join = Heartbeat(group="g", member_id="m", member_epoch=0, view=host.view, now_ms=0, topics=("t",))
+    decisions, reply = machine.decide(EMPTY, join, offset=Offset(0))
+    assert len(reply.assignment) == 2
+    assert list(machine.decided) == ["g"], "to be looked at again if topics change before it commits"
+    host.view = Topics(3)
+    decisions, reply = machine.decide(EMPTY, join, offset=Offset(0))
+    assert decisions
+    assert len(reply.assignment) == 3, "as topics are when it is decided, not as they were when it was asked"
+
+
+def _poll_until_told(program: Program, count: int) -> None:
+    async def poll(consumer: SimConsumer) -> None:
+        while len(program.told) < count:
+            await consumer.poll(100)
+
+    program.run(poll)
+
+
+def _remove(world: ConsumerWorld, member_id: str) -> None:
+    """By whoever coordinates the group."""
+    for broker in (11, 12, 13):
+        try:
+            world.api(broker, "Groups", "RemoveMembers", pb.RemoveMembersRequest(group="g", member_ids=[member_id]))
+        except TidelogError:
+            continue
+        return
+    raise AssertionError("nobody coordinates the group")
+
+
+def test_a_member_that_is_put_out_while_it_holds_nothing_joins_again_by_itself() -> None:
+    """Seed 1015: there was nothing to tell its program, which waited in one long poll, and so nobody joined again."""
+    with ConsumerWorld(1) as world:
+        world.make_topic("t", partitions=1)
+        one = world.consumer("g").start("t")
+        world.until(lambda: len(one.reading) == 1)
+        two = world.consumer("g").start("t")
+        world.until(lambda: two.told == [("assigned", [])])
+        membership = two.consumer.core._membership
+        assert membership is not None
+        before = membership.member_id
+        _remove(world, before)
+        world.until(lambda: membership.is_member and membership.member_id != before, timeout=20)
+
+
+def test_callbacks_hear_nothing_of_what_was_taken_away_before_they_heard_of_it() -> None:
+    """Seeds 11 and 21: given and taken away again between two polls, or given just before the consumer was closed; its
+    program was told that it was revoked, and never that it was assigned. Lost in the same way it is not told either."""
+    with ConsumerWorld(1) as world:
+        world.make_topic("t", partitions=1)
+        one = world.consumer("g")
+        one.run(lambda consumer: consumer.subscribe(["t"], **one.listener()))
+        _poll_until_told(one, 1)
+        (held,) = one.consumer.core.positions
+        mine, other = {held.partition: "t"}, {PartitionId(held.partition.topic_id, 1): "t"}
+
+        async def give_and_take(consumer: SimConsumer) -> None:
+            consumer.core.told({**mine, **other})
+            consumer.core.told(mine)
+            await consumer.poll(0)
+
+        one.run(give_and_take)
+        assert [what for what, names in one.told if names] == ["assigned"]
+
+        async def give_and_close(consumer: SimConsumer) -> None:
+            consumer.core.told({**mine, **other})
+            await consumer.close(timeout_ms=1_000)
+
+        one.run(give_and_close)
+        assert [(what, len(names)) for what, names in one.told if names] == [("assigned", 1), ("revoked", 1)]
+
+
+def test_what_is_lost_while_the_callback_of_its_assignment_runs_is_told_as_lost_after_it() -> None:
+    with ConsumerWorld(1) as world:
+        world.make_topic("t", partitions=1)
+        one = world.consumer("g")
+
+        async def subscribe(consumer: SimConsumer) -> None:
+            async def assigned(names: list[Any]) -> None:
+                one.told.append(("assigned", names))
+                if names and len(one.told) <= 2:
+                    consumer.core.lost(UnknownMemberIdError("put out"))
+
+            await consumer.subscribe(["t"], **{**one.listener(), "on_assigned": assigned})
+
+        one.run(subscribe)
+        _poll_until_told(one, 2)
+        assert [what for what, names in one.told if names][:2] == ["assigned", "lost"]
