@@ -288,11 +288,14 @@ class GroupsSimulation(BrokerSimulation):
     def _try_streams(self, draw: Random) -> None:
         """Who comes back within its grace has lost nothing."""
         station, life = draw.choice(self._living())
-        member_id, lost = life.member_id, life.lost
+        member_id, lost, core = life.member_id, life.lost, life.consumer.core
+        left = core.left_for_polling
         self.world.scheduler.trace("nemesis", f"the streams of {station.name} break, and all is well")
         for broker in self.brokers:
             self.cluster.network.cut_streams(station.node_id, broker.node_id)
         self.world.run_for(self.shape.grace_ms / 1000 + TAKEOVER_S)
+        if core.left_for_polling != left:
+            return  # it still waited for the answer to a commit of before
         if life.member_id != member_id or life.lost != lost or life.is_over:
             self.fail(life.name, "has lost its streams for a moment, and its membership with them")
         self.world.check()
