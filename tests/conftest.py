@@ -1,10 +1,11 @@
-"""What all tests share: how much hypothesis tries.
+"""What all tests share: how much hypothesis tries, and that Ctrl-C works.
 
 `HYPOTHESIS_PROFILE` picks a profile: `ci` (the default of `make test`, small enough for the whole suite's ten
 minutes), `default` (a developer's run of one file) or `long` (a campaign).
 """
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +17,7 @@ settings.register_profile("default", deadline=None, suppress_health_check=_QUIET
 settings.register_profile("ci", settings.get_profile("default"), max_examples=30, stateful_step_count=30)
 settings.register_profile("long", settings.get_profile("default"), max_examples=2000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the suite in its background has it ignored, and so would every program that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
