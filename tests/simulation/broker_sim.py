@@ -357,7 +357,17 @@ class BrokerSimulation(MetadataSimulation):
             self._demand("partitions are not whole after a scrub", self._are_whole, SETTLE_S)
         raise SimulationError(f"rot is still found after {SCRUBS_MAX} scrubs")
 
+    def _end_alike(self) -> bool:
+        for known, partition in self._partitions():
+            apps = [self.broker(self.cluster.station(NodeId(broker))) for broker in partition.replicas]
+            replicas = [None if app is None else app.replicas.get(known.partition_id) for app in apps]
+            if len({None if one is None or one.log is None else one.log.end_offset for one in replicas}) != 1:
+                return False
+        return True
+
     def _check_logs(self) -> None:
+        # A write that was on its way when all was whole may just have reached its leader.
+        self._demand("the logs of replicas do not end alike", self._end_alike, SETTLE_S)
         for known, partition in self._partitions():
             logs = {}
             for broker in partition.replicas:
