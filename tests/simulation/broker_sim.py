@@ -36,6 +36,7 @@ BEGIN_S = 2.0
 """Faults begin when there is something to harm."""
 SETTLE_S = 40.0
 """Keep-alive finds a silent stream after six seconds, and a broker may need two of them, one after the other."""
+REREADS_MAX = 10
 SCRUBS_MAX = 10
 
 
@@ -357,27 +358,30 @@ class BrokerSimulation(MetadataSimulation):
             self._demand("partitions are not whole after a scrub", self._are_whole, SETTLE_S)
         raise SimulationError(f"rot is still found after {SCRUBS_MAX} scrubs")
 
+    def _log_ends(self, known: KnownPartition, partition: Any) -> set[int | None]:
+        apps = [self.broker(self.cluster.station(NodeId(broker))) for broker in partition.replicas]
+        replicas = [None if app is None else app.replicas.get(known.partition_id) for app in apps]
+        return {None if one is None or one.log is None else int(one.log.end_offset) for one in replicas}
+
     def _end_alike(self) -> bool:
-        for known, partition in self._partitions():
-            apps = [self.broker(self.cluster.station(NodeId(broker))) for broker in partition.replicas]
-            replicas = [None if app is None else app.replicas.get(known.partition_id) for app in apps]
-            if len({None if one is None or one.log is None else one.log.end_offset for one in replicas}) != 1:
-                return False
-        return True
+        return all(len(self._log_ends(known, partition)) == 1 for known, partition in self._partitions())
 
     def _check_logs(self) -> None:
-        # A write that was on its way when all was whole may just have reached its leader.
-        self._demand("the logs of replicas do not end alike", self._end_alike, SETTLE_S)
         for known, partition in self._partitions():
-            logs = {}
-            for broker in partition.replicas:
-                app = self.broker(self.cluster.station(NodeId(broker)))
-                assert app is not None, "all run"
-                found = self._read(app, known.partition_id)
-                if isinstance(found, int):
-                    self.fail(app.name, f"{known} cannot be read at {found}")
-                else:
-                    logs[app.name] = found
+            for _ in range(REREADS_MAX):
+                # A write that was on its way when all was whole may reach its leader now, or while the logs are read.
+                self._demand("the logs of replicas do not end alike", self._end_alike, SETTLE_S)
+                ends, logs = self._log_ends(known, partition), {}
+                for broker in partition.replicas:
+                    app = self.broker(self.cluster.station(NodeId(broker)))
+                    assert app is not None, "all run"
+                    found = self._read(app, known.partition_id)
+                    if isinstance(found, int):
+                        self.fail(app.name, f"{known} cannot be read at {found}")
+                    else:
+                        logs[app.name] = found
+                if self._log_ends(known, partition) == ends:
+                    break
             self.replica_checker.check_end(known, logs)
         self.world.check()
 
