@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from tidelog.client import io_thread
 from tidelog.client.admin_core import AdminCore
 from tidelog.client.admin_values import ConfigResource, NewTopic
-from tidelog.client.cluster import ClusterClient
-from tidelog.client.config import ClientConfig
 from tidelog.client.consumer_front import Partitions, read_partition
 from tidelog.client.names import AdminOptions
+from tidelog.client.new_cluster import new_cluster
 from tidelog.client.offset_resets import decode_table
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
 from tidelog.model.errors import InvalidRequestError
-from tidelog.world.real.clock import SystemClock
 
 Where = str | Partitions
 """A topic, with all its partitions, or one partition."""
@@ -28,20 +25,7 @@ Resource = ConfigResource | tuple[str, str]
 
 def new_core(host: io_thread.IoThread, options: AdminOptions) -> AdminCore:
     """On the IO thread."""
-    cluster = ClusterClient(
-        options.bootstrap,
-        host.connections(options.bootstrap),
-        random=Random(),
-        clock=SystemClock(),
-        config=ClientConfig(
-            request_timeout_ms=options.request_timeout_ms,
-            retry_backoff_ms=options.retry_backoff_ms,
-            retry_backoff_max_ms=options.retry_backoff_max_ms,
-            metadata_max_age_ms=options.metadata_max_age_ms,
-            bootstrap_wait_ms=options.bootstrap_wait_ms,
-        ),
-    )
-    return AdminCore(cluster, timeout_ms=options.default_api_timeout_ms)
+    return AdminCore(new_cluster(host, options), timeout_ms=options.default_api_timeout_ms)
 
 
 def read_new_topics(topics: Iterable[NewTopic | str]) -> list[NewTopic]:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidelog.client.accumulator import TopicPlace
-from tidelog.client.bulk import BulkDelivery, chunks_of, columns_of
+from tidelog.client.bulk import BulkDelivery
 from tidelog.client.errors import FlushTimeoutError
 from tidelog.client.hot import Delivery, RecordMetadata, Told
 from tidelog.client.producer_core import ProducerCore, place_of
@@ -86,25 +86,14 @@ class Producer(ProducerFront):
         partition: Any = None,
     ) -> BulkDelivery:
         """Take many records at once, as `tidelog.Producer.send_many` does."""
-        columns = columns_of(records, values, keys, headers, timestamps_ms, partition)
-        self._check_open()
-        columns = self._serialized(topic, columns)
+        columns, one, highest = self._columns(topic, records, values, keys, headers, timestamps_ms, partition)
         delivery = BulkDelivery(topic)
         if not len(columns):
             return delivery
-        one = partition if isinstance(partition, int) else None
-        highest = max(columns.partitions) if columns.partitions is not None else one
         place = await self._place(topic, highest, self._deadline_s())
         left = len(columns)
         try:
-            for chunk in chunks_of(
-                columns,
-                place=place,
-                partition=one,
-                partitioner=self._partitioner,
-                bytes_max=self._in.batch_size,
-                row_bytes_max=self._in.row_bytes_max,
-            ):
+            for chunk in self._chunks(columns, place, one):
                 parcel = self._parcel(topic, chunk, place)
                 try:
                     await self._until_entered(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tidelog.client.cluster import ClusterClient
@@ -38,6 +38,7 @@ from tidelog.client.positions import Held, Marks, Positions
 from tidelog.client.reader import LOOK_S, Reader
 from tidelog.client.rebalance import Change, Handover, Rebalance
 from tidelog.client.record import GroupMetadata, OffsetAndMetadata, TopicPartition
+from tidelog.client.tasks import Tasks
 from tidelog.model.errors import (
     CallTimeoutError,
     InvalidRequestError,
@@ -99,11 +100,12 @@ class ConsumerCore:
         self._fatal: TidelogError | None = None
         self._last: Handover | None = None
         self._numbers = 0
-        self._is_polling = self._is_woken = self._is_ticking = self._is_closed = False
+        self._polling = asyncio.Lock()
+        self._is_woken = self._is_ticking = self._is_closed = False
         self._away_s: float | None = None
         self._committed_s = 0.0
         self._warned: set[PartitionId] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._task_failed)
 
     # ---- What to read
 
@@ -121,7 +123,7 @@ class ConsumerCore:
         self._announces = announces
         self._fatal = None
         self._membership.subscribe(topics, pattern)
-        self._spawn(self.lookups.look_for(topics, may_create=self.options.allow_auto_create_topics))
+        self._tasks.spawn(self.lookups.look_for(topics, may_create=self.options.allow_auto_create_topics))
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """These and no others; what is assigned already stays where it is."""
@@ -235,19 +237,18 @@ class ConsumerCore:
         what stops a partition: again at each call until it is sought elsewhere."""
         self._check_open()
         self.came_back(marks)
-        if self._last is not None and self._last.number != received:
-            return self._last
-        self._last = None
-        if not self._is_subscribed and not self._is_assigned:
-            raise SubscriptionError("nothing to read: subscribe or assign first")
-        assert not self._is_polling, "one task polls"
-        self._is_polling = True
-        self.polls += 1
-        try:
-            return await self._poll(self._now_s() + timeout_ms / 1000, bytes_max)
-        finally:
-            self._is_polling = False
-            self._away_s = self._now_s()
+        # Behind one that was cancelled and has not ended yet: its caller, on another loop, does not wait for that.
+        async with self._polling:
+            if self._last is not None and self._last.number != received:
+                return self._last
+            self._last = None
+            if not self._is_subscribed and not self._is_assigned:
+                raise SubscriptionError("nothing to read: subscribe or assign first")
+            self.polls += 1
+            try:
+                return await self._poll(self._now_s() + timeout_ms / 1000, bytes_max)
+            finally:
+                self._away_s = self._now_s()
 
     async def _poll(self, end_s: float, bytes_max: int) -> Handover:
         while True:
@@ -278,7 +279,7 @@ class ConsumerCore:
         if not self._is_ticking:
             self._is_ticking = True
             self._committed_s = self._now_s()
-            self._spawn(self._tick())
+            self._tasks.spawn(self._tick())
         if self._is_subscribed and not self._lost and self._fatal is None:
             assert self._membership is not None, "a subscription has one"
             self._membership.start()
@@ -310,10 +311,11 @@ class ConsumerCore:
         self._check_open()
         self.came_back(marks)
         self._raise_if_woken()
-        if self._last is not None and self._last.number != received:
-            return self._last
-        rebalance = await self._rebalance()
-        return None if rebalance is None else self._handed(rebalance=rebalance)
+        async with self._polling:
+            if self._last is not None and self._last.number != received:
+                return self._last
+            rebalance = await self._rebalance()
+            return None if rebalance is None else self._handed(rebalance=rebalance)
 
     async def _rebalance(self) -> Rebalance | None:
         """The next change that the user's side has to carry out."""
@@ -386,16 +388,9 @@ class ConsumerCore:
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            LOGGER.error("a task of the consumer failed", exc_info=error)
-            self.failed(error if isinstance(error, TidelogError) else TidelogError(f"the consumer failed: {error!r}"))
+    def _task_failed(self, error: BaseException) -> None:
+        LOGGER.error("a task of the consumer failed", exc_info=error)
+        self.failed(error if isinstance(error, TidelogError) else TidelogError(f"the consumer failed: {error!r}"))
 
     async def _tick(self) -> None:
         options = self.options
@@ -410,7 +405,7 @@ class ConsumerCore:
                 if self._is_member() or not self._is_subscribed:
                     self._look_at_hand()
                     self._commits.auto_soon()
-            away_ms = 0.0 if self._is_polling or self._away_s is None else (now_s - self._away_s) * 1000
+            away_ms = 0.0 if self._polling.locked() or self._away_s is None else (now_s - self._away_s) * 1000
             if away_ms > options.max_poll_interval_ms and self._is_member():
                 await self._leave_for_polling(away_ms)
 
@@ -604,10 +599,7 @@ class ConsumerCore:
             if self._membership is not None:
                 await self._membership.leave(timeout_ms=max(1, min(timeout_ms, _GOODBYE_MS)))
         finally:
-            for task in list(self._tasks):
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(list(self._tasks))
+            await self._tasks.end()
             await self._placing.close()
             if self._offsets is not None:
                 await self._offsets.close()

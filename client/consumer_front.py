@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from random import Random
 
 from tidelog.client import io_thread
 from tidelog.client.async_consumer import ConsumerCore
-from tidelog.client.cluster import ClusterClient
-from tidelog.client.config import ClientConfig
 from tidelog.client.consumer_errors import SubscriptionError
 from tidelog.client.durations import time_ms
 from tidelog.client.hand import Hand
 from tidelog.client.names import ConsumerOptions
+from tidelog.client.new_cluster import new_cluster
 from tidelog.client.record import TopicPartition
-from tidelog.world.real.clock import SystemClock
 
 Topics = str | Iterable[str] | re.Pattern[str] | None
 When = str | int | float | datetime | timedelta
@@ -26,20 +23,7 @@ CLOSE_MS = 30_000
 
 def new_core(host: io_thread.IoThread, options: ConsumerOptions) -> Callable[[Hand], ConsumerCore]:
     def make(hand: Hand) -> ConsumerCore:
-        cluster = ClusterClient(
-            options.bootstrap,
-            host.connections(options.bootstrap),
-            random=Random(),
-            clock=SystemClock(),
-            config=ClientConfig(
-                request_timeout_ms=options.request_timeout_ms,
-                retry_backoff_ms=options.retry_backoff_ms,
-                retry_backoff_max_ms=options.retry_backoff_max_ms,
-                metadata_max_age_ms=options.metadata_max_age_ms,
-                bootstrap_wait_ms=options.bootstrap_wait_ms,
-            ),
-        )
-        return ConsumerCore(cluster, options, hand)
+        return ConsumerCore(new_cluster(host, options), options, hand)
 
     return make
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidelog.client.accumulator import TopicPlace
-from tidelog.client.bulk import BulkDelivery, chunks_of, columns_of
+from tidelog.client.bulk import BulkDelivery
 from tidelog.client.errors import BufferFullError, FlushTimeoutError
 from tidelog.client.hot import Delivery, Parcel, Told
 from tidelog.client.producer_core import ProducerCore, place_of
@@ -85,25 +85,14 @@ class Producer(ProducerFront):
         Records of one partition keep their order, also with those of `send` before and after. If the room runs out
         (`max_block_ms`) after some were taken, the rest is in the delivery's error.
         """
-        columns = columns_of(records, values, keys, headers, timestamps_ms, partition)
-        self._check_open()
-        columns = self._serialized(topic, columns)
+        columns, one, highest = self._columns(topic, records, values, keys, headers, timestamps_ms, partition)
         delivery = BulkDelivery(topic)
         if not len(columns):
             return delivery
-        one = partition if isinstance(partition, int) else None
-        highest = max(columns.partitions) if columns.partitions is not None else one
         place = self._place(topic, highest, self._deadline_s())
         left = len(columns)
         try:
-            for chunk in chunks_of(
-                columns,
-                place=place,
-                partition=one,
-                partitioner=self._partitioner,
-                bytes_max=self._in.batch_size,
-                row_bytes_max=self._in.row_bytes_max,
-            ):
+            for chunk in self._chunks(columns, place, one):
                 parcel = self._parcel(topic, chunk, place)
                 try:
                     self._until_entered(partial(self._enter, delivery, parcel, place), topic, parcel.size)

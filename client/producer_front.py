@@ -10,25 +10,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 from tidelog.client import io_thread
 from tidelog.client.accumulator import Accumulator, TopicPlace
-from tidelog.client.bulk import BulkDelivery, Chunk, Columns, Packed
+from tidelog.client.bulk import BulkDelivery, Chunk, Columns, Packed, chunks_of, columns_of
 from tidelog.client.cluster import ClusterClient
-from tidelog.client.config import ClientConfig
 from tidelog.client.errors import BufferFullError, ForkedError, WriterClosedError
 from tidelog.client.hot import COMPILED, ROW_BYTES, Delivery, Parcel, Row, Told, are_bytes, headers_bytes
-from tidelog.client.names import CommonOptions, ProducerOptions, read_options
+from tidelog.client.names import ProducerOptions, read_options
+from tidelog.client.new_cluster import new_cluster
 from tidelog.client.partitioners import made_from
 from tidelog.client.producer_core import METRICS, ProducerCore, place_of
 from tidelog.client.records import ProducerRecord, headers_of
 from tidelog.client.serializers import as_bytes, dumper
 from tidelog.log.batch import HEADER_BYTES, encode_columns
 from tidelog.model.errors import RecordTooLargeError
-from tidelog.world.real.clock import SystemClock
 
 LOGGER = logging.getLogger(__name__)
 
@@ -36,17 +35,6 @@ WAKE_PARCELS = 128
 """Of bulk, before the core hears of them: each time it does, it takes the interpreter from who is still encoding."""
 Entry = tuple[str, int | None, Row, int, Told | None]
 """Topic, partition, row, its size, its callback."""
-
-
-def client_config(options: CommonOptions) -> ClientConfig:
-    """What the client's core is told of the options."""
-    return ClientConfig(
-        request_timeout_ms=options.request_timeout_ms,
-        retry_backoff_ms=options.retry_backoff_ms,
-        retry_backoff_max_ms=options.retry_backoff_max_ms,
-        metadata_max_age_ms=options.metadata_max_age_ms,
-        bootstrap_wait_ms=options.bootstrap_wait_ms,
-    )
 
 
 class ProducerFront:
@@ -102,13 +90,7 @@ class ProducerFront:
         return Random()
 
     def _new_cluster(self, host: Any) -> ClusterClient:
-        return ClusterClient(
-            self._options.bootstrap,
-            host.connections(self._options.bootstrap),
-            random=self._new_random(),
-            clock=SystemClock(),
-            config=client_config(self._options),
-        )
+        return new_cluster(host, self._options)
 
     def _tell(self, work: Callable[[], None]) -> None:
         """Run user's callbacks."""
@@ -195,6 +177,26 @@ class ProducerFront:
         )
 
     # Bulk.
+
+    def _columns(
+        self, topic: str, records: Any, values: Any, keys: Any, headers: Any, timestamps_ms: Any, partition: Any
+    ) -> tuple[Columns, int | None, int | None]:
+        """What `send_many` was given, checked and serialized; the partition of all, if it is one; the highest named."""
+        columns = columns_of(records, values, keys, headers, timestamps_ms, partition)
+        self._check_open()
+        columns = self._serialized(topic, columns)
+        one = partition if isinstance(partition, int) else None
+        return columns, one, one if columns.partitions is None else max(columns.partitions, default=None)
+
+    def _chunks(self, columns: Columns, place: TopicPlace, partition: int | None) -> Iterator[Chunk]:
+        return chunks_of(
+            columns,
+            place=place,
+            partition=partition,
+            partitioner=self._partitioner,
+            bytes_max=self._in.batch_size,
+            row_bytes_max=self._in.row_bytes_max,
+        )
 
     def _serialized(self, topic: str, columns: Columns) -> Columns:
         """Keys and values as bytes."""

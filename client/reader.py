@@ -22,14 +22,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.errors import PositionError, TruncatedError
 from tidelog.client.fetched import Fetched
 from tidelog.client.metadata import TopicInfo
+from tidelog.client.tasks import Tasks
 from tidelog.log.batch_header import read_header
 from tidelog.model.errors import (
     CallTimeoutError,
@@ -130,7 +130,7 @@ class Reader:
         self._sources: dict[int, _Source] = {}
         self.arrived = asyncio.Event()
         """Something is there for `take` or `failed_place`."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._task_failed)
         self._failure: BaseException | None = None
         self._finding = False
 
@@ -271,26 +271,16 @@ class Reader:
         }
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._tasks.end()
 
     # In.
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = task.exception()  # our own error: the next poll raises it
-            self.arrived.set()
+    def _task_failed(self, error: BaseException) -> None:
+        self._failure = error  # our own: the next poll raises it
+        self.arrived.set()
 
     def _wake(self) -> None:
         """Places have changed: every broker that has something to give is asked."""
@@ -305,7 +295,7 @@ class Reader:
         for node in sorted(needed):
             if node not in self._sources:
                 source = self._sources[node] = _Source(self, node)
-                self._spawn(source.run())
+                self._tasks.spawn(source.run())
             self._sources[node].wake.set()
 
     def _node(self, place: _Place) -> int | None:
@@ -451,7 +441,7 @@ class Reader:
             place.last_error = RemoteError(nobody, code=ErrorCode.LEADER_NOT_AVAILABLE)
         if not self._finding:
             self._finding = True
-            self._spawn(self._find())
+            self._tasks.spawn(self._find())
 
     async def _find(self) -> None:
         try:

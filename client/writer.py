@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.errors import DeliveryTimeoutError, WriterClosedError
 from tidelog.client.lane import IN_FLIGHT_MAX, Batch, Failed, Lane, Producer
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.pipe import Pipe
+from tidelog.client.tasks import Tasks
 from tidelog.log.batch_header import Buffer, read_header
 from tidelog.model.errors import (
     ErrorCode,
@@ -108,7 +107,7 @@ class Writer:
         self._resting: set[PartitionId] = set()  # lanes that pause, or wait for a producer
         self._failures: dict[PartitionId, int] = {}  # attempts in vain since the last good one
         self._producer: asyncio.Task[Producer] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._task_failed)
         self._finding = False
         self._sweeping = False
         self._entrance = asyncio.Lock()
@@ -210,13 +209,7 @@ class Writer:
             self._room.set()
             for pipe in list(self.pipes.values()):
                 pipe.close()
-            tasks: list[asyncio.Task[Any]] = list(self._tasks)
-            if self._producer is not None:
-                tasks.append(self._producer)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await self._tasks.end(*() if self._producer is None else [self._producer])
             for lane in self._lanes.values():
                 for batch in lane.abandon():
                     error = WriterClosedError("the writer was closed before this was stored", was_sent=batch.was_sent)
@@ -230,7 +223,7 @@ class Writer:
             return
         if lane.needs_producer:
             self._resting.add(lane.partition)
-            self._spawn(self._give_producer(lane, is_fresh=lane.producer is not None))
+            self._tasks.spawn(self._give_producer(lane, is_fresh=lane.producer is not None))
             return
         leader = self.cluster.leader(lane.partition)
         if leader is None:
@@ -241,7 +234,7 @@ class Writer:
         pipe = self.pipes.get(leader.node)
         if pipe is None:
             pipe = self.pipes[leader.node] = Pipe(self, leader.node)
-            self._spawn(pipe.run())
+            self._tasks.spawn(pipe.run())
         pipe.add(lane)
 
     def fly(self, node: int, lane: WriterLane) -> tuple[Sent, bytearray] | None:
@@ -262,17 +255,8 @@ class Writer:
         batch.leader_epoch = leader.epoch
         return batch, lane.took_off(batch, self._now_ms())
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or task.exception() is None:
-            return
+    def _task_failed(self, error: BaseException) -> None:
         # Our own error: nobody shall wait for what will not come.
-        error = task.exception()
         LOGGER.error("a task of the writer failed", exc_info=error)
         self._is_closed = True
         for lane in self._lanes.values():
@@ -324,7 +308,7 @@ class Writer:
         self._lost[lane.partition] = None
         if not self._finding:
             self._finding = True
-            self._spawn(self._find())
+            self._tasks.spawn(self._find())
 
     async def _find(self) -> None:
         """Fresh metadata until every lost lane has found its leader, or is empty."""
@@ -402,7 +386,7 @@ class Writer:
         """After an attempt in vain: a pause, fresh metadata, again."""
         if lane.batches and not self._is_closed and lane.partition not in self._resting:
             self._resting.add(lane.partition)
-            self._spawn(self._go_on(lane))
+            self._tasks.spawn(self._go_on(lane))
 
     async def _go_on(self, lane: WriterLane) -> None:
         failures = self._failures[lane.partition] = self._failures.get(lane.partition, 0) + 1
@@ -433,7 +417,7 @@ class Writer:
     def _start_sweeping(self) -> None:
         if not self._sweeping:
             self._sweeping = True
-            self._spawn(self._sweep())
+            self._tasks.spawn(self._sweep())
 
     async def _sweep(self) -> None:
         try:

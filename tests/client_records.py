@@ -16,6 +16,14 @@ from tidelog.log.batch import Record
 from tidelog.rpc.v1 import admin_pb2 as pb
 
 
+async def make_topic(client: ClusterClient, name: str, *, partitions: int = 1, **more: str) -> None:
+    """On three replicas; `more` are settings, with underscores for the dots."""
+    configs = [pb.ConfigPair(key=key.replace("_", "."), value=value) for key, value in more.items()]
+    wanted = pb.NewTopic(name=name, partitions=partitions, replication_factor=3, configs=configs)
+    (made,) = await AdminClient(client).create_topics([wanted])
+    assert error_in(made) is None
+
+
 async def create(client: ClusterClient, name: str, *assignment: tuple[int, ...]) -> None:
     """Partitions with these replicas, led by the first of them."""
     wanted = pb.NewTopic(name=name, assignment=[pb.Replicas(brokers=row) for row in assignment])

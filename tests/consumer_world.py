@@ -10,19 +10,16 @@ with ConsumerWorld(seed=1) as world:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from client_world import BOOTSTRAP, BROKERS, ClientWorld, SimConnections
+from same_loop import SameLoopConsumer
 
 from tidelog.client.admin import AdminClient
-from tidelog.client.aio_consumer import Consumer
-from tidelog.client.async_consumer import ConsumerCore
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.config import ClientConfig
-from tidelog.client.hand import Hand
 from tidelog.client.record import ConsumerRecord, TopicPartition
-from tidelog.client.user_side import UserSide
 from tidelog.client.writer import Writer
 from tidelog.log.batch import encode_columns
 from tidelog.model.ids import NodeId
@@ -32,44 +29,17 @@ from tidelog.world.simulated import SimNode
 T = TypeVar("T")
 
 
-class _Host:
-    """What the IO thread is to a real consumer: here both sides share the machine's loop."""
-
-    async def do(self, job: Coroutine[Any, Any, T]) -> T:
-        return await job
-
-    def call_soon(self, work: Callable[..., object], *arguments: Any) -> None:
-        work(*arguments)
-
-    def release(self, _owner: object, *, is_awaited: bool = True) -> None:
-        pass
-
-
-class SimConsumer(Consumer):
+class SimConsumer(SameLoopConsumer):
     def __init__(self, machine: SimNode, transport: Any, **options: Any) -> None:
-        self._machine = machine
         self._transport = transport
-        super().__init__(list(BOOTSTRAP), **options)
-
-    def _acquire_host(self) -> Any:
-        return _Host()
-
-    def _new_side(self) -> UserSide:
-        def make(hand: Hand) -> ConsumerCore:
-            cluster = ClusterClient(
-                BOOTSTRAP,
-                SimConnections(self._transport),
-                random=self._machine.random,
-                clock=self._machine.clock,
-                config=ClientConfig(),
-            )
-            return ConsumerCore(cluster, self.options, hand)
-
-        return UserSide(make, self.options, self._host.do, lambda: asyncio.get_running_loop().time())
-
-    @property
-    def core(self) -> ConsumerCore:
-        return self._my_side.core
+        cluster = ClusterClient(
+            BOOTSTRAP,
+            SimConnections(transport),
+            random=machine.random,
+            clock=machine.clock,
+            config=ClientConfig(),
+        )
+        super().__init__(cluster, **options)
 
 
 class Program:

@@ -12,8 +12,8 @@ from client_world import BOOTSTRAP, ClientWorld
 from tidelog.client.accumulator import Accumulator
 from tidelog.client.aio_producer import Producer
 from tidelog.client.cluster import ClusterClient
+from tidelog.client.new_cluster import client_config
 from tidelog.client.producer_core import ProducerCore
-from tidelog.client.producer_front import client_config
 
 
 class SameLoop:

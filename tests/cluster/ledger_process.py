@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from pathlib import Path
 
 import tidelog
+
+
+def rows_in(file: str | Path) -> list[tuple[int, int]]:
+    """(partition, offset) of each row that is there by now."""
+    store = sqlite3.connect(file, timeout=30)
+    try:
+        return list(store.execute("select part, at from rows"))
+    except sqlite3.OperationalError:
+        return []  # the table is not there yet
+    finally:
+        store.close()
 
 
 def main(bootstrap: str, group: str, topic: str, file: str, count: str) -> None:

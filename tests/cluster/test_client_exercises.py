@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_process import rows_in
 from patience import until
 
 import tidelog
@@ -375,31 +375,22 @@ def test_members_that_join_and_die_keep_their_offsets_with_the_results(
     file = tmp_path / "results.sqlite"
     command = [sys.executable, str(HERE / "ledger_process.py"), cluster.bootstrap, "results", topic, str(file), "800"]
 
-    def rows() -> list[tuple[int, int]]:
-        store = sqlite3.connect(file, timeout=30)
-        try:
-            return list(store.execute("select part, at from rows"))
-        except sqlite3.OperationalError:
-            return []  # the table is not there yet
-        finally:
-            store.close()
-
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env={**os.environ, "GRPC_VERBOSITY": "NONE"})
 
     running = [start()]
     try:
-        until(lambda: len(rows()) > 40, "the first one works")
+        until(lambda: len(rows_in(file)) > 40, "the first one works")
         running.append(start())  # it joins while the first one is at work
-        until(lambda: len(rows()) > 160, "work goes on")
+        until(lambda: len(rows_in(file)) > 160, "work goes on")
         running[0].kill()
         running.append(start())
-        until(lambda: len(rows()) >= 800, "all is done")
+        until(lambda: len(rows_in(file)) >= 800, "all is done")
     finally:
         for process in running:
             process.kill()
             process.wait(10)
-    found = rows()
+    found = rows_in(file)
     assert len(found) == len(set(found)) == 800
     assert {name: offset for name, offset in admin.group_offsets("results").items() if offset} == {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_process import rows_in
 from patience import until
 
 import tidelog
@@ -343,23 +343,14 @@ def test_offsets_in_a_database_give_every_record_once_whenever_the_program_is_ki
     program = Path(__file__).with_name("ledger_process.py")
     command = [sys.executable, str(program), cluster.bootstrap, "ledger", "ledger", str(file), "600"]
 
-    def rows() -> list[tuple[int, int]]:
-        store = sqlite3.connect(file, timeout=30)
-        try:
-            return list(store.execute("select part, at from rows"))
-        except sqlite3.OperationalError:
-            return []  # the table is not there yet
-        finally:
-            store.close()
-
     for wanted in (40, 170, 390, 600):
         process = subprocess.Popen(command, env={**os.environ, "GRPC_VERBOSITY": "NONE"})
         try:
-            until(lambda wanted=wanted: len(rows()) >= wanted, f"{wanted} rows are there")  # type: ignore[misc]
+            until(lambda wanted=wanted: len(rows_in(file)) >= wanted, f"{wanted} rows are there")  # type: ignore[misc]
         finally:
             process.kill()
             process.wait(10)
-    found = rows()
+    found = rows_in(file)
     assert len(found) == len(set(found)) == 600
 
 

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from client_records import stored
 from patience import until
 
 import tidelog
@@ -23,8 +24,7 @@ from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.errors import FlushTimeoutError, NoClusterError, SerializationError, WriterClosedError
 from tidelog.client.grpc_connections import GrpcConnections
-from tidelog.client.offsets import EARLIEST, LATEST, list_offsets
-from tidelog.client.reader import Reader
+from tidelog.client.offsets import LATEST, list_offsets
 from tidelog.log.batch import Record
 from tidelog.rpc.v1 import admin_pb2 as pb
 from tidelog.testing import LocalCluster
@@ -65,19 +65,8 @@ def read_all(cluster: LocalCluster, name: str) -> list[list[Record]]:
     """Records of each partition."""
 
     async def job(client: ClusterClient) -> list[list[Record]]:
-        topic = await client.topic(name)
-        starts = await list_offsets(client, topic, EARLIEST)
-        ends = await list_offsets(client, topic, LATEST)
-        reader = Reader(client)
-        reader.assign_topic(topic, {place: row.offset for place, row in starts.items()})
-        found: list[list[Record]] = [[] for _ in topic.partitions]
-        try:
-            while any(reader.position(place) < row.offset for place, row in ends.items()):
-                for piece in await reader.poll(1000):
-                    found[piece.partition.partition] += piece.records()
-        finally:
-            await reader.close()
-        return found
+        found = await stored(client, name)
+        return [found[part] for part in sorted(found)]
 
     found: list[list[Record]] = with_client(cluster, job)
     return found

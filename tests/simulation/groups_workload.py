@@ -9,10 +9,12 @@ joins again. A `Writer` machine writes numbered records with the idempotent writ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from same_loop import SameLoopConsumer
 
 from simulation.broker_checker import Fail, KnownPartition
 from simulation.broker_workload import Operator
@@ -20,14 +22,10 @@ from simulation.cluster import Context
 from simulation.groups_checker import GroupsChecker, Life, topic_partition
 from simulation.groups_node import Connections
 from tidelog.client import writer
-from tidelog.client.aio_consumer import Consumer
-from tidelog.client.async_consumer import ConsumerCore
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.config import ClientConfig
 from tidelog.client.errors import DeliveryTimeoutError
-from tidelog.client.hand import Hand
 from tidelog.client.record import ConsumerRecord, TopicPartition
-from tidelog.client.user_side import UserSide
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
 from tidelog.coordinator.service import partition_for
 from tidelog.log.batch import encode_columns
@@ -86,38 +84,6 @@ class CheckedConnections(Connections):
             checker.told_offsets(life, least, told)
             return answer
         return await super().call(address, method, request, timeout_ms=timeout_ms)
-
-
-class _Host:
-    """What the IO thread is to a real consumer."""
-
-    async def do(self, job: Coroutine[Any, Any, T]) -> T:
-        return await job
-
-    def call_soon(self, work: Callable[..., object], *arguments: Any) -> None:
-        work(*arguments)
-
-    def release(self, _owner: object, *, is_awaited: bool = True) -> None:
-        pass
-
-
-class GroupConsumer(Consumer):
-    def __init__(self, cluster: ClusterClient, **options: Any) -> None:
-        self._cluster = cluster
-        super().__init__(list(cluster.bootstrap), **options)
-
-    def _acquire_host(self) -> Any:
-        return _Host()
-
-    def _new_side(self) -> UserSide:
-        def make(hand: Hand) -> ConsumerCore:
-            return ConsumerCore(self._cluster, self.options, hand)
-
-        return UserSide(make, self.options, self._host.do, lambda: asyncio.get_running_loop().time())
-
-    @property
-    def core(self) -> ConsumerCore:
-        return self._my_side.core
 
 
 def new_cluster(context: Context, bootstrap: Sequence[str], connections: Connections) -> ClusterClient:
@@ -216,7 +182,7 @@ class Member:
         self._checker.lives.append(life)
         connections = self._connections = CheckedConnections(context.transport, self._checker, life)
         cluster = new_cluster(context, self._simulation.bootstrap, connections)
-        consumer = life.consumer = GroupConsumer(cluster, **self._options(shape))
+        consumer = life.consumer = SameLoopConsumer(cluster, **self._options(shape))
 
         async def revoked(names: list[TopicPartition]) -> None:
             if not self.is_steady and self._random.random() < 0.3:
@@ -264,14 +230,14 @@ class Member:
         if not life.is_over:
             self._checker.done(life, records)
 
-    async def _poll(self, life: Life, consumer: GroupConsumer) -> None:
+    async def _poll(self, life: Life, consumer: SameLoopConsumer) -> None:
         while not self._wants_to_leave():
             records = await consumer.poll(timeout_ms=300, max_records=self._random.choice((1, 5, 500)))
             await self._handle(life, records)
             if not self.plan.is_auto and self._random.random() < 0.5:
                 await self._commit_somehow(consumer, records)
 
-    async def _iterate(self, life: Life, consumer: GroupConsumer) -> None:
+    async def _iterate(self, life: Life, consumer: SameLoopConsumer) -> None:
         since = 0
         async for record in consumer:
             await self._handle(life, [record])
@@ -282,7 +248,7 @@ class Member:
             if self._wants_to_leave():
                 return
 
-    async def _commit_somehow(self, consumer: GroupConsumer, records: Sequence[ConsumerRecord]) -> None:
+    async def _commit_somehow(self, consumer: SameLoopConsumer, records: Sequence[ConsumerRecord]) -> None:
         if self.is_steady or self._random.random() < 0.5:
             await self._commit(consumer)
         elif self._random.random() < 0.5 and records:
@@ -291,7 +257,7 @@ class Member:
         else:
             await self._commit(consumer, is_waited_for=False)
 
-    async def _commit(self, consumer: GroupConsumer, offsets: Any = None, *, is_waited_for: bool = True) -> None:
+    async def _commit(self, consumer: SameLoopConsumer, offsets: Any = None, *, is_waited_for: bool = True) -> None:
         try:
             if is_waited_for:
                 await consumer.commit(offsets, timeout_ms=COMMIT_MS)

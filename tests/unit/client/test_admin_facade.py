@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 from client_world import BOOTSTRAP, BROKERS
-from consumer_world import ConsumerWorld, _Host
+from consumer_world import ConsumerWorld
 from fake_groups import FakeGroups
+from same_loop import SameLoopHost
 
 import tidelog
 from tidelog.client.admin_core import AdminClosedError, AdminCore
@@ -44,7 +45,7 @@ class SimAdmin(Admin):
         super().__init__(list(BOOTSTRAP), **options)
 
     def _acquire_host(self) -> Any:
-        return _Host()
+        return SameLoopHost()
 
     def _new_core(self, host: Any) -> AdminCore:
         return AdminCore(self._world.new_client(), timeout_ms=self.options.default_api_timeout_ms)

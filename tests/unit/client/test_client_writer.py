@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from client_records import make_topic, stored
 from client_world import BOOTSTRAP, BROKERS, ClientWorld, batch_of
 
 from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import DeliveryTimeoutError, NoClusterError, PositionError, TruncatedError, WriterClosedError
-from tidelog.client.offsets import EARLIEST, LATEST, delete_records, epoch_end, list_offsets, range_bytes
+from tidelog.client.offsets import LATEST, delete_records, epoch_end, list_offsets, range_bytes
 from tidelog.client.reader import Reader, ReaderConfig
 from tidelog.client.writer import Acknowledged, Writer, WriterConfig
 from tidelog.model.errors import (
@@ -22,7 +23,6 @@ from tidelog.model.errors import (
     UnknownTopicOrPartitionError,
 )
 from tidelog.model.ids import NodeId
-from tidelog.rpc.v1 import admin_pb2 as pb
 
 
 @pytest.fixture
@@ -32,34 +32,15 @@ def world() -> Iterator[ClientWorld]:
         assert made.failures == []
 
 
-async def create(client: ClusterClient, name: str, *, partitions: int = 1, **more: str) -> None:
-    configs = [pb.ConfigPair(key=key.replace("_", "."), value=value) for key, value in more.items()]
-    wanted = pb.NewTopic(name=name, partitions=partitions, replication_factor=3, configs=configs)
-    (made,) = await AdminClient(client).create_topics([wanted])
-    assert error_in(made) is None
-
-
 async def read_all(client: ClusterClient, name: str) -> dict[int, list[bytes]]:
     """Values of each partition, from start to end."""
-    topic = await client.topic(name)
-    starts = await list_offsets(client, topic, EARLIEST)
-    ends = await list_offsets(client, topic, LATEST)
-    reader = Reader(client)
-    reader.assign_topic(topic, {place: row.offset for place, row in starts.items()})
-    found: dict[int, list[bytes]] = {place.partition: [] for place in topic.partitions}
-    try:
-        while any(reader.position(place) < row.offset for place, row in ends.items()):
-            for piece in await reader.poll(1000):
-                found[piece.partition.partition] += [record.value or b"" for record in piece.records()]
-    finally:
-        await reader.close()
-    return found
+    return {part: [record.value or b"" for record in records] for part, records in (await stored(client, name)).items()}
 
 
 @pytest.mark.source("a:A-09", "b:A-11")
 def test_batches_are_stored_in_order_over_many_partitions(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=4)
+        await make_topic(client, "orders", partitions=4)
         writer = Writer(client)
         results = [await writer.send("orders", number % 4, batch_of(b"%d" % number)) for number in range(200)]
         await writer.flush()
@@ -79,7 +60,7 @@ def test_leaders_that_die_lose_duplicate_and_reorder_nothing(seed: int) -> None:
         done: list[list[Acknowledged | BaseException]] = []
 
         async def job(client: ClusterClient) -> None:
-            await create(client, "orders", partitions=2)
+            await make_topic(client, "orders", partitions=2)
             writer = Writer(client)
             results = []
             for number in range(300):
@@ -107,7 +88,7 @@ def test_leaders_that_die_lose_duplicate_and_reorder_nothing(seed: int) -> None:
 
 def test_a_client_that_is_cut_off_goes_on_when_the_way_is_free(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         writer = Writer(client)
         first = await (await writer.send("orders", 0, batch_of(b"0")))
         assert first.base_offset == 0
@@ -125,7 +106,7 @@ def test_a_client_that_is_cut_off_goes_on_when_the_way_is_free(world: ClientWorl
 
 def test_every_batch_ends_when_its_time_is_up(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         writer = Writer(client, WriterConfig(delivery_timeout_ms=3_000))
         await (await writer.send("orders", 0, batch_of(b"0")))
         world.cut_off()
@@ -154,7 +135,7 @@ def test_too_few_replicas_are_waited_for(world: ClientWorld) -> None:
     late: list[asyncio.Future[Acknowledged]] = []
 
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", min_insync_replicas="3")
+        await make_topic(client, "orders", min_insync_replicas="3")
         writer = Writer(client)
         await (await writer.send("orders", 0, batch_of(b"0")))
         leader = client.leader((await client.topic("orders")).partitions[0])
@@ -180,7 +161,7 @@ def test_too_few_replicas_are_waited_for(world: ClientWorld) -> None:
 
 def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         writer = Writer(client)
         reader = Reader(client)
         await (await writer.send("orders", 0, batch_of(b"old")))
@@ -188,7 +169,7 @@ def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(world: ClientWor
         reader.assign_topic(old, {old.partitions[0]: 1})
         assert await reader.poll(100) == []
         await AdminClient(client).delete_topics(["orders"])
-        await create(client, "orders")
+        await make_topic(client, "orders")
         result = await writer.send("orders", 0, batch_of(b"to the old one, as far as this client knows"))
         with pytest.raises(UnknownTopicIdError, match="made anew"):
             await result
@@ -204,7 +185,7 @@ def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(world: ClientWor
 
 def test_what_cannot_be_sent_is_said_at_once(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", max_message_bytes="2000")
+        await make_topic(client, "orders", max_message_bytes="2000")
         writer = Writer(client, WriterConfig(batch_bytes_max=10_000))
         with pytest.raises(UnknownTopicOrPartitionError, match="there is no topic 'nosuch'"):
             await writer.send("nosuch", 0, batch_of(b"x"))
@@ -229,7 +210,7 @@ def test_what_cannot_be_sent_is_said_at_once(world: ClientWorld) -> None:
 
 def test_the_buffer_is_bounded_and_waited_for(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         writer = Writer(client, WriterConfig(buffer_bytes_max=4_000, delivery_timeout_ms=5_000))
         for _ in range(20):
             await writer.send("orders", 0, batch_of(b"x" * 1_000))
@@ -253,7 +234,7 @@ def test_the_buffer_is_bounded_and_waited_for(world: ClientWorld) -> None:
 @pytest.mark.parametrize("acks", [0, 1, -1])
 def test_acknowledgements_of_every_kind_carry_offsets(world: ClientWorld, acks: int) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         writer = Writer(client, WriterConfig(acks=acks))
         results = [await writer.send("orders", 0, batch_of(b"a", b"b")) for _ in range(5)]
         await writer.flush()
@@ -276,7 +257,7 @@ def test_wrong_settings_are_refused() -> None:
 
 def test_a_reader_gets_what_comes_and_nothing_twice(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=3)
+        await make_topic(client, "orders", partitions=3)
         topic = await client.topic("orders")
         writer, reader = Writer(client), Reader(client)
         reader.assign_topic(topic, dict.fromkeys(topic.partitions, 0))
@@ -296,7 +277,7 @@ def test_a_reader_gets_what_comes_and_nothing_twice(world: ClientWorld) -> None:
 
 def test_seek_pause_and_an_offset_inside_of_a_batch(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=2)
+        await make_topic(client, "orders", partitions=2)
         topic = await client.topic("orders")
         first, second = topic.partitions
         writer, reader = Writer(client), Reader(client)
@@ -327,7 +308,7 @@ def test_seek_pause_and_an_offset_inside_of_a_batch(world: ClientWorld) -> None:
 
 def test_a_position_outside_of_the_log_is_told_once_and_seek_goes_on(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         topic = await client.topic("orders")
         (place,) = topic.partitions
         writer, reader = Writer(client), Reader(client)
@@ -354,7 +335,7 @@ def test_truncation_is_told_with_the_offset_where_the_log_departs(world: ClientW
     leaders: list[int] = []
 
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         topic = await client.topic("orders")
         (place,) = topic.partitions
         writer, reader = Writer(client), Reader(client)
@@ -390,7 +371,7 @@ def test_truncation_is_told_with_the_offset_where_the_log_departs(world: ClientW
 
 def test_a_reader_that_does_not_poll_holds_little(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         topic = await client.topic("orders")
         (place,) = topic.partitions
         writer = Writer(client)
@@ -413,7 +394,7 @@ def test_a_reader_that_does_not_poll_holds_little(world: ClientWorld) -> None:
 
 def test_offsets_epochs_and_sizes_are_answered_by_leaders(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=2)
+        await make_topic(client, "orders", partitions=2)
         topic = await client.topic("orders")
         first, second = topic.partitions
         writer = Writer(client)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from client_records import make_topic, stored
 from client_world import BROKERS, ClientWorld
 from producer_world import SimProducer
 
@@ -19,9 +20,7 @@ from tidelog.client.errors import (
     WriterClosedError,
 )
 from tidelog.client.hot import Delivery, RecordMetadata
-from tidelog.client.offsets import EARLIEST, LATEST, list_offsets
-from tidelog.client.reader import Reader
-from tidelog.log.batch import Codec, Record
+from tidelog.log.batch import Codec
 from tidelog.model.errors import ErrorCode, NotEnoughReplicasError, RecordTooLargeError, UnknownTopicOrPartitionError
 from tidelog.model.ids import NodeId
 from tidelog.rpc.v1 import admin_pb2 as pb
@@ -34,34 +33,10 @@ def world() -> Iterator[ClientWorld]:
         assert made.failures == []
 
 
-async def create(client: ClusterClient, name: str, *, partitions: int = 1, **more: str) -> None:
-    configs = [pb.ConfigPair(key=key.replace("_", "."), value=value) for key, value in more.items()]
-    wanted = pb.NewTopic(name=name, partitions=partitions, replication_factor=3, configs=configs)
-    (made,) = await AdminClient(client).create_topics([wanted])
-    assert error_in(made) is None
-
-
-async def read_all(client: ClusterClient, name: str) -> dict[int, list[Record]]:
-    """Records of each partition, from start to end."""
-    topic = await client.topic(name)
-    starts = await list_offsets(client, topic, EARLIEST)
-    ends = await list_offsets(client, topic, LATEST)
-    reader = Reader(client)
-    reader.assign_topic(topic, {place: row.offset for place, row in starts.items()})
-    found: dict[int, list[Record]] = {place.partition: [] for place in topic.partitions}
-    try:
-        while any(reader.position(place) < row.offset for place, row in ends.items()):
-            for piece in await reader.poll(1000):
-                found[piece.partition.partition] += piece.records()
-    finally:
-        await reader.close()
-    return found
-
-
 @pytest.mark.source("a:D-02", "a:D-03", "a:D-80", "b:F-02", "b:F-01", "a:D-01")
 def test_a_record_comes_back_as_it_was_sent(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=3)
+        await make_topic(client, "orders", partitions=3)
         async with SimProducer(world) as producer:
             pairs = [("trace", b"1"), ("trace", b"2"), ("none", None), ("text", "ä")]
             first = await producer.send("orders", "väl", "key", headers=pairs, timestamp_ms=1_234)
@@ -69,7 +44,7 @@ def test_a_record_comes_back_as_it_was_sent(world: ClientWorld) -> None:
             second = await producer.send_and_wait("orders", None, partition=metadata.partition)
         assert metadata == RecordMetadata("orders", metadata.partition, 0, 1_234)
         assert second.offset == 1
-        records = (await read_all(client, "orders"))[metadata.partition]
+        records = (await stored(client, "orders"))[metadata.partition]
         assert records[0].key == b"key"
         assert records[0].value == "väl".encode()
         assert records[0].timestamp == 1_234
@@ -83,7 +58,7 @@ def test_a_record_comes_back_as_it_was_sent(world: ClientWorld) -> None:
 @pytest.mark.source("a:D-32", "a:D-35", "b:F-35", "b:F-36")
 def test_linger_and_batch_size_decide_when_a_batch_goes(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         loop = asyncio.get_running_loop()
         async with SimProducer(world, linger_ms=500, batch_size=10_000) as producer:
             await producer.send_and_wait("orders", b"warm")
@@ -106,7 +81,7 @@ def test_linger_and_batch_size_decide_when_a_batch_goes(world: ClientWorld) -> N
 @pytest.mark.source("a:D-32", "b:F-36")
 def test_without_linger_what_comes_during_a_send_goes_together(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         async with SimProducer(world) as producer:
             await producer.send_and_wait("orders", b"warm")
             for _ in range(40):
@@ -124,7 +99,7 @@ def test_without_linger_what_comes_during_a_send_goes_together(world: ClientWorl
 @pytest.mark.source("a:D-05", "a:D-04", "b:F-08", "b:F-06", "a:D-11")
 def test_callbacks_of_a_partition_run_in_order_and_may_fail(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=2)
+        await make_topic(client, "orders", partitions=2)
         told: list[tuple[Exception | None, RecordMetadata]] = []
         later: list[int] = []
 
@@ -157,7 +132,7 @@ def test_leaders_that_die_lose_duplicate_and_reorder_nothing(seed: int) -> None:
         order: list[tuple[int, int]] = []
 
         async def job(client: ClusterClient) -> None:
-            await create(client, "orders", partitions=3)
+            await make_topic(client, "orders", partitions=3)
             async with SimProducer(world, batch_size=300, linger_ms=3) as producer:
                 for number in range(600):
                     results.append(
@@ -173,7 +148,7 @@ def test_leaders_that_die_lose_duplicate_and_reorder_nothing(seed: int) -> None:
                 assert producer.metrics()["records_failed"] == 0
                 assert producer.metrics()["buffer_bytes"] == 0
                 producer.accumulator.validate()
-            found = await read_all(client, "orders")
+            found = await stored(client, "orders")
             assert {part: [record.value for record in records] for part, records in found.items()} == {
                 part: [b"%d" % number for number in range(part, 600, 3)] for part in range(3)
             }
@@ -194,7 +169,7 @@ def test_leaders_that_die_lose_duplicate_and_reorder_nothing(seed: int) -> None:
 @pytest.mark.source("a:D-28", "a:D-07", "a:D-29", "a:D-26c")
 def test_a_record_without_an_answer_fails_after_its_time_counted_from_send(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         loop = asyncio.get_running_loop()
         told: list[Exception | None] = []
         producer = SimProducer(world, delivery_timeout_ms=4_000, request_timeout_ms=1_000, linger_ms=1_000)
@@ -223,7 +198,7 @@ def test_a_record_without_an_answer_fails_after_its_time_counted_from_send(world
 @pytest.mark.source("a:D-33", "a:D-27", "b:F-31", "b:F-09", "a:D-09", "a:T-14", "b:D-20")
 def test_a_full_buffer_blocks_and_then_refuses(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=2)
+        await make_topic(client, "orders", partitions=2)
         loop = asyncio.get_running_loop()
         async with SimProducer(world, buffer_memory=64_000, max_request_size=20_000, max_block_ms=700) as producer:
             await producer.send_and_wait("orders", b"0")
@@ -257,7 +232,7 @@ def test_a_full_buffer_blocks_and_then_refuses(world: ClientWorld) -> None:
 
 def test_memory_that_open_batches_only_reserve_is_given_back_when_it_is_needed(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=40)
+        await make_topic(client, "orders", partitions=40)
         # 16 parcels of 4 KB are all that can be reserved; each has one small record, and nothing lingers for ever.
         async with SimProducer(world, buffer_memory=64 << 10, max_request_size=4 << 10, linger_ms=60_000) as producer:
             sent = [await producer.send("orders", b"x", partition=part) for part in range(40)]
@@ -271,11 +246,11 @@ def test_memory_that_open_batches_only_reserve_is_given_back_when_it_is_needed(w
 @pytest.mark.parametrize("acks", ["all", "1", 0])
 def test_any_acks_get_an_answer(world: ClientWorld, acks: object) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         async with SimProducer(world, acks=acks) as producer:
             assert (await producer.send_and_wait("orders", b"x")).offset in ((0,) if acks else (0, -1))
         await asyncio.sleep(1.0)
-        assert [record.value for record in (await read_all(client, "orders"))[0]] == [b"x"]
+        assert [record.value for record in (await stored(client, "orders"))[0]] == [b"x"]
 
     world.run(job)
 
@@ -284,14 +259,14 @@ def test_any_acks_get_an_answer(world: ClientWorld, acks: object) -> None:
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_batches_are_compressed(world: ClientWorld, codec: str) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         async with SimProducer(world, compression_type=codec, linger_ms=20) as producer:
             for _ in range(50):
                 await producer.send("orders", b"the same again " * 20)
             await producer.flush()
             assert producer.metrics()["batch_bytes"] < 50 * 300 / 4
         assert producer._options.compression is Codec[codec.upper()]
-        assert [record.value for record in (await read_all(client, "orders"))[0]] == [b"the same again " * 20] * 50
+        assert [record.value for record in (await stored(client, "orders"))[0]] == [b"the same again " * 20] * 50
 
     world.run(job)
 
@@ -299,7 +274,7 @@ def test_batches_are_compressed(world: ClientWorld, codec: str) -> None:
 @pytest.mark.source("a:D-37", "a:D-09", "a:A-53", "b:F-10")
 def test_a_record_that_is_too_large_is_refused_here_or_there_and_not_sent_again(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", max_message_bytes="2000")
+        await make_topic(client, "orders", max_message_bytes="2000")
         async with SimProducer(world, max_request_size=10_000) as producer:
             with pytest.raises(RecordTooLargeError, match="max_request_size=10000"):
                 await producer.send("orders", b"x" * 10_000)
@@ -321,7 +296,7 @@ def test_a_record_that_is_too_large_is_refused_here_or_there_and_not_sent_again(
 @pytest.mark.source("a:D-08", "a:D-28")
 def test_too_few_replicas_are_waited_for_and_told_in_the_end(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", min_insync_replicas="3")
+        await make_topic(client, "orders", min_insync_replicas="3")
         producer = SimProducer(world, delivery_timeout_ms=3_000, request_timeout_ms=1_000)
         await producer.send_and_wait("orders", b"0")
         leader = client.leader((await client.topic("orders")).partitions[0])
@@ -344,7 +319,7 @@ def test_too_few_replicas_are_waited_for_and_told_in_the_end(world: ClientWorld)
 @pytest.mark.source("a:D-10", "b:F-12", "a:D-07")
 def test_topics_and_partitions_that_are_not_there_are_named(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=3)
+        await make_topic(client, "orders", partitions=3)
         async with SimProducer(world) as producer:
             assert await producer.partitions_for("orders") == [0, 1, 2]
             with pytest.raises(UnknownTopicError, match="no topic 'nowhere'"):
@@ -362,7 +337,7 @@ def test_topics_and_partitions_that_are_not_there_are_named(world: ClientWorld) 
 @pytest.mark.source("a:D-54", "b:F-23", "a:C-06")
 def test_new_partitions_are_seen_and_used(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=1)
+        await make_topic(client, "orders", partitions=1)
         async with SimProducer(world, metadata_max_age_ms=2_000) as producer:
             await producer.send_and_wait("orders", b"0", "k")
             (made,) = await AdminClient(client).add_partitions([pb.MorePartitions(topic="orders", total=4)])
@@ -381,13 +356,13 @@ def test_new_partitions_are_seen_and_used(world: ClientWorld) -> None:
 
 def test_a_topic_made_anew_with_fewer_partitions_takes_records_again(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=5)
+        await make_topic(client, "orders", partitions=5)
         admin = AdminClient(client)
         async with SimProducer(world, metadata_max_age_ms=1_000, delivery_timeout_ms=31_000) as producer:
             await producer.send_and_wait("orders", b"0", partition=4)
             await admin.delete_topics(["orders"])
             await asyncio.sleep(3)
-            await create(client, "orders", partitions=2)
+            await make_topic(client, "orders", partitions=2)
             await asyncio.sleep(3)
             assert await producer.partitions_for("orders") == [0, 1]
             assert (await producer.send_and_wait("orders", b"new", partition=1)).offset == 0
@@ -398,7 +373,7 @@ def test_a_topic_made_anew_with_fewer_partitions_takes_records_again(world: Clie
 @pytest.mark.source("a:D-06", "b:F-11")
 def test_flush_waits_for_all_and_close_fails_what_is_left(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=2)
+        await make_topic(client, "orders", partitions=2)
         producer = SimProducer(world, linger_ms=60_000)
         sent = [await producer.send("orders", b"%d" % number) for number in range(10)]
         assert not any(one.done() for one in sent)
@@ -429,7 +404,7 @@ def test_flush_waits_for_all_and_close_fails_what_is_left(world: ClientWorld) ->
 @pytest.mark.source("a:D-05")
 def test_close_fails_senders_that_wait_for_room(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         producer = SimProducer(world, buffer_memory=20_000, max_request_size=10_000)
         await producer.send_and_wait("orders", b"0")
         world.cut_off()
@@ -447,7 +422,7 @@ def test_close_fails_senders_that_wait_for_room(world: ClientWorld) -> None:
 
 def test_bulk_keeps_order_with_single_records_and_tells_ranges(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders", partitions=2)
+        await make_topic(client, "orders", partitions=2)
         async with SimProducer(world, linger_ms=100, batch_size=2_000) as producer:
             before = await producer.send("orders", b"before", partition=1)
             bulk = await producer.send_many("orders", values=[b"%d" % number for number in range(300)], partition=1)
@@ -464,7 +439,7 @@ def test_bulk_keeps_order_with_single_records_and_tells_ranges(world: ClientWorl
                 "orders", [{"value": "text", "key": "k", "headers": {"a": b"1"}, "timestamp_ms": 5, "partition": 0}]
             )
             assert mapped.exception() is None if mapped.done() else (await mapped).count == 1
-        records = await read_all(client, "orders")
+        records = await stored(client, "orders")
         assert [one.value for one in records[1][:302]] == [
             b"before",
             *(b"%d" % number for number in range(300)),
@@ -478,7 +453,7 @@ def test_bulk_keeps_order_with_single_records_and_tells_ranges(world: ClientWorl
 
 def test_bulk_without_room_says_what_was_left_out(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
-        await create(client, "orders")
+        await make_topic(client, "orders")
         async with SimProducer(world, buffer_memory=40_000, max_request_size=10_000, max_block_ms=500) as producer:
             await producer.send_and_wait("orders", b"0")
             world.cut_off()

@@ -1,0 +1,33 @@
+"""The jobs that run for one part of the client: begun, watched for errors of ours, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class Tasks:
+    """Used on one event loop. `on_error` hears of a job that failed; one that was cancelled did not fail."""
+
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(job)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+    async def end(self, *others: asyncio.Task[Any]) -> None:
+        """Cancel all of them, and `others` with them; they have ended when this returns."""
+        tasks: list[asyncio.Task[Any]] = [*self._running, *others]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
