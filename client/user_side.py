@@ -103,7 +103,7 @@ class UserSide:
         self._listener = Listener()
         self._received = 0
         self._untold: dict[PartitionId, tuple[int, int]] = {}
-        self._is_in_callback = False
+        self._is_in_callback = self._is_gathering = False
 
     def now_ms(self) -> int:
         return self.core.cluster.clock.now_ms()
@@ -182,6 +182,15 @@ class UserSide:
     ) -> T | None:
         if self._is_in_callback:
             raise SubscriptionError("a rebalance callback cannot poll: return from it first")
+        if self._is_gathering:
+            raise SubscriptionError("another task polls this consumer: one at a time, or a consumer for each")
+        self._is_gathering = True
+        try:
+            return await self._gather_alone(timeout_ms, take, bytes_max)
+        finally:
+            self._is_gathering = False
+
+    async def _gather_alone(self, timeout_ms: float | None, take: Callable[[], T], bytes_max: int) -> T | None:
         self.run_ended_commits()
         end_s = self._now_s() + (_LONG_MS if timeout_ms is None else timeout_ms) / 1000
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from tidelog.client.consumer_errors import ConsumerClosedError, SubscriptionErro
 from tidelog.client.consumer_front import read_partitions, read_times, read_topics
 from tidelog.client.errors import NoClusterError, OptionError
 from tidelog.client.record import TopicPartition
+from tidelog.testing import MemoryCluster
 
 
 @pytest.fixture
@@ -45,6 +47,32 @@ def test_the_same_on_an_event_loop(nowhere: str) -> None:
         await consumer.close()
 
     asyncio.run(work())
+
+
+def test_a_poll_that_was_cut_short_does_not_stand_in_the_way_of_the_next() -> None:
+    """The thread is held while both arrive: it hears of the first, of its end and of the second at once."""
+
+    async def work(bootstrap: str) -> None:
+        async with tidelog.aio.Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+            await consumer.assign([("t", 0)])
+            assert [record.value for record in await consumer.poll(20_000)] == [b"1"]
+            for _ in range(20):
+                consumer._host.call_soon(time.sleep, 0.01)
+                first = asyncio.ensure_future(consumer.poll(20_000))
+                await asyncio.sleep(0)
+                with pytest.raises(SubscriptionError, match="another task"):
+                    await consumer.poll(0)
+                first.cancel()
+                await asyncio.wait([first])
+                assert await consumer.poll(1) == []
+            assert await consumer.position(("t", 0)) == 1
+
+    with MemoryCluster(brokers=1) as cluster:
+        with tidelog.Admin(cluster.bootstrap) as admin:
+            admin.create_topic("t", partitions=1)
+        with tidelog.Producer(cluster.bootstrap) as producer:
+            producer.send("t", value=b"1", partition=0).result(20)
+        asyncio.run(work(cluster.bootstrap))
 
 
 def test_a_closed_consumer_says_so_and_closes_twice(nowhere: str) -> None:
