@@ -221,6 +221,14 @@ class Accumulator(Entrance):
             if place.sticky >= count or (available and place.sticky not in available):
                 self.move_sticky(place)
 
+    def forget_place(self, topic: str) -> bool:
+        """Of a topic that is gone. False: something is on its way there."""
+        with self.lock:
+            if any(parcel.topic == topic for parcel in self.unfinished):
+                return False
+            self.places.pop(topic, None)
+            return True
+
     def finish(self, parcel: Parcel) -> list[Callable[[], object]]:
         """Its end is set: from now on it can be read. Whom to call, outside of the lock."""
         with self.lock:

@@ -37,6 +37,7 @@ from tidelog.client.metadata import TopicInfo
 from tidelog.client.offset_resets import When, read_target
 from tidelog.client.offsets import LATEST, delete_records
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
+from tidelog.client.tasks import Ending
 from tidelog.model.errors import CallTimeoutError, ErrorCode, InvalidRequestError, TidelogError
 from tidelog.model.ids import PartitionId
 from tidelog.rpc.v1 import admin_pb2 as pb
@@ -63,6 +64,7 @@ class AdminCore:
         self._timeout_ms = timeout_ms
         self._is_closing = self._is_over = False
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._ending = Ending()
 
     # How calls run.
 
@@ -96,6 +98,9 @@ class AdminCore:
     async def close(self, timeout_s: float | None) -> None:
         """Waits for what is under way, and aborts what is left after `timeout_s`; None: waits as long as it takes."""
         self._is_closing = True
+        await self._ending.run(lambda: self._close(timeout_s))
+
+    async def _close(self, timeout_s: float | None) -> None:
         waiting = set(self._under_way)
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=timeout_s)

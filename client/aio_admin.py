@@ -48,6 +48,7 @@ from tidelog.client.admin_values import (
 from tidelog.client.consumer_front import Partitions, When, read_partitions
 from tidelog.client.names import AdminOptions, read_options
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
+from tidelog.client.tasks import Ending
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class Admin:
         """Connected to nothing: at first, and in a child after a fork."""
         self._host: Any = None
         self._core: AdminCore | None = None
+        self._ending = Ending()
 
     # The host: the IO thread, or what a test has instead.
 
@@ -468,11 +470,15 @@ class Admin:
         self._is_closed = True
         host, self._host = self._host, None
         if host is not None:
-            try:
-                if self._core is not None:
-                    await host.do(self._core.close(timeout))
-            finally:
-                host.release(self, is_awaited=False)
+            # To its end, though who waits for it may be cancelled.
+            await self._ending.run(lambda: self._end(host, timeout))
+
+    async def _end(self, host: Any, timeout: float | None) -> None:
+        try:
+            if self._core is not None:
+                await host.do(self._core.close(timeout))
+        finally:
+            host.release(self, is_awaited=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Self
 from tidelog.client import io_thread
 from tidelog.client.arrow import table_of
 from tidelog.client.commits import Offsets, Told
-from tidelog.client.consumer_errors import ConsumerClosedError
+from tidelog.client.consumer_errors import ConsumerClosedError, SubscriptionError
 from tidelog.client.consumer_front import (
     CLOSE_MS,
     Partitions,
     Topics,
     When,
     new_core,
+    read_offset,
+    read_offsets,
     read_partition,
     read_partitions,
     read_times,
@@ -57,6 +59,7 @@ class Consumer:
         self._is_closed = self._is_forked = False
         self._host: Any = self._acquire_host()
         self._my_side = self._new_side()
+        self._closing = asyncio.Lock()
 
     # The host: the IO thread, or what a test has instead.
 
@@ -131,7 +134,8 @@ class Consumer:
         return await self._side.position(read_partition(partition))
 
     async def seek(self, partition: Partitions, offset: int, *, leader_epoch: int = -1) -> None:
-        await self._side.seek(read_partition(partition), offset, leader_epoch)
+        name = read_partition(partition)
+        await self._side.seek(name, read_offset(name, offset), leader_epoch)
 
     async def seek_to_beginning(self, *partitions: Partitions) -> None:
         await self._side.seek_to(read_partitions(partitions), "earliest")
@@ -155,11 +159,11 @@ class Consumer:
     # Commits.
 
     async def commit(self, offsets: Offsets | None = None, *, timeout_ms: int | None = None) -> None:
-        await self._side.commit(offsets, timeout_ms)
+        await self._side.commit(read_offsets(offsets), timeout_ms)
 
     async def commit_async(self, offsets: Offsets | None = None, on_commit: Told | None = None) -> None:
         """Sent, not waited for: see `tidelog.Consumer.commit_async`."""
-        await self._side.commit_once(offsets, on_commit)
+        await self._side.commit_once(read_offsets(offsets), on_commit)
 
     async def committed(self, *partitions: Partitions) -> dict[TopicPartition, OffsetAndMetadata | None]:
         return await self._side.committed(read_partitions(partitions))  # type: ignore[no-any-return]
@@ -192,14 +196,16 @@ class Consumer:
         await self._close(timeout_ms, is_done=True)
 
     async def _close(self, timeout_ms: int, *, is_done: bool) -> None:
-        if self._is_closed or self._is_forked:
-            return
-        side = self._my_side
-        try:
-            await side.close(timeout_ms, is_done=is_done)
-        finally:
-            self._is_closed = True
-            self._host.release(self, is_awaited=False)
+        if self._my_side.is_in_callback and self._my_side.callback_task is asyncio.current_task():
+            raise SubscriptionError("a rebalance callback cannot close its consumer: return from it first")
+        async with self._closing:
+            if self._is_closed or self._is_forked:
+                return
+            try:
+                await self._my_side.close(timeout_ms, is_done=is_done)
+            finally:
+                self._is_closed = True
+                self._host.release(self, is_awaited=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -41,7 +41,8 @@ class Producer(ProducerFront):
 
     def _begin(self) -> None:
         super()._begin()
-        self._starting: asyncio.Lock | None = None
+        self._starting: asyncio.Task[ProducerCore] | None = None
+        self._closing = asyncio.Lock()
 
     def _tell(self, work: Callable[[], None]) -> None:
         try:
@@ -168,28 +169,36 @@ class Producer(ProducerFront):
         try:
             async with asyncio.timeout(max(0.001, deadline_s - self._now_s())):
                 await self._host.do(job(core))
+        except TidelogError:
+            self._check_open()  # closed by another task: nothing else is wrong
+            raise
         except TimeoutError:
-            waited = f"{self._options.max_block_ms} ms (max_block_ms)"
-            raise CallTimeoutError(f"no metadata of '{topic}' in {waited}") from None
+            raise self._no_metadata(topic, core) from None
 
     async def _started(self) -> ProducerCore:
+        self._check_open()
         if self._core is not None:
             return self._core
         if self._starting is None:
-            self._starting = asyncio.Lock()
-        async with self._starting:
-            self._check_open()
-            if self._core is None:
-                self._loop = asyncio.get_running_loop()
-                host = self._acquire_host()
-                self._host = host
-                try:
-                    self._core = await host.do(self._new_core())
-                except BaseException:
-                    host.release(self, is_awaited=False)
-                    self._host = None
-                    raise
-            return self._core
+            # Who waits for it may be cancelled: then it is there for the next.
+            self._starting = asyncio.get_running_loop().create_task(self._start())
+            self._starting.add_done_callback(_looked_at)
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> ProducerCore:
+        try:
+            self._loop = asyncio.get_running_loop()
+            host = self._host = self._acquire_host()
+            try:
+                core: ProducerCore = await host.do(self._new_core())
+                self._core = core
+                return core
+            except BaseException:
+                host.release(self, is_awaited=False)
+                self._host = None
+                raise
+        finally:
+            self._starting = None
 
     # Asking.
 
@@ -225,22 +234,34 @@ class Producer(ProducerFront):
     async def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then end; what is not acknowledged then fails. More than once does no
         harm."""
-        if self._is_closed:
-            return
+        async with self._closing:
+            if self._is_closed:
+                return
+            try:
+                await self.flush(timeout)
+            except FlushTimeoutError as error:
+                if error.left:
+                    LOGGER.warning("closed with %d records on their way", error.left)
+            finally:
+                self._is_closed = True
+                self._in.close()
+                # To its end, though who waits for it may be cancelled: every record has to end.
+                ending = asyncio.get_running_loop().create_task(self._end())
+                ending.add_done_callback(_looked_at)
+                await asyncio.shield(ending)
+
+    async def _end(self) -> None:
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        host = self._host
         try:
-            await self.flush(timeout)
-        except FlushTimeoutError as error:
-            LOGGER.warning("closed with %d records on their way", error.left)
+            if host is not None:
+                await host.do(self._end_core())
         finally:
-            self._is_closed = True
-            self._in.close()
-            if self._host is not None:
-                try:
-                    await self._host.do(self._end_core())
-                finally:
-                    self._host.release(self, is_awaited=False)
-                    self._host = None
-        self._close_interceptors()
+            if host is not None:
+                host.release(self, is_awaited=False)
+                self._host = None
+            self._close_interceptors()
 
     def at_exit(self, deadline_s: float) -> None:
         """The interpreter ends and nobody has closed it; its loop may be gone."""
@@ -275,3 +296,9 @@ class Producer(ProducerFront):
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
         return f"<tidelog.aio.Producer {self.client_id} to {','.join(self._options.bootstrap)}, {state}>"
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Whoever waited may be gone."""
+    if not task.cancelled():
+        task.exception()

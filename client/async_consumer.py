@@ -9,7 +9,8 @@ side carries out by a callback and confirms by `finished`. Whatever he was given
     away, with data in hand    heartbeats go on, data is fetched ahead up to `prefetch_bytes`; a change sets `attention`
                                and waits for him: a partition is given up only when he has come back
     away for longer than       the member leaves the group and says why in the log; its partitions are lost. The next
-      max_poll_interval_ms     `poll` hands that over, and joins again
+      max_poll_interval_ms     `poll` hands that over, and joins again. In any call of the consumer he is not away
+    gone in mid-call           (Ctrl-C, a cancelled task) what was done is done; after `stay` or `rewind` both agree
 
 Used on one loop; `poll` by one task at a time. Time and randomness come from the `ClusterClient`.
 """
@@ -18,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.commits import Commits, Offsets, Told
@@ -36,25 +37,19 @@ from tidelog.client.names import ConsumerOptions
 from tidelog.client.placing import Placing
 from tidelog.client.positions import Held, Marks, Positions
 from tidelog.client.reader import LOOK_S, Reader
-from tidelog.client.rebalance import Change, Handover, Rebalance
+from tidelog.client.rebalance import Change, Handover, Rebalance, change_of
 from tidelog.client.record import GroupMetadata, OffsetAndMetadata, TopicPartition
-from tidelog.client.tasks import Tasks
-from tidelog.model.errors import (
-    CallTimeoutError,
-    InvalidRequestError,
-    TidelogError,
-    UnknownTopicIdError,
-)
+from tidelog.client.tasks import Ending, Tasks
+from tidelog.client.upkeep import Upkeep
+from tidelog.model.errors import CallTimeoutError, InvalidRequestError, TidelogError, UnknownTopicIdError
 from tidelog.model.ids import PartitionId
 
 LOGGER = logging.getLogger(__name__)
 
-_TICK_S = 1.0
-_WARN_S = 10.0
+T = TypeVar("T")
+
 _GOODBYE_MS = 5_000
 """Long enough for a coordinator to move; the session says it otherwise."""
-_LEAVING_MS = 2_000
-"""For the commit of a member that has not polled: others wait for its partitions."""
 HANDOVER_BYTES = 4 << 20
 """Of fetched data that go to the user's side at once; as much again is behind it."""
 
@@ -101,11 +96,20 @@ class ConsumerCore:
         self._last: Handover | None = None
         self._numbers = 0
         self._polling = asyncio.Lock()
-        self._is_woken = self._is_ticking = self._is_closed = False
-        self._away_s: float | None = None
-        self._committed_s = 0.0
-        self._warned: set[PartitionId] = set()
+        self._is_woken = self._is_ticking = self._is_leaving = self._is_closed = False
+        self._upkeep = Upkeep(
+            options,
+            self.positions,
+            self._reader,
+            self._commits,
+            hand,
+            attend=self._attend,
+            is_member=self._is_member,
+            may_commit=lambda: self._is_member() or not self._is_subscribed,
+            leave=self._leave_for_polling,
+        )
         self._tasks = Tasks(self._task_failed)
+        self._ending = Ending()
 
     # ---- What to read
 
@@ -144,13 +148,14 @@ class ConsumerCore:
         self._placing.look()
 
     async def unsubscribed(self) -> None:
-        """The end of a subscription or an assignment, after `leaving` and its callback."""
-        if self._membership is not None and self._membership.is_running:
-            await self._membership.leave()
+        """The end of a subscription or an assignment, after `leaving` and its callback; only the goodbye takes time."""
         self._forget(list(self.positions.held))
         self._is_subscribed = self._commits.is_subscribed = self._is_assigned = self._is_rebalanced = False
         self._target = self._fatal = self._last = self._reason = None
+        self._is_leaving = False
         self._lost.clear()
+        if self._membership is not None and self._membership.is_running:
+            await self._membership.leave()
 
     def _forget(self, partitions: Sequence[PartitionId]) -> None:
         self._reader.remove(*partitions)
@@ -214,21 +219,33 @@ class ConsumerCore:
 
     def _placed(self) -> None:
         """Positions were found: read whatever can be read now."""
-        for held in self.positions:
-            if held.offset >= 0 and held.is_announced and not held.is_read and held.error is None:
-                held.is_read = True
-                self._reader.add(held.topic, held.partition, held.offset, epoch=held.epoch)
-                if held.is_paused:
-                    self._reader.pause(held.partition)
+        ready = [
+            held
+            for held in (() if self._is_leaving else self.positions)
+            if held.offset >= 0 and held.is_announced and not held.is_read and held.error is None
+        ]
+        self._reader.add_all((held.topic, held.partition, held.offset, held.epoch) for held in ready)
+        for held in ready:
+            held.is_read = True
+            if held.is_paused:
+                self._reader.pause(held.partition)
         self._signal.set()
 
     # ---- The user comes by
+
+    async def visited(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """A call of the user, who is not away while it takes."""
+        self._upkeep.presence.came(self._now_s())
+        try:
+            return await call()
+        finally:
+            self._upkeep.presence.went(self._now_s())
 
     def came_back(self, marks: Marks) -> None:
         """A sign of life, with what was given out: all of it is done, since more is asked for."""
         self.positions.note(marks)
         self.positions.came_back()
-        self._away_s = self._now_s()
+        self._upkeep.presence.polled(self._now_s())
 
     async def poll(
         self, timeout_ms: float, marks: Marks, *, received: int = 0, bytes_max: int = HANDOVER_BYTES
@@ -245,13 +262,11 @@ class ConsumerCore:
             if not self._is_subscribed and not self._is_assigned:
                 raise SubscriptionError("nothing to read: subscribe or assign first")
             self.polls += 1
-            try:
-                return await self._poll(self._now_s() + timeout_ms / 1000, bytes_max)
-            finally:
-                self._away_s = self._now_s()
+            return await self._poll(self._now_s() + timeout_ms / 1000, bytes_max)
 
     async def _poll(self, end_s: float, bytes_max: int) -> Handover:
         while True:
+            self._check_open()  # another task may have closed it
             # Each time: who was put out while it held nothing has nothing to tell its user, and joins again here.
             self._begin()
             self._signal.clear()
@@ -278,8 +293,7 @@ class ConsumerCore:
     def _begin(self) -> None:
         if not self._is_ticking:
             self._is_ticking = True
-            self._committed_s = self._now_s()
-            self._tasks.spawn(self._tick())
+            self._tasks.spawn(self._upkeep.run())
         if self._is_subscribed and not self._lost and self._fatal is None:
             assert self._membership is not None, "a subscription has one"
             self._membership.start()
@@ -339,21 +353,21 @@ class ConsumerCore:
             self._reader.remove(*places)
             for held in going:
                 held.is_read = held.is_announced = False
-            return Rebalance(Change.REVOKED, places, tuple(held.name for held in going))
+            return change_of(Change.REVOKED, going)
         if self._is_rebalanced:
             self._is_rebalanced = False
             fresh = [held for held in self.positions if not held.is_announced]
             if self._announces:
-                return Rebalance(
-                    Change.ASSIGNED, tuple(held.partition for held in fresh), tuple(held.name for held in fresh)
-                )
+                return change_of(Change.ASSIGNED, fresh)
             for held in fresh:
                 held.is_announced = True
             self._placed()
         return None
 
     def finished(self, rebalance: Rebalance) -> None:
-        """The user's side has carried out a change."""
+        """The user's side has carried out a change. It says so again if it did not hear that it was heard."""
+        if self._last is None or self._last.rebalance is not rebalance:
+            return
         self._last = None
         if rebalance.change is Change.ASSIGNED:
             for partition, name in zip(rebalance.partitions, rebalance.names, strict=True):
@@ -392,55 +406,15 @@ class ConsumerCore:
         LOGGER.error("a task of the consumer failed", exc_info=error)
         self.failed(error if isinstance(error, TidelogError) else TidelogError(f"the consumer failed: {error!r}"))
 
-    async def _tick(self) -> None:
-        options = self.options
-        period_s = min(_TICK_S, options.auto_commit_interval_ms / 1000, options.max_poll_interval_ms / 4000)
-        while True:
-            await asyncio.sleep(period_s)
-            self._attend()
-            self._warn()
-            now_s = self._now_s()
-            if now_s - self._committed_s >= options.auto_commit_interval_ms / 1000:
-                self._committed_s = now_s
-                if self._is_member() or not self._is_subscribed:
-                    self._look_at_hand()
-                    self._commits.auto_soon()
-            away_ms = 0.0 if self._polling.locked() or self._away_s is None else (now_s - self._away_s) * 1000
-            if away_ms > options.max_poll_interval_ms and self._is_member():
-                await self._leave_for_polling(away_ms)
-
     def _is_member(self) -> bool:
         return self._is_subscribed and self._membership is not None and self._membership.is_member
 
-    async def _leave_for_polling(self, away_ms: float) -> None:
+    async def _leave_for_polling(self, why: str) -> None:
         assert self._membership is not None, "only members leave"
-        limit_ms = self.options.max_poll_interval_ms
-        told = (
-            f"{away_ms:.0f} ms without a poll, max_poll_interval_ms is {limit_ms}: the member has left the group, so "
-            "that others go on with its partitions; do less between two polls, or raise the limit"
-        )
-        LOGGER.warning("group=%s member=%s %s", self.options.group, self._membership.member_id, told)
+        LOGGER.warning("group=%s member=%s %s", self.options.group, self._membership.member_id, why)
         self.left_for_polling += 1
-        self._look_at_hand()
-        await self._commits.before_giving_up(tuple(self.positions.held), timeout_ms=_LEAVING_MS)
-        self.lost(CommitFailedError(told))
+        self.lost(CommitFailedError(why))
         await self._membership.leave()
-
-    def _look_at_hand(self) -> None:
-        """All before the record that the user works on is done, though he may be long at it."""
-        record = self._hand.in_work()
-        if record is not None and (held := self.positions.named(TopicPartition(record.topic, record.partition))):
-            self.positions.done_up_to(held, record.offset, record.leader_epoch)
-
-    def _warn(self) -> None:
-        """Once for each partition that cannot be read for a while."""
-        failing = self._reader.failing()
-        self._warned &= set(failing)
-        for partition, (since_s, error) in failing.items():
-            held = self.positions.held.get(partition)
-            if since_s > _WARN_S and partition not in self._warned and held is not None:
-                self._warned.add(partition)
-                LOGGER.warning("partition=%s cannot be read for %.0f s: %s", held.name, since_s, error)
 
     # ---- Commits
 
@@ -512,6 +486,16 @@ class ConsumerCore:
             if held.partition in self.positions:
                 self._place(held, row.offset)
 
+    def rewind(self, partitions: Iterable[PartitionId], marks: Marks) -> None:
+        """A call about these was cut short, and both sides may differ about them: the user's drops what it has, and
+        goes on behind what it has given out, or where the call has brought it."""
+        self._check_open()
+        self.positions.note(marks)
+        for held in [self.positions.held[one] for one in partitions if one in self.positions]:
+            self._purge([held.partition])
+            if held.is_read:
+                self._reader.seek(held.partition, held.offset, epoch=held.epoch)
+
     def pause(self, names: Iterable[TopicPartition], marks: Marks) -> None:
         """The user's side has dropped what it had of them: it is fetched again after `resume`."""
         self._check_open()
@@ -571,30 +555,39 @@ class ConsumerCore:
         if is_done:
             self.positions.came_back()
         else:
-            self._look_at_hand()
+            self._upkeep.look_at_hand()
         if self._lost:
             return Rebalance(Change.LOST, tuple(self._lost), tuple(self._lost.values()))
         if not self.positions.held or (self._is_subscribed and not self._is_member()):
             return None
+        self._is_leaving = True
         self._reader.remove(*self.positions.held)
         heard = [held for held in self.positions if held.is_announced]
         for held in self.positions:
-            held.is_read = held.is_announced = False
-        try:
-            await self._commits.before_giving_up(tuple(self.positions.held), timeout_ms=timeout_ms)
-        except asyncio.CancelledError:
-            for held in heard:
-                held.is_announced = True  # not told yet: the next attempt does
-            raise
+            held.is_read = False
+        await self._commits.before_giving_up(tuple(self.positions.held), timeout_ms=timeout_ms)
         if not self._is_subscribed or not heard:
             return None
-        return Rebalance(Change.REVOKED, tuple(held.partition for held in heard), tuple(held.name for held in heard))
+        return change_of(Change.REVOKED, heard)
+
+    def stay(self, *, is_told: bool) -> None:
+        """`leaving` did not lead to an end: what is held is read on. `is_told`: the callback has heard that it is given
+        up, so it hears that it is assigned, too."""
+        self._check_open()
+        self._is_leaving = False
+        if is_told and self._is_subscribed:
+            for held in self.positions:
+                held.is_announced = False
+            self._is_rebalanced = True
+        self._placed()
 
     async def close(self, *, timeout_ms: int) -> None:
         """Leaves the group; what cannot be said in time is left to the session."""
-        if self._is_closed:
-            return
         self._is_closed = True
+        self._notice()
+        await self._ending.run(lambda: self._close(timeout_ms))
+
+    async def _close(self, timeout_ms: int) -> None:
         try:
             if self._membership is not None:
                 await self._membership.leave(timeout_ms=max(1, min(timeout_ms, _GOODBYE_MS)))

@@ -7,7 +7,8 @@ addresses, then to the brokers that were told. A request for partitions goes to 
     the response                                     done
     UnreachableError                                 the next address; nobody at all: NoClusterError, at once while no
                                                      cluster was ever met, else when time is up
-    TransportError (it may have been carried out)    the next address if the request may be repeated, else raised
+    TransportError (it may have been carried out)    the next address if the request may be repeated, else raised;
+                                                     no answer within its share of the time is one
     an error of the catalogue, not retriable         raised
     one that is retriable                            a pause, and again, if the request may be repeated; else raised
     NOT_LEADER, unknown or fenced epoch, UNKNOWN_*   (of one partition) the answer's hint, or fresh metadata; again
@@ -119,13 +120,15 @@ class ClusterClient:
             reasons: list[str] = []
             last: TidelogError | None = None
             addresses = self._addresses()
-            for address in addresses:
+            for number, address in enumerate(addresses):
                 left_ms = int((end_s - loop.time()) * 1000)
                 if left_ms <= 0:
                     break
+                # Who is silent takes its share of the time and no more, so that the others are asked, too.
+                share_ms = max(1, left_ms // (len(addresses) - number)) if is_repeatable else left_ms
                 try:
                     answer = await self.connections.call(
-                        address, method, request, timeout_ms=min(left_ms, attempt_ms or left_ms)
+                        address, method, request, timeout_ms=min(share_ms, attempt_ms or share_ms)
                     )
                 except UnreachableError as error:
                     reasons.append(str(error).removeprefix(f"{address}: "))
@@ -180,6 +183,7 @@ class ClusterClient:
                 request = pb.MetadataRequest(topics=list(self._names), listener=self.config.listener)
                 answer = await self.call(_METADATA, request, attempt_ms=self.config.attempt_timeout_ms)
                 if self.view.take(answer):
+                    self._forget_unknown(answer)
                     break
                 # It is behind what we know; another node may not be.
                 self._answered = self._after(self._answered)
@@ -187,6 +191,13 @@ class ClusterClient:
             self._read_s = asyncio.get_running_loop().time()
         finally:
             self._refreshing = None
+
+    def _forget_unknown(self, answer: pb.MetadataResponse) -> None:
+        """What is not there is asked for only by who names it again: topics come and go."""
+        for topic in answer.topics:
+            error = error_in(topic)
+            if error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self._names.pop(topic.name, None)
 
     def _after(self, address: str) -> str:
         addresses = self._addresses()

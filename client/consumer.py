@@ -19,8 +19,8 @@ Delivery is at least once: what was given out and not committed is given out aga
 back for: asking for the next record, or the next poll, says that those before are done. So does `close`, but not a
 `with` block that ends by an error.
 
-One thread uses a consumer at a time; only `wakeup` may be called by others. A process that is forked cannot use a
-consumer of its parent: it gets a `ForkedError`, since two would be one member.
+One thread uses a consumer at a time; only `wakeup` and `metrics` may be called by others. A process that is forked
+cannot use a consumer of its parent: it gets a `ForkedError`, since two would be one member.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tidelog.client import io_thread
 from tidelog.client.arrow import Part, table_of
 from tidelog.client.commits import Offsets, Told
-from tidelog.client.consumer_errors import ConcurrentUseError, ConsumerClosedError
+from tidelog.client.consumer_errors import ConcurrentUseError, ConsumerClosedError, SubscriptionError
 from tidelog.client.consumer_front import (
     CLOSE_MS,
     Partitions,
     Topics,
     When,
     new_core,
+    read_offset,
+    read_offsets,
     read_partition,
     read_partitions,
     read_times,
@@ -75,30 +77,31 @@ class Consumer:
         self.options = read_options(ConsumerOptions, bootstrap, options)
         self._host: io_thread.IoThread | None = io_thread.acquire(self)
         self._is_closed = self._is_forked = False
-        self._user: int | None = None
-        self._depth = 0
+        self._lock = threading.RLock()
         self._side = UserSide(new_core(self._host, self.options), self.options, Asked, time.monotonic)
 
     # How calls get to the core.
 
     def _drive(self, work: Coroutine[Any, Any, T]) -> T:
-        me = threading.get_ident()
-        if self._is_forked or self._is_closed or self._host is None:
-            work.close()
-            if self._is_forked:
-                raise ForkedError("this consumer belongs to the process that this one was forked from: make another")
-            raise ConsumerClosedError("this consumer was closed")
-        if self._user not in (None, me):
-            work.close()
-            raise ConcurrentUseError("another thread uses this consumer; only wakeup may be called meanwhile")
-        self._user = me
-        self._depth += 1
         try:
-            return drive(work, self._host.run)
+            host = self._open_host()
+            if not self._lock.acquire(blocking=False):
+                raise ConcurrentUseError("another thread uses this consumer; it may only call wakeup and metrics")
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return drive(work, host.run)
         finally:
-            self._depth -= 1
-            if not self._depth:
-                self._user = None
+            self._lock.release()
+
+    def _open_host(self) -> io_thread.IoThread:
+        host = self._host
+        if self._is_forked:
+            raise ForkedError("this consumer belongs to the process that this one was forked from: make another")
+        if self._is_closed or host is None:
+            raise ConsumerClosedError("this consumer was closed")
+        return host
 
     # What to read.
 
@@ -179,7 +182,8 @@ class Consumer:
 
     def seek(self, partition: Partitions, offset: int, *, leader_epoch: int = -1) -> None:
         """Go on there. That the log has no such offset is told by the next polls (see `auto_offset_reset`)."""
-        self._drive(self._side.seek(read_partition(partition), offset, leader_epoch))
+        name = read_partition(partition)
+        self._drive(self._side.seek(name, read_offset(name, offset), leader_epoch))
 
     def seek_to_beginning(self, *partitions: Partitions) -> None:
         """Of these, or of all that are assigned."""
@@ -215,12 +219,12 @@ class Consumer:
 
         Raises `CommitFailedError` if the group has given the partitions to others.
         """
-        self._drive(self._side.commit(offsets, timeout_ms))
+        self._drive(self._side.commit(read_offsets(offsets), timeout_ms))
 
     def commit_async(self, offsets: Offsets | None = None, on_commit: Told | None = None) -> None:
         """The same without waiting, and without another attempt. Commits keep their order. `on_commit(offsets, error)`
         runs in one of the next polls, or in `close`; without it a failure is logged."""
-        self._drive(self._side.commit_once(offsets, on_commit))
+        self._drive(self._side.commit_once(read_offsets(offsets), on_commit))
 
     def committed(self, *partitions: Partitions) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where it has nothing."""
@@ -251,8 +255,10 @@ class Consumer:
         return self._drive(self._side.group_metadata())
 
     def metrics(self) -> dict[str, float]:
-        """Counts since it was made, and the state of now; `records_lag.<partition>` as of the last fetch."""
-        return self._drive(self._side.metrics())
+        """Counts since it was made, and the state of now; `records_lag.<partition>` as of the last fetch. From any
+        thread."""
+        host = self._open_host()
+        return drive(self._side.metrics(), host.run)
 
     # The end.
 
@@ -265,12 +271,17 @@ class Consumer:
         host = self._host
         if self._is_closed or self._is_forked or host is None:
             return
+        if self._side.is_in_callback:
+            raise SubscriptionError("a rebalance callback cannot close its consumer: return from it first")
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentUseError("another thread uses this consumer: `wakeup` it, and close it there")
         try:
             self._drive(self._side.close(timeout_ms, is_done=is_done))
         finally:
             self._is_closed = True
             self._host = None
             host.release(self)
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -284,10 +295,11 @@ class Consumer:
     def at_exit(self, deadline_s: float) -> None:
         """The interpreter ends: leave the group, without a word about what was in hand."""
         left_ms = max(1, int((deadline_s - time.monotonic()) * 1000))
-        if self._host is not None and self._user not in (None, threading.get_ident()):
-            self._host.run(self._side.core.close(timeout_ms=left_ms))  # a thread that is about to end is in it
-        else:
+        try:
             self._close(left_ms, is_done=False)
+        except ConcurrentUseError:  # a thread that is about to end is in it
+            if self._host is not None:
+                self._host.run(self._side.core.close(timeout_ms=left_ms))
 
     def forked(self) -> None:
         self._is_forked = True

@@ -13,12 +13,14 @@ from tidelog.client.durations import time_ms
 from tidelog.client.hand import Hand
 from tidelog.client.names import ConsumerOptions
 from tidelog.client.new_cluster import new_cluster
-from tidelog.client.record import TopicPartition
+from tidelog.client.record import OffsetAndMetadata, TopicPartition
+from tidelog.model.errors import InvalidRequestError
 
 Topics = str | Iterable[str] | re.Pattern[str] | None
 When = str | int | float | datetime | timedelta
 Partitions = TopicPartition | tuple[str, int]
 CLOSE_MS = 30_000
+OFFSET_MAX = (1 << 63) - 1
 
 
 def new_core(host: io_thread.IoThread, options: ConsumerOptions) -> Callable[[Hand], ConsumerCore]:
@@ -59,6 +61,29 @@ def read_partition(given: Partitions) -> TopicPartition:
 
 def read_partitions(given: Iterable[Partitions]) -> list[TopicPartition]:
     return list(dict.fromkeys(read_partition(one) for one in given))
+
+
+def read_offset(name: TopicPartition, given: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= OFFSET_MAX:
+        raise InvalidRequestError(f"{name}: {given!r} is no offset; it is a number from 0 on")
+    return given
+
+
+def read_offsets(
+    given: Mapping[TopicPartition, OffsetAndMetadata | int] | None,
+) -> dict[TopicPartition, OffsetAndMetadata] | None:
+    """Of a commit; None: all that was given out."""
+    if given is None:
+        return None
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
+    for place, told in given.items():
+        name = read_partition(place)
+        made = told if isinstance(told, OffsetAndMetadata) else OffsetAndMetadata(told)
+        read_offset(name, made.offset)
+        if not isinstance(made.metadata, str):
+            raise InvalidRequestError(f"{name}: the metadata of an offset is text, not {made.metadata!r}")
+        found[name] = made
+    return found
 
 
 def read_times(

@@ -30,6 +30,10 @@ def is_passing(error: TidelogError) -> bool:
     return isinstance(error, TransportError) or error.code in ELSEWHERE or error.retriable
 
 
+KNOWN_MAX = 1_000
+"""Groups; of more of them the one that was found first is asked for again."""
+
+
 class Coordinators:
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
@@ -55,7 +59,10 @@ class Coordinators:
             (row,) = answer.coordinators
             error = error_in(row)
             if error is None:
-                self._known[group] = found = CoordinatorInfo(row.broker, address_of(row.host, row.port))
+                found = CoordinatorInfo(row.broker, address_of(row.host, row.port))
+                if len(self._known) >= KNOWN_MAX and group not in self._known:
+                    del self._known[next(iter(self._known))]
+                self._known[group] = found
                 return found
             pause_s = backoff.next_s()
             if not is_passing(error) or loop.time() + pause_s >= end_s:

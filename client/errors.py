@@ -72,6 +72,13 @@ class ForkedError(TidelogError):
     code = ErrorCode.INVALID_REQUEST
 
 
+class EndedError(TidelogError):
+    """The client was closed by somebody else, or the program was about to end, while a call was under way. A change may
+    have been made."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
 class BufferFullError(TidelogError):
     """No room for a record within `max_block_ms`: it was not taken, and is not sent."""
 

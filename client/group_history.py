@@ -155,14 +155,15 @@ class GroupChecker:
     # The verdict.
 
     def verdict(self) -> Verdict:
+        """On what was fed up to now; it may be asked for more than once."""
+        verdict = self._verdict.copy()
         for _, partition in sorted(self._partitions.items()):
-            self._judge_writes(partition)
-            self._judge_polls(partition)
-            self._judge_commits(partition)
-        return self._verdict
+            self._judge_writes(partition, verdict)
+            self._judge_polls(partition, verdict)
+            self._judge_commits(partition, verdict)
+        return verdict
 
-    def _judge_writes(self, partition: _Partition) -> None:
-        verdict = self._verdict
+    def _judge_writes(self, partition: _Partition, verdict: Verdict) -> None:
         verdict.sent += len(partition.sent)
         verdict.acknowledged += len(partition.acked)
         verdict.refused += len(partition.refused - partition.acked.keys())
@@ -192,15 +193,15 @@ class GroupChecker:
                 elif number in partition.refused and number not in partition.acked:
                     verdict.found("unexpected", partition.number, f"{_told(number)} at {offset} was refused")
 
-    def _judge_polls(self, partition: _Partition) -> None:
+    def _judge_polls(self, partition: _Partition, verdict: Verdict) -> None:
         known = sorted({*partition.at, *(offset for offset in partition.acked.values() if offset >= 0)})
         for member, first, end in partition.gaps:
             index = bisect_right(known, first - 1)
             if index < len(known) and known[index] < end:
                 what = f"{member} was given {end} after {first - 1}; a record is at {known[index]}"
-                self._verdict.found("poll-skip", partition.number, what)
+                verdict.found("poll-skip", partition.number, what)
 
-    def _judge_commits(self, partition: _Partition) -> None:
+    def _judge_commits(self, partition: _Partition, verdict: Verdict) -> None:
         # Of two in one millisecond the later noted one counts; a member that began in it may not know it.
         commits = sorted(partition.commits, key=lambda told: told[0])
         times = [at_ms for at_ms, _ in commits]
@@ -208,7 +209,7 @@ class GroupChecker:
             index = bisect_right(times, at_ms - 1)
             if index and offset < commits[index - 1][1]:
                 what = f"{member} began at {offset}; {commits[index - 1][1]} had been committed before"
-                self._verdict.found("lost-commit", partition.number, what)
+                verdict.found("lost-commit", partition.number, what)
 
 
 _FEEDS: dict[str, Callable[[GroupChecker, _Partition, Mapping[str, Any]], None]] = {

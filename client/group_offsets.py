@@ -14,6 +14,7 @@ ends up on top of a newer one. What is asked for while one is under way is put t
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ from tidelog.model.ids import PartitionId
 from tidelog.rpc.door import Method, method_named
 from tidelog.rpc.v1 import common_pb2 as common
 from tidelog.rpc.v1 import groups_pb2 as pb
+
+LOGGER = logging.getLogger(__name__)
 
 _COMMIT = method_named("Groups", "CommitOffsets")
 _FETCH = method_named("Groups", "FetchOffsets")
@@ -88,6 +91,8 @@ class GroupOffsets:
         self._waiting: list[_Waiting] = []
         self._under_way: list[_Waiting] = []
         self._sending: asyncio.Task[None] | None = None
+        self._sequence = 0
+        """Of the last request that commits: one that is held up on the way and repeated must not come on top."""
 
     # Commits.
 
@@ -129,6 +134,9 @@ class GroupOffsets:
                     errors = await self._send(pending, waiting)
                 except TidelogError as whole:
                     errors = dict.fromkeys(pending, whole)
+                except Exception as ours:  # nobody shall wait for what will not come
+                    LOGGER.exception("group=%s a commit failed", self.group)
+                    errors = dict.fromkeys(pending, TidelogError(f"the commit failed: {ours!r}"))
                 for one in waiting:
                     error = next((errors[place] for place in one.partitions if place in errors), None)
                     if one.done.done():
@@ -187,8 +195,13 @@ class GroupOffsets:
         self, offsets: Mapping[PartitionId, tuple[TopicPartition, OffsetAndMetadata]]
     ) -> pb.CommitOffsetsRequest:
         me = self._identity()
+        self._sequence += 1
         request = pb.CommitOffsetsRequest(
-            group=self.group, member_id=me.member_id, member_epoch=me.member_epoch, instance_id=me.instance_id
+            group=self.group,
+            member_id=me.member_id,
+            member_epoch=me.member_epoch,
+            instance_id=me.instance_id,
+            sequence=self._sequence,
         )
         for place, (name, told) in offsets.items():
             request.offsets.add(
@@ -207,7 +220,7 @@ class GroupOffsets:
         self, partitions: Sequence[PartitionId], names: Names, *, timeout_ms: int
     ) -> dict[PartitionId, OffsetAndMetadata | None]:
         """What is committed of these; None where nothing is. A member's question is refused by a coordinator that does
-        not know it (CommitFailedError)."""
+        not know it (CommitFailedError). Who is about to join asks as anybody may."""
         if not partitions:
             return {}
         loop = asyncio.get_running_loop()
@@ -215,10 +228,11 @@ class GroupOffsets:
         backoff = self._cluster.backoff()
         while True:
             me = self._identity()
+            is_member = bool(me.member_id) and me.member_epoch > 0
             request = pb.FetchOffsetsRequest(
                 group=self.group,
-                member_id=me.member_id,
-                member_epoch=me.member_epoch if me.member_id else None,
+                member_id=me.member_id if is_member else "",
+                member_epoch=me.member_epoch if is_member else None,
                 partitions=[
                     common.TopicPartition(
                         topic=names[place].topic, topic_id=place.topic_id.bytes, partition=place.partition

@@ -49,6 +49,8 @@ class Hand:
         self.is_one_by_one = False
         """The user gets records one by one, so that all before `last` are done."""
         self.records = self.bytes = 0
+        self.received = 0
+        """The number of the handover that arrived last."""
         self._key = key
         self._value = value
         self._checks = checks
@@ -61,8 +63,11 @@ class Hand:
         self._at, self._epoch = 0, -1  # the next offset of the piece, and the epoch before it
         self._moved: dict[PartitionId, tuple[int, int]] = {}
 
-    def put(self, pieces: Sequence[Fetched]) -> None:
-        self._pieces.extend(pieces)
+    def put(self, pieces: Sequence[Fetched], number: int = 0) -> None:
+        """They have arrived, and so says the number. Ctrl-C comes between calls: not between these two."""
+        extend = self._pieces.extend
+        self.received = number
+        extend(pieces)
 
     def drop(self, partitions: Collection[PartitionId]) -> None:
         """Nothing more of these is given out; what `marks` has not told of them is forgotten."""

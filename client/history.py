@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidelog.model.errors import InvalidRequestError
@@ -71,6 +71,9 @@ class Verdict:
     def is_good(self) -> bool:
         """Nothing was found. Whether a loss could have been seen says `checked_complete`."""
         return not any(self.counts.values())
+
+    def copy(self) -> Verdict:
+        return replace(self, counts=dict(self.counts), anomalies=list(self.anomalies))
 
     def found(self, kind: str, partition: int, what: str) -> None:
         self.counts[kind] += 1
@@ -185,12 +188,13 @@ class Checker:
         partition.last[reader] = min(partition.last.get(reader, -1), offset - 1)
 
     def verdict(self) -> Verdict:
+        """On what was fed up to now; it may be asked for more than once."""
+        verdict = self._verdict.copy()
         for _, partition in sorted(self._partitions.items()):
-            self._judge(partition)
-        return self._verdict
+            self._judge(partition, verdict)
+        return verdict
 
-    def _judge(self, partition: _Partition) -> None:
-        verdict = self._verdict
+    def _judge(self, partition: _Partition, verdict: Verdict) -> None:
         verdict.sent += len(partition.sent)
         verdict.acknowledged += len(partition.acked)
         verdict.refused += len(partition.refused - partition.acked.keys())

@@ -3,6 +3,8 @@
     acquire(owner) -> IoThread      starts it at the first use; each owner releases it once, the last one ends it
     thread.run(job)                 from a plain thread: waits for a coroutine, Ctrl-C gets through
     await thread.do(job)            from a loop of the program
+                                    both raise EndedError if the thread ends before the job does: nobody waits for what
+                                    will not come
     thread.tell(work)               user's code (callbacks) on a thread of its own, in order: it holds up no heartbeat
     thread.connections(bootstrap)   gRPC connections that survive a fork of the process
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import gc
 import logging
 import os
@@ -34,7 +37,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from tidelog.client.connections import Connections
-from tidelog.client.errors import ForkedError
+from tidelog.client.errors import EndedError, ForkedError
 from tidelog.client.grpc_connections import GrpcConnections
 from tidelog.client.waiting import check_may_wait, forbid_here
 from tidelog.model.errors import CallTimeoutError
@@ -46,6 +49,8 @@ FORK_S = 2.0
 STANDSTILL_S = 60.0
 """No fork takes so long: the loop goes on then, whatever has become of it."""
 JOIN_S = 2.0
+REST_S = 0.1
+"""For gRPC to come to rest when the thread ends; longer only if somebody else uses gRPC in this process."""
 
 IN_PROCESS: dict[str, Callable[[], Connections]] = {}
 """Clusters of this process, by the addresses of their brokers: they are reached without gRPC (`tidelog.testing`)."""
@@ -72,6 +77,8 @@ class IoThread:
         self.loop = uvloop.new_event_loop()
         self.owners: weakref.WeakSet[Owner] = weakref.WeakSet()
         self.users = 0
+        self._jobs: set[Future[Any]] = set()
+        self._is_over = self._has_grpc = False
         self._connections: weakref.WeakSet[GrpcConnections] = weakref.WeakSet()
         self._tellers: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._teller: threading.Thread | None = None
@@ -89,6 +96,10 @@ class IoThread:
                 self.loop.run_until_complete(self._wind_up())
             asyncio.set_event_loop(None)
             self.loop.close()
+            # In this order: a job that is not among them now finds that it is over.
+            self._is_over = True
+            for future in list(self._jobs):
+                future.cancel()
 
     async def _wind_up(self) -> None:
         for connections in list(self._connections):
@@ -98,6 +109,14 @@ class IoThread:
             task.cancel()
         if rest:
             await asyncio.wait(rest, timeout=JOIN_S)
+        if self._has_grpc:
+            # What gRPC still has for this loop would meet the next one, and hold up what belongs there.
+            for attempt in range(int(REST_S * 500)):
+                if not _is_grpc_running():
+                    break
+                await asyncio.sleep(0.002)
+                if attempt == 5:
+                    gc.collect()
         await self.loop.shutdown_asyncgens()
 
     @property
@@ -117,7 +136,16 @@ class IoThread:
 
     def start(self, job: Coroutine[Any, Any, T]) -> Future[T]:
         """A `concurrent.futures.Future` of the coroutine, which runs on the loop."""
-        return asyncio.run_coroutine_threadsafe(job, self.loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(job, self.loop)
+        except RuntimeError as error:  # the loop is closed
+            job.close()
+            raise _ended() from error
+        self._jobs.add(future)
+        future.add_done_callback(self._jobs.discard)
+        if self._is_over:
+            future.cancel()
+        return future
 
     def run(self, job: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
         """The coroutine's result. Ctrl-C and the timeout cancel it; the timeout is a CallTimeoutError."""
@@ -134,6 +162,8 @@ class IoThread:
                 raise
             future.cancel()
             raise CallTimeoutError(f"not done in {timeout_s} s") from None
+        except concurrent.futures.CancelledError:
+            raise _ended() from None
         except BaseException:
             future.cancel()
             raise
@@ -142,13 +172,21 @@ class IoThread:
         """The same for a caller on a loop, its own or this one; if the caller is cancelled, so is the job."""
         if self.is_here:
             return await job
-        return await asyncio.wrap_future(self.start(job))
+        future = self.start(job)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not future.cancelled() or task is None or task.cancelling():
+                raise
+            raise _ended() from None  # nobody has cancelled who waits here
 
     def connections(self, bootstrap: Sequence[str] = ()) -> Connections:
         """For one client of the cluster at these addresses; it closes them when it is done."""
         for address in bootstrap:
             if (connect := IN_PROCESS.get(address)) is not None:
                 return connect()
+        self._has_grpc = True
         made = GrpcConnections()
         self._connections.add(made)
         return made
@@ -183,6 +221,8 @@ class IoThread:
     def release(self, owner: Owner, *, is_awaited: bool = True) -> None:
         """The owner is done with it. `is_awaited=False` where nobody may block: the thread ends by itself."""
         with _LOCK:
+            if owner not in self.owners:
+                return  # it was released before
             self.owners.discard(owner)
             self.users -= 1
             if self.users > 0:
@@ -243,6 +283,10 @@ class IoThread:
         return [self, self.loop, *asyncio.all_tasks(self.loop), *self._connections]
 
 
+def _ended() -> EndedError:
+    return EndedError("this client was closed, or has failed, while the call was under way")
+
+
 def _is_grpc_running() -> bool:
     """Whether the thread that polls for gRPC's asyncio lives; it ends with the last channel and call."""
     return any("_poll_wrapper" in thread.name for thread in threading.enumerate())
@@ -255,7 +299,7 @@ def _tell_all(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
             return
         try:
             job()
-        except Exception:
+        except BaseException:  # sys.exit in a callback ends nothing: others wait for theirs
             LOGGER.exception("a callback failed")
 
 

@@ -42,20 +42,48 @@ _NOT_HERE: tuple[tuple[str, str], ...] = (
     (r"transactional\.id|transaction\.timeout\.ms", "there are no transactions yet"),
     (r"(message\.)?partitioner\.(class|ignore\.keys)", "give `partitioner` a name or a function"),
     (r"(key|value)\.subject\..*|schema\.registry\..*|auto\.register\.schemas", "there is no schema registry"),
+    (r"rebalance\.cb", "give `subscribe` on_assigned, on_revoked and on_lost"),
+    (r"offset\.commit\.cb|on\.commit", "give `commit_async` on_commit, or an interceptor"),
+    (r"consume\.cb", "records are given out by `poll` and by iteration"),
+    (r"partitioner\.cb", "give `partitioner` a name or a function"),
+    (r"default\.topic\.conf(ig)?", "put what stands in it beside the other options"),
 )
 """Refused, with the reason."""
 _IGNORED: tuple[tuple[str, str], ...] = (
     (r"socket\..*|(send|receive)\.buffer\.bytes|connections\.max\..*|broker\.address\..*", "gRPC tunes its sockets"),
-    (r"reconnect\.backoff(\.max)?\.ms", "gRPC connects anew by itself, after 50 ms to 1 s"),
+    (r"client\.dns\.lookup", "gRPC tries every address that a name has"),
+    (r"(socket|connect|closesocket|open|resolve)\.cb", "gRPC makes its connections by itself"),
+    (r"reconnect\.backoff(\.max|\.jitter)?\.ms", "gRPC connects anew by itself, after 50 ms to 1 s"),
+    (r"(fetch\.error|fetch\.queue)\.backoff\.ms|coordinator\.query\.interval\.ms", "see retry_backoff_ms"),
     (r"api\.version\..*|broker\.version\.fallback", "there is one version of the protocol"),
     (r"metrics?\..*|metric\.reporters|auto\.include\.jmx\.reporter|statistics\..*|stats_cb", "see `metrics()`"),
     (r"log_level|log\..*|debug|logger", "logs go to Python's logging, to loggers below 'tidelog'"),
     (r"message\.send\.max\.retries|retries", "attempts go on until delivery_timeout_ms"),
     (r"topic\.metadata\..*|metadata\.(recovery|max\.idle)\..*|enable\.metrics\.push", "metadata is kept fresh anyway"),
-    (r"queue\.buffering\.max\.messages|batch\.num\.messages|sticky\.partitioning\..*", "memory is bounded in bytes"),
+    (
+        r"queue\.buffering\.(max\.messages|max\.kbytes|back.*)|batch\.num\.messages",
+        "buffer_memory and batch_size bound it",
+    ),
+    (r"sticky\.partitioning\..*", "records without a key stick until their batch goes"),
+    (r"queued\.(min\.messages|max\.messages\.kbytes)", "prefetch_bytes bounds what is fetched ahead"),
+    (r"(message\.copy|receive\.message)\.max\.bytes", "messages of any size that a broker takes are taken"),
+    (r"partitioner\.(adaptive\.partitioning\.enable|availability\.timeout\.ms)", "a leader is looked for anyway"),
+    (r"group\.protocol(\.type)?", "there is one protocol of groups, that of group.protocol=consumer"),
+    (r"(error|throttle|background\.event)\.cb|enabled\.events", "errors are raised, and told by deliveries"),
+    (r"offset\.store\..*|auto\.offset\.store", "offsets are stored by the group's coordinator"),
+    (r"produce\.offset\.report|queuing\.strategy|msg\.order\.cmp", "it is so anyway"),
+    (r"enable\.random\.seed|internal\.termination\.signal|builtin\.features", "it is another library's"),
     (r"test\.mock\..*|plugin\..*|opaque|delivery\.report\..*|linger\.backpressure\..*", "it is another library's"),
 )
 """Not taken, and told once: nothing is lost by going on without."""
+_ONLY: dict[str, tuple[bool, str]] = {
+    "enable.partition.eof": (False, "the end of a partition is no record: compare `position` with `end_offsets`"),
+    "enable.auto.offset.store": (
+        True,
+        "there is no store_offsets: enable_auto_commit=False, and `commit` what is done",
+    ),
+}
+"""What is so here by nature: this value is taken, the other refused."""
 
 O = TypeVar("O", bound="CommonOptions")  # noqa: E741
 
@@ -105,7 +133,8 @@ class ProducerOptions(CommonOptions):
     acks: int = _option(-1, "acks", "request.required.acks", kind="acks")
     """"all" (-1): every in-sync replica has synced it. 1: the leader has it. 0: it was sent, and nobody knows more."""
     enable_idempotence: bool | None = _option(None, "enable.idempotence", kind="bool")
-    """No duplicates and no other order by retries. On, unless acks or max_in_flight say otherwise."""
+    """No duplicates and no other order by retries. It is always so, and False changes nothing; True insists on it, and
+    is refused where acks leaves open what was stored."""
     max_in_flight: int = _option(
         IN_FLIGHT_MAX, "max.in.flight.requests.per.connection", "max.in.flight", kind="int", low=1, high=INT_MAX
     )
@@ -140,10 +169,6 @@ class ProducerOptions(CommonOptions):
     """Objects, or classes, with on_send(record), on_acknowledgement(metadata, error), close()."""
     on_delivery: Callable[..., Any] | None = _option(None, "on_delivery", "dr_cb", "dr_msg_cb", kind="function")
     """Called as on_delivery(error, metadata) for every record that has no callback of its own."""
-
-    @property
-    def is_idempotent(self) -> bool:
-        return self.acks == -1 if self.enable_idempotence is None else self.enable_idempotence
 
     def contradictions(self) -> list[str]:
         found = super().contradictions()
@@ -182,7 +207,7 @@ class ConsumerOptions(CommonOptions):
     auto_offset_reset: str = _option("latest", "auto.offset.reset", kind="reset")
     """Where to begin without a committed offset: earliest, latest, none (an error), or so long ago: "1h",
     "by_duration:PT1H"."""
-    enable_auto_commit: bool = _option(True, "enable.auto.commit", kind="bool")
+    enable_auto_commit: bool = _option(True, "enable.auto.commit", "auto.commit.enable", kind="bool")
     """Commit what the program has come back for, by itself."""
     auto_commit_interval_ms: int = _option(5_000, "auto.commit.interval.ms", kind="int", low=1, high=INT_MAX)
     """How often."""
@@ -317,6 +342,9 @@ def _unknown(kind: type[CommonOptions], spelling: str, value: object, names: Map
         return []
     if dotted in ("retries", "message.send.max.retries") and str(value) == "0":
         return [f"{spelling}=0: there are always retries; delivery_timeout_ms bounds them"]
+    if dotted in _ONLY:
+        natural, why = _ONLY[dotted]
+        return [] if str(value).lower() == str(natural).lower() else [f"{spelling}={value!r}: {why}"]
     for pattern, why in _NOT_HERE:
         if re.fullmatch(pattern, dotted):
             return [f"{spelling}: {why}"]

@@ -91,7 +91,8 @@ class Placing:
         asked = [held for held in unplaced if held.partition not in self._out_of_range]
         if self._offsets is not None and asked:
             names = {held.partition: held.name for held in asked}
-            found = await self._offsets.fetch(list(names), names, timeout_ms=_ATTEMPT_MS)
+            fetching = self._offsets.fetch(list(names), names, timeout_ms=_ATTEMPT_MS)
+            found, _ = await asyncio.gather(fetching, self._learn_leaders(asked))
             for held in asked:
                 committed = found[held.partition]
                 if committed is not None and held.offset < 0:
@@ -100,6 +101,12 @@ class Placing:
         left = [held for held in unplaced if held.offset < 0]
         if left:
             await self._begin(left)
+
+    async def _learn_leaders(self, places: Iterable[Held]) -> None:
+        """Of partitions that were not there when this client last looked: they are asked and read in a moment."""
+        names = dict.fromkeys(held.topic.name for held in places if self._cluster.leader(held.partition) is None)
+        if names:
+            await self._cluster.refresh_quietly(*names)
 
     async def _begin(self, left: Sequence[Held]) -> None:
         if self._reset == "none":

@@ -158,20 +158,19 @@ class Producer(ProducerFront):
         return place
 
     def _on_loop(self, job: Callable[[ProducerCore], Any], topic: str, deadline_s: float) -> None:
-        core = self._started()
+        core, host = self._started()
         try:
-            self._host.run(job(core), timeout_s=max(0.001, deadline_s - time.monotonic()))
+            host.run(job(core), timeout_s=max(0.001, deadline_s - time.monotonic()))
         except CallTimeoutError as error:
+            self._check_open()
             if time.monotonic() < deadline_s:
                 raise
-            raise CallTimeoutError(
-                f"no metadata of '{topic}' in {self._options.max_block_ms} ms (max_block_ms): {error}"
-            ) from error
+            raise self._no_metadata(topic, core) from error
+        except TidelogError:
+            self._check_open()  # closed by another thread: nothing else is wrong
+            raise
 
-    def _started(self) -> ProducerCore:
-        core = self._core
-        if core is not None:
-            return core
+    def _started(self) -> tuple[ProducerCore, Any]:
         check_may_wait()
         with self._start_lock:
             self._check_open()
@@ -184,7 +183,7 @@ class Producer(ProducerFront):
                     host.release(self)
                     self._host = None
                     raise
-            return self._core
+            return self._core, self._host
 
     # Asking.
 
@@ -204,7 +203,10 @@ class Producer(ProducerFront):
         host = self._host
         if host is not None and not host.is_telling:
             told = Waiter()
-            host.after_callbacks(told.set)
+            try:
+                host.after_callbacks(told.set)
+            except RuntimeError:
+                return  # another thread has closed it: all callbacks were run then
             if not told.wait(None if end_s is None else max(0.0, end_s - time.monotonic())):
                 raise FlushTimeoutError(f"callbacks were not done in {timeout} s", left=0)
 
@@ -221,23 +223,24 @@ class Producer(ProducerFront):
         try:
             self.flush(timeout)
         except FlushTimeoutError as error:
-            LOGGER.warning("closed with %d records on their way", error.left)
+            if error.left:
+                LOGGER.warning("closed with %d records on their way", error.left)
         finally:
             self._is_closed = True
             self._in.close()
             self._stop()
-        self._close_interceptors()
 
     def _stop(self) -> None:
         with self._start_lock:
             host = self._host
-            if host is None:
-                return
             try:
-                host.run(self._end_core())
+                if host is not None:
+                    host.run(self._end_core())
             finally:
-                host.release(self)
-                self._host = None
+                if host is not None:
+                    host.release(self)
+                    self._host = None
+                self._close_interceptors()
 
     def at_exit(self, deadline_s: float) -> None:
         """The interpreter ends and nobody has closed it."""

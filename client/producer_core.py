@@ -23,13 +23,14 @@ from typing import Any
 
 from tidelog.client.accumulator import Accumulator, TopicPlace
 from tidelog.client.cluster import ClusterClient
-from tidelog.client.errors import WriterClosedError
+from tidelog.client.errors import NoClusterError, WriterClosedError
 from tidelog.client.hot import Delivery, Parcel, split_rows
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.names import ProducerOptions
+from tidelog.client.tasks import Ending
 from tidelog.client.writer import Acknowledged, Writer, WriterConfig
 from tidelog.log.batch import encode_columns
-from tidelog.model.errors import TidelogError, UnknownTopicOrPartitionError
+from tidelog.model.errors import TidelogError, TransportError, UnknownTopicOrPartitionError
 
 LOGGER = logging.getLogger(__name__)
 
@@ -95,20 +96,32 @@ class ProducerCore:
                 in_flight_max=options.max_in_flight,
             ),
         )
+        self.locate_error: TidelogError | None = None
+        """Why the last attempt to find a topic was in vain."""
         self._tracks: dict[tuple[str, int], Track] = {}
         self._infos: dict[str, TopicInfo] = {}
         self._seen = (-1, "")
         self._timer: asyncio.TimerHandle | None = None
         self._is_slicing = False
         self._is_closed = False
+        self._ending = Ending()
         self._refreshing = asyncio.get_running_loop().create_task(self._keep_fresh())
 
     # Topics.
 
     async def locate(self, topic: str) -> None:
-        """The topic's place in the accumulator, from now on kept up to date. Raises if there is no such topic."""
-        if not self._is_closed:
-            self._know(await self.cluster.topic(topic, may_create=True))
+        """The topic's place in the accumulator, from now on kept up to date. Raises if there is no such topic, and at
+        once if no cluster was ever met; otherwise it asks as long as its caller waits."""
+        backoff = self.cluster.backoff()
+        while not self._is_closed:
+            try:
+                self._know(await self.cluster.topic(topic, may_create=True))
+                return
+            except TransportError as error:
+                self.locate_error = error
+                if isinstance(error, NoClusterError) and not self.cluster.answered:
+                    raise
+            await asyncio.sleep(backoff.next_s())
 
     async def grow(self, topic: str, partition: int) -> None:
         """The topic may have got this partition just now: look for it, for a moment."""
@@ -147,10 +160,19 @@ class ProducerCore:
         while True:
             await asyncio.sleep(self.options.metadata_max_age_ms / 1000)
             if self._infos:
-                error = await self.cluster.refresh_quietly()
+                error = await self.cluster.refresh_quietly(*self._infos)
                 if error is not None:
                     LOGGER.info("metadata was not refreshed: %s", error)
+                else:
+                    self._forget_gone()
                 self._update()
+
+    def _forget_gone(self) -> None:
+        """Topics that the cluster has no more, once nothing of them is on its way: programs make topics for a day."""
+        for name in [name for name in self._infos if name not in self.cluster.view.topics]:
+            if self.accumulator.forget_place(name):
+                del self._infos[name]
+        self.writer.forget_gone()
 
     # Out.
 
@@ -305,8 +327,9 @@ class ProducerCore:
 
     async def close(self) -> None:
         """What is not answered yet fails. `flush` before, if it shall not."""
-        if self._is_closed:
-            return
+        await self._ending.run(self._close)
+
+    async def _close(self) -> None:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -314,8 +337,14 @@ class ProducerCore:
         self.accumulator.close()
         with self.accumulator.lock:
             self.accumulator.seal_all()
-        await self.writer.close(is_flushed=False)
-        await asyncio.sleep(0)  # the writer's answers are told
+        try:
+            await self.writer.close(is_flushed=False)
+            await asyncio.sleep(0)  # the writer's answers are told
+        finally:
+            self._fail_all()
+        await self.cluster.close()
+
+    def _fail_all(self) -> None:
         while self.accumulator.sealed:
             parcel = self.accumulator.sealed.popleft()
             self._track(parcel).parcels.append(parcel)
@@ -327,7 +356,6 @@ class ProducerCore:
             while track.parcels:
                 self._finish(track.parcels.popleft())
         self._tracks.clear()
-        await self.cluster.close()
 
     def metrics(self) -> dict[str, Any]:
         """By the names of `METRICS`."""
@@ -365,7 +393,7 @@ def tell_all(parcel: Parcel, acknowledged: list[Callable[..., object]]) -> None:
                 told(parcel.error, parcel.metadata(index))
             elif callback is not None:
                 callback(Delivery(parcel, index))
-        except Exception:
+        except BaseException:  # sys.exit there would keep those behind it from hearing
             LOGGER.exception("a delivery callback failed for %s-%d", parcel.topic, parcel.partition)
 
 

@@ -27,7 +27,7 @@ from tidelog.client.producer_core import METRICS, ProducerCore, place_of
 from tidelog.client.records import ProducerRecord, headers_of
 from tidelog.client.serializers import as_bytes, dumper
 from tidelog.log.batch import HEADER_BYTES, encode_columns
-from tidelog.model.errors import RecordTooLargeError
+from tidelog.model.errors import CallTimeoutError, RecordTooLargeError
 
 LOGGER = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ProducerFront:
         on_send = (getattr(one, "on_send", None) for one in self._options.interceptors)
         self._on_send: list[Callable[[ProducerRecord], Any]] = [one for one in on_send if one is not None]
         self._is_plain = not (self._on_send or self._dump_key or self._dump_value or self._options.on_delivery)
-        self._is_closed = False
+        self._is_closed = self._are_interceptors_closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -94,7 +94,11 @@ class ProducerFront:
 
     def _tell(self, work: Callable[[], None]) -> None:
         """Run user's callbacks."""
-        self._host.tell(work)
+        host = self._host
+        if host is None:
+            work()  # it has just been closed, and they are owed all the same
+        else:
+            host.tell(work)
 
     async def _new_core(self) -> ProducerCore:
         return ProducerCore(self._new_cluster(self._host), self._options, self._in, self._tell)
@@ -175,6 +179,10 @@ class ProducerFront:
             f"no room for {size} bytes to '{topic}' in {self._options.max_block_ms} ms: {self._in.reserved} of "
             f"buffer_memory={self._in.buffer_memory} bytes are not answered yet"
         )
+
+    def _no_metadata(self, topic: str, core: ProducerCore) -> CallTimeoutError:
+        because = f": {core.locate_error}" if core.locate_error is not None else ""
+        return CallTimeoutError(f"no metadata of '{topic}' in {self._options.max_block_ms} ms (max_block_ms){because}")
 
     # Bulk.
 
@@ -293,6 +301,10 @@ class ProducerFront:
             self._last_metrics = core.metrics()
 
     def _close_interceptors(self) -> None:
+        """Once, whoever closes it first."""
+        if self._are_interceptors_closed:
+            return
+        self._are_interceptors_closed = True
         for interceptor in self._options.interceptors:
             close = getattr(interceptor, "close", None)
             if close is not None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tidelog.client.cluster import ClusterClient, error_in
@@ -153,8 +153,13 @@ class Reader:
     def add(self, topic: TopicInfo, partition: PartitionId, offset: int, *, epoch: int = -1) -> None:
         """Read this one too. `epoch` is that of the record before `offset`, if it is known: then a log that has
         another record there is noticed."""
-        assert partition not in self._places, "added once"
-        self._places[partition] = _Place(topic, partition, offset, epoch)
+        self.add_all([(topic, partition, offset, epoch)])
+
+    def add_all(self, places: Iterable[tuple[TopicInfo, PartitionId, int, int]]) -> None:
+        """The same of many: (topic, partition, offset, epoch)."""
+        for topic, partition, offset, epoch in places:
+            assert partition not in self._places, "added once"
+            self._places[partition] = _Place(topic, partition, offset, epoch)
         self._wake()
 
     def remove(self, *partitions: PartitionId) -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from tidelog.client.fetched import Fetched
+from tidelog.client.positions import Held
 from tidelog.client.record import TopicPartition
 from tidelog.model.ids import PartitionId
 
@@ -26,6 +27,10 @@ class Rebalance:
     change: Change
     partitions: tuple[PartitionId, ...]
     names: tuple[TopicPartition, ...]
+
+
+def change_of(change: Change, held: Sequence[Held]) -> Rebalance:
+    return Rebalance(change, tuple(one.partition for one in held), tuple(one.name for one in held))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ def headers_of(given: Any) -> Headers | None:
     found = []
     for pair in pairs:
         try:
+            if isinstance(pair, (str, bytes)):
+                raise TypeError("two letters are no pair")
             name, value = pair
         except (TypeError, ValueError):
             raise TypeError(f"headers are a dict, or pairs of name and value; not {pair!r}") from None
@@ -40,5 +42,6 @@ def headers_of(given: Any) -> Headers | None:
             raise TypeError(
                 f"a header is a str with bytes, str or None, not {type(name).__name__} with {type(value).__name__}"
             )
+        name.encode()  # what cannot be would fail in the batch, with the records of others
         found.append((name, value))
     return tuple(found)

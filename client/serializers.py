@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json as _json
 from collections.abc import Callable
-from struct import Struct, error
+from struct import Struct
 from typing import Any
 from uuid import UUID
 
@@ -89,7 +89,7 @@ def dumper(given: Any) -> Dump | None:
     def dump(topic: str, data: Any, what: str) -> bytes | None:
         try:
             made = given(data) if method is None else method(topic, data)
-        except (TypeError, ValueError, error) as failure:
+        except Exception as failure:
             raise SerializationError(
                 f"{given!r} cannot serialize the {what}, of type {type(data).__name__}: {failure}"
             ) from failure
@@ -98,10 +98,17 @@ def dumper(given: Any) -> Dump | None:
         if isinstance(made, (bytearray, memoryview)):
             return bytes(made)
         if isinstance(made, str):
-            return made.encode()
+            return _encoded(made, what, given)
         raise SerializationError(f"{given!r} gave {type(made).__name__} for the {what}, not bytes")
 
     return dump
+
+
+def _encoded(text: str, what: str, given: Any) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise SerializationError(f"{given!r} gave text for the {what} that UTF-8 cannot hold: {error}") from error
 
 
 def as_bytes(data: Any, what: str) -> bytes | None:

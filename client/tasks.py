@@ -1,10 +1,13 @@
-"""The jobs that run for one part of the client: begun, watched for errors of ours, ended together."""
+"""Jobs of one part of the client: begun, watched for errors of ours, ended together; and its end, which runs once."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Tasks:
@@ -31,3 +34,22 @@ class Tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+class Ending:
+    """The end of something: it begins once, and is carried through whatever becomes of those who wait for it."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """The first one's `job`; the others wait for it, too."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(job())
+            self._task.add_done_callback(_told)
+        await asyncio.shield(self._task)
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        LOGGER.warning("a client was not closed in order: %r", error)

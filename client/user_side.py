@@ -7,12 +7,19 @@ for nothing but the core, by way of `way(job)`:
     tidelog.Consumer        drives them by hand (`drive`): each thing that they wait for is a job, run while the thread
                             stands still
 
-A call may be cut short (Ctrl-C, a cancelled task) at any point. What was given out and not told yet is told again by
-the next call, and what was handed over and did not arrive is asked for again.
+A call may be cut short (Ctrl-C, a cancelled task) at any point; `_settle`, in the next poll, makes both sides agree:
+
+    given out, and not told yet                   told again by the next call, whichever it is
+    handed over, and did not arrive               asked for again
+    a change that arrived                         its callback is called, if it was not
+    a change that was carried out                 confirmed, until it was heard
+    a seek, a pause, an assignment                done or not: the partition goes on where the core has it
+    leaving the group                             it stays
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
@@ -21,9 +28,10 @@ from typing import Any, TypeVar
 from tidelog.client.async_consumer import HANDOVER_BYTES, ConsumerCore
 from tidelog.client.commits import Offsets, Told
 from tidelog.client.consumer_errors import SubscriptionError
+from tidelog.client.counts import read_count
 from tidelog.client.hand import Deserializer, Hand
 from tidelog.client.names import ConsumerOptions
-from tidelog.client.rebalance import Change, Listener, Rebalance
+from tidelog.client.rebalance import Change, Handover, Listener, Rebalance
 from tidelog.client.record import ConsumerRecord, GroupMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.log.columns import Columns
 from tidelog.model.ids import PartitionId
@@ -69,6 +77,14 @@ async def _call(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
     return work(*arguments, **named)
 
 
+def _task() -> object:
+    """That of the caller, if it runs on a loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
 def deserializer_of(given: Any) -> Deserializer | None:
     """What a user gives, as (topic, bytes) -> value."""
     if given is None:
@@ -77,7 +93,8 @@ def deserializer_of(given: Any) -> Deserializer | None:
     return method if method is not None else lambda _topic, data: given(data)
 
 
-def _methods(interceptors: Sequence[object], name: str) -> list[Callable[..., Any]]:
+def interceptors_of(interceptors: Sequence[object], name: str) -> list[Callable[..., Any]]:
+    """Those of their methods that have this name."""
     return [method for one in interceptors if (method := getattr(one, name, None)) is not None]
 
 
@@ -94,30 +111,38 @@ class UserSide:
             deserializer_of(options.key_deserializer),
             deserializer_of(options.value_deserializer),
             checks=options.check_crcs,
-            interceptors=_methods(options.interceptors, "on_consume"),
+            interceptors=interceptors_of(options.interceptors, "on_consume"),
         )
         self.core = make_core(self.hand)
-        self.core.hear_commits(_methods(options.interceptors, "on_commit"))
+        self.core.hear_commits(interceptors_of(options.interceptors, "on_commit"))
         self._way = way
         self._now_s = now_s
         self._listener = Listener()
-        self._received = 0
         self._untold: dict[PartitionId, tuple[int, int]] = {}
-        self._is_in_callback = self._is_gathering = False
+        self._in_doubt: set[PartitionId] = set()  # the core may have them elsewhere than the hand
+        self._due: Rebalance | None = None  # has arrived; its callback was not called yet
+        self._carried: Rebalance | None = None  # its callback was called; to be confirmed
+        self._is_leaving = self._has_told = False
+        self.is_in_callback = self._is_gathering = False
+        self.callback_task: object = None
 
     def now_ms(self) -> int:
         return self.core.cluster.clock.now_ms()
 
-    async def _do(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """A call of the core that does not wait, on its own thread."""
-        found: T = await self._way(_call(work, *arguments, **named))
+    async def _ask(self, job: Callable[[], Job[T]]) -> T:
+        """A job of the core, on its own thread; its user is present meanwhile."""
+        found: T = await self._way(self.core.visited(job))
         return found
+
+    async def _do(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """A call of the core that does not wait."""
+        return await self._ask(lambda: _call(work, *arguments, **named))
 
     async def _tell(self, job: Callable[[dict[PartitionId, tuple[int, int]]], Job[T]]) -> T:
         """A job that gets what was given out and not told yet."""
         self._untold |= self.hand.marks()
         marks = dict(self._untold)
-        found: T = await self._way(job(marks))
+        found: T = await self._ask(lambda: job(marks))
         for partition, mark in marks.items():
             if self._untold.get(partition) == mark:
                 del self._untold[partition]
@@ -128,17 +153,47 @@ class UserSide:
         self.hand.drop(gone)
         for partition in gone:
             self._untold.pop(partition, None)
+        self._in_doubt -= gone
+
+    def _doubt(self, partitions: Iterable[PartitionId]) -> None:
+        """Before the core moves these: until `_drop` has dropped what the hand has of them."""
+        self._in_doubt.update(partitions)
+        self.hand.attention = True
+
+    async def _settle(self) -> None:
+        """After a call that was cut short. It may be cut short itself."""
+        await self._stay()
+        if self._in_doubt:
+            doubtful = frozenset(self._in_doubt)
+            await self._tell(lambda marks: _call(self.core.rewind, doubtful, marks))
+            self._drop(doubtful)
+        if self._carried is not None:
+            await self._confirm()
+        if self._due is not None:
+            await self._carry_out(self._due)
+
+    async def _stay(self) -> None:
+        """If leaving was cut short."""
+        if self._is_leaving:
+            self._doubt(await self._do(lambda: set(self.core.positions.held)))
+            await self._do(self.core.stay, is_told=self._has_told)
+            self._is_leaving = self._has_told = False
 
     # What to read.
 
     async def subscribe(self, topics: Sequence[str], pattern: str, listener: Listener) -> None:
-        await self._way(self.core.subscribe(topics, pattern, announces=listener.on_assigned is not None))
+        await self._stay()
+        announces = listener.on_assigned is not None
+        await self._ask(lambda: self.core.subscribe(topics, pattern, announces=announces))
         self._listener = listener
 
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        await self._settle()
         before = await self._do(lambda: set(self.core.positions.held))
+        self._doubt(before)
         await self._tell(lambda marks: self._assign(marks, partitions))
         self._drop(before - await self._do(lambda: set(self.core.positions.held)))
+        self._in_doubt -= before  # what stays was not moved
 
     async def _assign(self, marks: Any, partitions: Sequence[TopicPartition]) -> None:
         self.core.positions.note(marks)
@@ -146,28 +201,31 @@ class UserSide:
 
     async def unsubscribe(self) -> None:
         await self._leave(is_done=True, timeout_ms=self.options.default_api_timeout_ms)
-        await self._way(self.core.unsubscribed())
+        await self._ask(self.core.unsubscribed)
+        self._is_leaving = self._has_told = False
         self._listener = Listener()
 
     async def _leave(self, *, is_done: bool, timeout_ms: int) -> None:
+        self._is_leaving = True
         rebalance = await self._tell(lambda marks: self.core.leaving(marks, is_done=is_done, timeout_ms=timeout_ms))
         held = await self._do(lambda: set(self.core.positions.held))
         try:
-            if rebalance is not None:
-                await self._carry_out(rebalance, is_last=True)
+            if rebalance is not None and not self._has_told:
+                self._has_told = True
+                await self._call_back(rebalance)
         finally:
             self._drop(held)
 
     # Out.
 
     async def poll(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
-        count = max_records or self.options.max_poll_records
+        count = read_count(max_records, self.options.max_poll_records)
         return await self._gather(timeout_ms, lambda: self.hand.take(count)) or []
 
     async def poll_columns(
         self, timeout_ms: float, max_records: int | None
     ) -> list[tuple[str, int, Columns, int, int]]:
-        count = max_records or 1 << 62
+        count = read_count(max_records, 1 << 62)
         found = await self._gather(timeout_ms, lambda: self.hand.take_columns(count), bytes_max=ARROW_BYTES)
         return found or []
 
@@ -180,12 +238,13 @@ class UserSide:
     async def _gather(
         self, timeout_ms: float | None, take: Callable[[], T], *, bytes_max: int = HANDOVER_BYTES
     ) -> T | None:
-        if self._is_in_callback:
+        if self.is_in_callback:
             raise SubscriptionError("a rebalance callback cannot poll: return from it first")
         if self._is_gathering:
             raise SubscriptionError("another task polls this consumer: one at a time, or a consumer for each")
         self._is_gathering = True
         try:
+            await self._settle()
             return await self._gather_alone(timeout_ms, take, bytes_max)
         finally:
             self._is_gathering = False
@@ -201,48 +260,63 @@ class UserSide:
             left_ms = _LONG_MS if timeout_ms is None else max(0.0, (end_s - self._now_s()) * 1000)
             handed = await self._tell(
                 lambda marks, left_ms=left_ms: self.core.poll(  # type: ignore[misc]
-                    left_ms, marks, received=self._received, bytes_max=bytes_max
+                    left_ms, marks, received=self.hand.received, bytes_max=bytes_max
                 )
             )
-            self._received = handed.number
+            self._arrived(handed)
             self.run_ended_commits()
-            if handed.rebalance is not None:
-                await self._carry_out(handed.rebalance)
-            elif handed.pieces:
-                self.hand.put(handed.pieces)
-            elif timeout_ms is not None:
+            if self._due is not None:
+                await self._carry_out(self._due)
+            elif not handed.pieces and timeout_ms is not None:
                 return None
+
+    def _arrived(self, handed: Handover) -> None:
+        """Nothing else comes before it: what has arrived is not asked for again."""
+        if handed.rebalance is None:
+            self.hand.put(handed.pieces, handed.number)
+        else:
+            hand = self.hand
+            hand.received, self._due = handed.number, handed.rebalance
 
     async def _attend(self) -> None:
         """Carry out what is due before anything more is given out."""
         while self.hand.attention:
             self.hand.attention = False
             self.run_ended_commits()
-            handed = await self._tell(lambda marks: self.core.next_change(marks, received=self._received))
+            handed = await self._tell(lambda marks: self.core.next_change(marks, received=self.hand.received))
             if handed is None:
                 continue
-            self._received = handed.number
-            if handed.rebalance is not None:
-                await self._carry_out(handed.rebalance)
+            self._arrived(handed)
+            if self._due is not None:
+                await self._carry_out(self._due)
             else:
-                self.hand.put(handed.pieces)
                 self.hand.attention = True
 
-    async def _carry_out(self, rebalance: Rebalance, *, is_last: bool = False) -> None:
+    async def _carry_out(self, rebalance: Rebalance) -> None:
         if rebalance.change is not Change.ASSIGNED:
             self._drop(rebalance.partitions)
-        callback = self._listener.callback(rebalance.change)
-        self._is_in_callback = True
+        self._due, self._carried = None, rebalance
         try:
-            if callback is not None:
-                waiting = callback(list(rebalance.names))
-                if inspect.isawaitable(waiting):
-                    await waiting
+            await self._call_back(rebalance)
         finally:
-            self._is_in_callback = False
-            if not is_last:
-                await self._do(self.core.finished, rebalance)
-                self.hand.attention = True  # there may be more
+            await self._confirm()
+
+    async def _call_back(self, rebalance: Rebalance) -> None:
+        callback = self._listener.callback(rebalance.change)
+        if callback is None:
+            return
+        self.is_in_callback, self.callback_task = True, _task()
+        try:
+            waiting = callback(list(rebalance.names))
+            if inspect.isawaitable(waiting):
+                await waiting
+        finally:
+            self.is_in_callback, self.callback_task = False, None
+
+    async def _confirm(self) -> None:
+        await self._do(self.core.finished, self._carried)
+        self._carried = None
+        self.hand.attention = True  # there may be more
 
     def run_ended_commits(self) -> None:
         """Callbacks of commits, in the user's own thread."""
@@ -251,7 +325,7 @@ class UserSide:
             ended.popleft()()
 
     def _close_interceptors(self) -> None:
-        for close in _methods(self.options.interceptors, "close"):
+        for close in interceptors_of(self.options.interceptors, "close"):
             try:
                 close()
             except Exception:
@@ -271,13 +345,15 @@ class UserSide:
 
     async def seek(self, name: TopicPartition, offset: int, leader_epoch: int) -> None:
         held = await self._do(self.core.held, name)
+        self._doubt([held.partition])
         await self._do(self.core.seek, name, offset, epoch=leader_epoch)
         self._drop([held.partition])
 
     async def seek_to(self, names: Sequence[TopicPartition], where: str | int) -> None:
         chosen = list(names) or sorted(await self._do(self.core.assignment))
         places = [(await self._do(self.core.held, name)).partition for name in chosen]
-        await self._way(self.core.seek_to(chosen, where))
+        self._doubt(places)
+        await self._ask(lambda: self.core.seek_to(chosen, where))
         self._drop(places)
 
     async def seek_to_times(self, times: Mapping[TopicPartition, int]) -> None:
@@ -286,6 +362,7 @@ class UserSide:
 
     async def pause(self, names: Sequence[TopicPartition]) -> None:
         held = [await self._do(self.core.held, name) for name in names]
+        self._doubt(one.partition for one in held)
         await self._tell(lambda marks: _call(self.core.pause, names, marks))
         self._drop([one.partition for one in held])
 
@@ -304,19 +381,16 @@ class UserSide:
         return await self._do(self.core.group_metadata)
 
     async def committed(self, names: Sequence[TopicPartition]) -> Any:
-        return await self._way(self.core.committed(names))
+        return await self._ask(lambda: self.core.committed(names))
 
     async def ends(self, names: Sequence[TopicPartition], *, is_start: bool) -> dict[TopicPartition, int]:
-        found: dict[TopicPartition, int] = await self._way(self.core.lookups.ends(names, is_start=is_start))
-        return found
+        return await self._ask(lambda: self.core.lookups.ends(names, is_start=is_start))
 
     async def times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = await self._way(self.core.lookups.times(times))
-        return found
+        return await self._ask(lambda: self.core.lookups.times(times))
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        found: list[TopicPartition] = await self._way(self.core.lookups.partitions_for(topic))
-        return found
+        return await self._ask(lambda: self.core.lookups.partitions_for(topic))
 
     async def metrics(self) -> dict[str, float]:
         found = await self._do(self.core.metrics)
@@ -331,6 +405,8 @@ class UserSide:
             await self._leave(is_done=is_done, timeout_ms=timeout_ms)
         finally:
             left_ms = max(1, int((end_s - self._now_s()) * 1000))
-            await self._way(self.core.close(timeout_ms=left_ms))
-            self.run_ended_commits()
-            self._close_interceptors()
+            try:
+                await self._ask(lambda: self.core.close(timeout_ms=left_ms))
+                self.run_ended_commits()
+            finally:
+                self._close_interceptors()

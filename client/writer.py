@@ -346,6 +346,21 @@ class Writer:
         known = self.cluster.view.topics.get(self._topics[partition].name)
         return known is not None and known.topic_id != partition.topic_id
 
+    def forget_gone(self) -> None:
+        """Lanes of topics that are not there any more, and that have nothing on its way. Whoever gets a lane there
+        again must not begin its numbers anew under the same producer: the log would take new records for repeats."""
+        busy = {*self._resting, *self._lost}
+        for partition, lane in list(self._lanes.items()):
+            known = self.cluster.view.topics.get(lane.topic)
+            is_there = known is not None and known.topic_id == partition.topic_id
+            if is_there or lane.batches or partition in busy:
+                continue
+            del self._lanes[partition], self._topics[partition]
+            self._at.pop(partition, None)
+            self._failures.pop(partition, None)
+            if self._producer is not None and self._producer.done():
+                self._producer = None
+
     def _give_up(self, lane: WriterLane) -> None:
         for batch in lane.abandon():
             error = UnknownTopicIdError(f"'{lane.topic}' was deleted and made anew; this was sent to the old one")

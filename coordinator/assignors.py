@@ -131,6 +131,10 @@ def _with_racks(topics: Topics, members: Subscribers) -> bool:
     return any(shape.racks for shape in topics.values()) and any(member.rack for member in members.values())
 
 
+def _least_taken(heap: list[tuple[int, int, str]]) -> int:
+    return heap[0][0]
+
+
 class _Even:
     """All members read the same: each gets `share` partitions, and `extra` of them one more."""
 
@@ -189,21 +193,25 @@ class _Even:
     def _deal_near(
         self, dealt: Dealt, rest: list[PartitionId], room: dict[str, int], spare: int
     ) -> tuple[list[PartitionId], int]:
-        in_rack: dict[str, list[str]] = {}
-        for member_id, member in self.members.items():
+        """To whom has most room in a rack of the partition; among equals by rack, then in the members' order."""
+        in_rack: dict[str, list[tuple[int, int, str]]] = {}
+        for order, (member_id, member) in enumerate(self.members.items()):
             if member.rack:
-                in_rack.setdefault(member.rack, []).append(member_id)
+                in_rack.setdefault(member.rack, []).append((-room[member_id], order, member_id))
+        for heap in in_rack.values():
+            heapify(heap)
         far: list[PartitionId] = []
         for partition in rest:
             racks = self.topics[partition.topic_id].racks
             near = racks[partition.partition] if partition.partition < len(racks) else frozenset()
-            candidates = [m for rack in sorted(near) for m in in_rack.get(rack, ()) if room[m] > -(spare > 0)]
-            if not candidates:
+            heap = min((in_rack[rack] for rack in sorted(near) if rack in in_rack), key=_least_taken, default=[])
+            if not heap or -heap[0][0] <= -(spare > 0):
                 far.append(partition)
                 continue
-            member_id = max(candidates, key=lambda m: room[m])
+            taken, order, member_id = heap[0]
             spare -= room[member_id] <= 0
             room[member_id] -= 1
+            heapreplace(heap, (taken + 1, order, member_id))
             dealt[member_id].append(partition)
         return far, spare
 

@@ -38,6 +38,7 @@ from tidelog.coordinator.classic_requests import (
     StoreGeneration,
     SyncGroup,
     SyncReply,
+    check_size,
 )
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.records import ClassicMember, ClassicValue
@@ -146,6 +147,12 @@ class ClassicGroup:
         if self._round_ends_ms >= 0 and self._storing < 0:
             times.append(self._round_ends_ms)
         return min(times, default=None)
+
+    def catch_up(self, epoch: int) -> None:
+        """The group may have had members of the other protocol while nobody was in here: generations go on from its
+        epoch."""
+        if self.state is ClassicState.EMPTY and not self.members:
+            self.generation = max(self.generation, epoch)
 
     # Events.
 
@@ -280,8 +287,7 @@ class ClassicGroup:
                 f"a session timeout of {request.session_timeout_ms} ms is outside of {limits.session_timeout_min_ms}"
                 f" to {limits.session_timeout_max_ms} ms"
             )
-        if sum(len(metadata) for _, metadata in request.protocols) > limits.classic_metadata_bytes_max:
-            raise InvalidRequestError(f"metadata of a member has at most {limits.classic_metadata_bytes_max} bytes")
+        check_size(request, limits)
         is_known = request.member_id in self.members or request.member_id in self.pending
         is_new = not is_known and self._at_instance(request.instance_id) is None
         if is_new and len(self.members) + len(self.pending) >= limits.members_max:
@@ -289,16 +295,16 @@ class ClassicGroup:
         others = [member for each, member in self.members.items() if each != request.member_id]
         if request.instance_id:
             others = [member for member in others if member.instance_id != request.instance_id]
-        names = {name for name, _ in request.protocols}
-        if not names or not request.protocol_type:
+        known = {name for name, _ in request.protocols}
+        if not known or not request.protocol_type:
             raise InconsistentGroupProtocolError("a member names a protocol type and at least one protocol")
         if others and request.protocol_type != self.protocol_type:
             raise InconsistentGroupProtocolError(
                 f"group {self.group_id!r} is of the protocol type {self.protocol_type!r}, not {request.protocol_type!r}"
             )
-        if others and not names & self._common(others):
+        if others and not known & self._common(others):
             raise InconsistentGroupProtocolError(
-                f"the members of group {self.group_id!r} know {sorted(self._common(others))}, none of {sorted(names)}"
+                f"the members of group {self.group_id!r} know {sorted(self._common(others))}, none of {sorted(known)}"
             )
 
     def _add(self, request: JoinGroup, out: _Out) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidelog.coordinator.records import ClassicValue
-from tidelog.model.errors import TidelogError
+from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.records import ClassicMember, ClassicValue
+from tidelog.model.errors import InvalidRequestError, TidelogError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,20 @@ class JoinGroup:
     """A new dynamic member is given an id first and joins again with it (MEMBER_ID_REQUIRED)."""
     topics: tuple[str, ...] = ()
     """What the member reads, as far as the door can tell."""
+
+
+def check_size(request: JoinGroup, limits: GroupLimits) -> None:
+    """What a member asks to be kept of it is bounded."""
+    names = (request.member_id, request.instance_id, request.client_id, request.client_host, request.protocol_type)
+    longest = max(len(name) for name in (*names, *(name for name, _ in request.protocols)))
+    if longest > limits.name_length_max:
+        raise InvalidRequestError(f"a name of {longest} characters is over the limit of {limits.name_length_max}")
+    if len(request.protocols) > limits.protocols_max:
+        raise InvalidRequestError(f"{len(request.protocols)} protocols are over the limit of {limits.protocols_max}")
+    if sum(len(metadata) for _, metadata in request.protocols) > limits.classic_metadata_bytes_max:
+        raise InvalidRequestError(f"metadata of a member has at most {limits.classic_metadata_bytes_max} bytes")
+    if request.rebalance_timeout_ms < 0:
+        raise InvalidRequestError(f"a rebalance timeout of {request.rebalance_timeout_ms} ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,18 @@ class StoreGeneration:
     group: str
     value: ClassicValue
     now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicDetails:
+    """A classic group as it is now. Unless it is stable, no protocol is shown, and of its members neither metadata nor
+    assignments."""
+
+    group: str
+    state: str
+    protocol_type: str
+    protocol: str
+    members: tuple[ClassicMember, ...]
 
 
 @dataclass(frozen=True, slots=True)

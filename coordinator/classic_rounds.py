@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -28,7 +29,11 @@ from tidelog.coordinator.classic_requests import (
     SyncReply,
 )
 from tidelog.model.errors import OverloadedError, TidelogError
-from tidelog.model.group_errors import InconsistentGroupProtocolError, UnknownMemberIdError
+from tidelog.model.group_errors import (
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    UnknownMemberIdError,
+)
 
 if TYPE_CHECKING:
     from tidelog.coordinator.shard import Shard, ShardHost
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 STORE_RETRY_S = 0.5
+_OVERTAKEN = (InconsistentGroupProtocolError, IllegalGenerationError)
+"""The log has members of the other protocol, or has had since: it knows of none of this group."""
 ROUND = "round"
 """The first part of the keys of our deadlines; the second is the group."""
 
@@ -55,6 +62,11 @@ class ClassicRounds:
     def __len__(self) -> int:
         """How many wait for an answer."""
         return len(self._waiting)
+
+    @property
+    def groups(self) -> int:
+        """How many are held, whether the log knows them yet or not."""
+        return len(self._groups)
 
     def get(self, group_id: str) -> ClassicGroup | None:
         """The group, if it is held: it has members, or some are on their way."""
@@ -79,6 +91,8 @@ class ClassicRounds:
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = self._made(group_id)
+        elif stored is not None:
+            group.catch_up(stored.epoch)
         reply: JoinReply = await self._wait(group, request.ticket, group.join(request))
         return reply
 
@@ -103,7 +117,7 @@ class ClassicRounds:
     def check_commit(self, group_id: str, member_id: str, generation: int, instance_id: str) -> None:
         """Before offsets of a member of a classic group are committed."""
         group = self._groups.get(group_id)
-        if group is not None and group.members and (member_id or generation >= 0):
+        if group is not None and group.members:
             group.check_commit(member_id, generation, self._host.steady_ms(), instance_id)
             self._set_deadline(group)
 
@@ -128,8 +142,11 @@ class ClassicRounds:
 
     async def _wait(self, group: ClassicGroup, ticket: int, effects: ClassicEffects) -> Any:
         future = self._waiting[ticket] = asyncio.get_running_loop().create_future()
-        self._carry_out(group, effects)
-        return await future
+        try:
+            self._carry_out(group, effects)
+            return await future
+        finally:
+            self._waiting.pop(ticket, None)  # a caller that is gone does not count as waiting
 
     # Effects.
 
@@ -142,10 +159,14 @@ class ClassicRounds:
 
     async def _store(self, group: ClassicGroup, store: StoreGeneration, effects: ClassicEffects) -> None:
         group_id = group.group_id
+        if store.value.empty_since_ms >= 0:
+            # Rounds count in time that never jumps; what is stored is compared with the time of the wall.
+            store = replace(store, value=replace(store.value, empty_since_ms=self._host.now_ms()))
+        store = replace(store, now_ms=self._host.now_ms())
         self._storing[group_id] += 1
         try:
             error = await self._try(store)
-            while error is not None and self._must_store(group, store):
+            while error is not None and not isinstance(error, _OVERTAKEN) and self._must_store(group, store):
                 LOGGER.info("group=%s: that it is empty is not stored yet: %s", group_id, error)
                 await asyncio.sleep(STORE_RETRY_S)
                 error = await self._try(store)

@@ -146,6 +146,8 @@ def expire_member(state: CoordinatorState, request: ExpireMember, limits: GroupL
     current = None if group is None else group.currents.get(request.member_id)
     if group is None or current is None or current.epoch != request.member_epoch:
         return [], None
+    if request.is_rebalance and not current.revoking:
+        return [], None  # its report and the timer have crossed
     return _without(group, [request.member_id], request.view, request.now_ms), None
 
 
@@ -220,6 +222,10 @@ def _check(request: Heartbeat, limits: GroupLimits) -> None:
         raise InvalidRequestError("only a member with an instance id can leave for a while (epoch -2)")
     if request.topics is not None and len(request.topics) > limits.topics_max:
         raise InvalidRequestError(f"a subscription to {len(request.topics)} topics is over {limits.topics_max}")
+    if request.topics is not None and sum(map(len, request.topics)) > limits.subscription_bytes_max:
+        raise InvalidRequestError(
+            f"the names of a subscription have at most {limits.subscription_bytes_max} characters; use a pattern"
+        )
     if request.pattern:
         if len(request.pattern) > limits.pattern_length_max:
             raise InvalidPatternError(f"a pattern has at most {limits.pattern_length_max} characters")
@@ -384,6 +390,7 @@ def _wanted(request: Heartbeat, before: MemberValue, limits: GroupLimits) -> Mem
         assignor=request.assignor or before.assignor,
         session_timeout_ms=request.session_timeout_ms or before.session_timeout_ms or limits.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms or before.rebalance_timeout_ms or limits.rebalance_timeout_ms,
+        is_streamed=before.is_streamed if request.is_streamed is None else request.is_streamed,
     )
 
 
@@ -439,8 +446,9 @@ def _retarget(change: _Change, resolver: Resolver, *, now_ms: int = -1) -> None:
         records.append(GroupRecord(classic_key(group.group_id), None))
     records.append(GroupRecord(group_key(group.group_id), info))
     for member_id, partitions in made.items():
-        if partitions != previous[member_id]:
-            records.append(change.put(Kind.TARGET, member_id, replace(group.targets[member_id], partitions=partitions)))
+        if partitions is not previous[member_id]:  # `assign` gives the same set back if it is the same
+            target = TargetValue(partitions=partitions, extra=group.targets[member_id].extra)
+            records.append(change.put(Kind.TARGET, member_id, target))
         current = group.currents[member_id]
         if current.epoch == STATIC_LEAVE_EPOCH and not current.assigned <= partitions:
             trimmed = replace(current, assigned=current.assigned & partitions)

@@ -150,6 +150,10 @@ class GroupCoordinator:
         return self.setting("group.consumer.stream.grace.ms")
 
     @property
+    def reconnect_ms(self) -> int:
+        return self.setting("group.consumer.stream.reconnect.ms")
+
+    @property
     def offsets_retention_ms(self) -> int:
         return self.setting("offsets.retention.minutes") * MINUTE_MS
 

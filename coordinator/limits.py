@@ -21,8 +21,12 @@ class GroupLimits:
     """Of group ids, member ids, instance ids, racks, client ids."""
     topics_max: int = 10_000
     """Names in one subscription."""
+    subscription_bytes_max: int = 512 << 10
+    """Of the names in one; a group keeps those of all its members."""
     pattern_length_max: int = 1_024
     offsets_per_request_max: int = 10_000
     expired_per_decision_max: int = 1_000
+    protocols_max: int = 100
+    """That a classic member names."""
     classic_metadata_bytes_max: int = 256 << 10
     """Of one classic member: its subscriptions under all protocols, or its assignment."""

@@ -31,7 +31,8 @@ A unary member hears the news with its next heartbeat.
 
 Timers are the shell's: `session_timeout_ms` of a reply runs anew with each heartbeat of the member itself (not with
 those in its name); where a reply says `is_revoking`, `rebalance_timeout_ms` runs from the first such reply of that
-epoch until one that does not. When one is over: `ExpireMember` with the epoch of that reply. `timeouts(state)` tells a
+epoch until one that does not. When one is over: `ExpireMember` with the epoch of that reply (`is_rebalance` for the
+second). `timeouts(state)` tells a
 new coordinator for whom to start them.
 """
 

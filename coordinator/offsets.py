@@ -1,9 +1,11 @@
 """Committed offsets: taken from who may commit, kept by topic id, forgotten when nobody needs them.
 
 Who may commit (`check_commit`), for a group that has members:
-- a member of a consumer group with its epoch, for every partition that no other member holds: what it has given up may
-  belong to another one by now (STALE_MEMBER_EPOCH, of that partition). With its previous epoch only for partitions that
-  it has held since then: an answer with a new epoch and a commit may cross on the way.
+- a member of a consumer group with its epoch, for every partition that it holds, and for those that the group does not
+  read. What it has given up may belong to another one by now, or have belonged to another one and be on its way to the
+  next (STALE_MEMBER_EPOCH, of that partition): a commit that was late would take it back to where it once was. With its
+  previous epoch only for partitions that it has held since then: an answer with a new epoch and a commit may cross on
+  the way.
 - a member of a classic group with the stored generation (ILLEGAL_GENERATION).
 - nobody else (UNKNOWN_MEMBER_ID): a program without membership may commit only while the group has no members.
 
@@ -14,7 +16,8 @@ with them. Offsets of topics that are gone expire at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.records import (
@@ -22,6 +25,7 @@ from tidelog.coordinator.records import (
     GroupRecord,
     Kind,
     OffsetValue,
+    Partitions,
     classic_key,
     group_key,
     member_key,
@@ -51,7 +55,6 @@ from tidelog.model.group_errors import (
     UnknownMemberIdError,
 )
 from tidelog.model.ids import PartitionId
-from tidelog.model.maps import sorted_items
 
 Records = list[GroupRecord]
 
@@ -70,10 +73,12 @@ def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits)
     current = check_commit(group, request.member_id, request.member_epoch, request.instance_id)
     reply: PartitionErrors = {}
     records: Records = []
+    # What shall have an owner soon; asked for only by those that commit what is nobody's.
+    dealt = cache(lambda: frozenset().union(*(target.partitions for target in group.targets.values())))
     for partition, wanted in request.offsets.items():
         error = _wrong(wanted, limits)
         if error is None and current is not None:
-            error = _fenced(group, request, current, partition)
+            error = _fenced(group, request, current, partition, dealt)
         reply[partition] = error
         if error is None:
             value = OffsetValue(
@@ -150,10 +155,18 @@ def _wrong(wanted: OffsetToCommit, limits: GroupLimits) -> TidelogError | None:
     return None
 
 
-def _fenced(group: Group, request: CommitOffsets, current: CurrentValue, partition: PartitionId) -> TidelogError | None:
+def _fenced(
+    group: Group,
+    request: CommitOffsets,
+    current: CurrentValue,
+    partition: PartitionId,
+    dealt: Callable[[], Partitions],
+) -> TidelogError | None:
     owner = group.owners.get(partition)
     if owner is not None and owner != request.member_id:
         return StaleMemberEpochError(f"partition {partition.partition} belongs to another member now")
+    if owner is None and partition in dealt():
+        return StaleMemberEpochError(f"partition {partition.partition} is on its way to its next owner")
     if request.member_epoch != current.epoch and (owner is None or partition in current.gained):
         return StaleMemberEpochError(
             f"partition {partition.partition} has changed hands since epoch {request.member_epoch};"
@@ -227,7 +240,10 @@ def expire(state: CoordinatorState, request: ExpireOffsets, limits: GroupLimits)
 
 def _expired(state: CoordinatorState, request: ExpireOffsets) -> Iterator[GroupRecord]:
     horizon = request.now_ms - request.retention_ms
-    for group_id, group in sorted_items(state.groups):
+    for group_id in sorted(state.groups) if request.groups is None else request.groups:
+        group = state.group(group_id)
+        if group is None:
+            continue
         is_over = not group.member_count and group.empty_since_ms <= horizon
         if not is_over and not request.gone:
             continue

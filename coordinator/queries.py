@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
+from tidelog.coordinator.classic_requests import ClassicDetails
 from tidelog.coordinator.offsets import check_fetch
-from tidelog.coordinator.records import sorted_partitions
+from tidelog.coordinator.records import ClassicMember, sorted_partitions
 from tidelog.coordinator.requests import STATIC_LEAVE_EPOCH, Committed, GroupDetails, GroupSummary, MemberSummary
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.model.group_errors import GroupIdNotFoundError
@@ -66,7 +68,7 @@ def list_groups(
     return tuple(
         summary
         for summary in (
-            GroupSummary(group_id, group.kind, group_state(group), group.member_count)
+            GroupSummary(group_id, group.kind, group_state(group), group.member_count, _protocol_type(group))
             for group_id, group in sorted_items(state.groups)
         )
         if (not in_states or summary.state in in_states) and (not of_kinds or summary.kind in of_kinds)
@@ -87,6 +89,40 @@ def describe_group(state: CoordinatorState, group_id: str) -> GroupDetails:
         _assignor(group),
         tuple(_members(group)),
     )
+
+
+def describe_classic(state: CoordinatorState, group_id: str, held: ClassicGroup | None) -> ClassicDetails:
+    """`held` is the group in its rounds, if it is there: it knows more than the state. A group of offsets alone is an
+    empty classic one. `GroupIdNotFoundError`, also of a consumer group."""
+    group = state.group(group_id)
+    if held is not None and (held.members or group is None):
+        is_stable = held.state is ClassicState.STABLE
+        members = tuple(
+            ClassicMember(
+                each.member_id,
+                each.instance_id,
+                each.client_id,
+                each.client_host,
+                each.session_timeout_ms,
+                each.rebalance_timeout_ms,
+                each.metadata(held.protocol) if is_stable else b"",
+                each.assignment if is_stable else b"",
+            )
+            for each in held.members.values()
+        )
+        protocol = held.protocol if is_stable else ""
+        return ClassicDetails(group_id, held.state.value, held.protocol_type, protocol, members)
+    if group is None:
+        raise GroupIdNotFoundError(f"there is no group {group_id!r} here")
+    if group.kind == "consumer":
+        raise GroupIdNotFoundError(f"group {group_id!r} is not a classic group")
+    return ClassicDetails(group_id, ClassicState.EMPTY.value, _protocol_type(group), "", ())
+
+
+def _protocol_type(group: Group) -> str:
+    if group.info is not None:
+        return "consumer"
+    return "" if group.classic is None else group.classic.protocol_type
 
 
 def _assignor(group: Group) -> str:
@@ -119,7 +155,7 @@ def _members(group: Group) -> Iterator[MemberSummary]:
 
 @dataclass(frozen=True, slots=True)
 class MemberTimeouts:
-    """For whom a new coordinator starts timers: everybody gets a full session."""
+    """For whom a new coordinator starts timers."""
 
     group: str
     member_id: str
@@ -128,6 +164,7 @@ class MemberTimeouts:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     is_revoking: bool
+    is_streamed: bool
 
 
 def timeouts(state: CoordinatorState) -> Iterator[MemberTimeouts]:
@@ -143,4 +180,5 @@ def timeouts(state: CoordinatorState) -> Iterator[MemberTimeouts]:
                 member.session_timeout_ms,
                 member.rebalance_timeout_ms,
                 current is not None and bool(current.revoking),
+                member.is_streamed,
             )

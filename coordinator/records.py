@@ -102,6 +102,8 @@ class MemberValue(Value):
     assignor: str = ""
     session_timeout_ms: int = 0
     rebalance_timeout_ms: int = 0
+    is_streamed: bool = False
+    """Its heartbeats ride on a stream: while it lives it has one, or looks for the next coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

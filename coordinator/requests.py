@@ -68,6 +68,8 @@ class Heartbeat:
     rebalance_timeout_ms: int = 0
     owned: frozenset[PartitionId] | None = None
     """None: as before."""
+    is_streamed: bool | None = None
+    """Whether it came on a stream. None: as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,9 @@ class ExpireMember:
     member_epoch: int
     view: TopicsView
     now_ms: int
+    is_rebalance: bool = False
+    """It was the time to give something up: nothing happens either if that is done. Within an epoch a member is told
+    once what to give up, so that this cannot be something else that it was told later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,8 @@ class ExpireOffsets:
     now_ms: int
     retention_ms: int
     gone: frozenset[TopicId] = frozenset()
+    groups: tuple[str, ...] | None = None
+    """Those to look at, in this order; None: all."""
 
 
 # ---- Questions, answered from the committed state
@@ -180,6 +187,8 @@ class GroupSummary:
     """"consumer", "classic" or "simple"."""
     state: str
     members: int
+    protocol_type: str = ""
+    """Of a classic group what its members say; "consumer" of a consumer group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from uuid import UUID
 
-from tidelog.coordinator.classic_requests import JoinReply, SyncReply
+from tidelog.coordinator.classic_requests import ClassicDetails, JoinReply, SyncReply
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC, GroupCoordinator
 from tidelog.coordinator.machine import describe_group, fetch_offsets, list_groups
+from tidelog.coordinator.queries import describe_classic
 from tidelog.coordinator.requests import (
     JOIN_EPOCH,
     CommitOffsets,
@@ -149,6 +151,9 @@ class GroupService:
     def now_ms(self) -> int:
         return self.coordinator.now_ms()
 
+    def new_member_id(self) -> str:
+        return str(UUID(int=self.coordinator.random.getrandbits(128), version=4))
+
     @property
     def heartbeat_interval_ms(self) -> int:
         return self.coordinator.limits.heartbeat_interval_ms
@@ -161,7 +166,7 @@ class GroupService:
     async def find_coordinators(self, groups: Sequence[str]) -> list[int | TidelogError]:
         """The broker of each group, or why there is none now. Makes the topic if it is not there."""
         for group in groups:
-            self._check_name(group)
+            self.check_name(group)
         topic = self.image.topic_named(OFFSETS_TOPIC) or await self._create_topic()
         found: list[int | TidelogError] = []
         for group in groups:
@@ -201,13 +206,13 @@ class GroupService:
         finally:
             self._creating = None
 
-    def _check_name(self, group: str) -> None:
+    def check_name(self, group: str) -> None:
         if not 1 <= len(group) <= self.coordinator.limits.name_length_max:
             raise InvalidGroupIdError(f"a group id has 1 to {self.coordinator.limits.name_length_max} characters")
 
     def shard_of(self, group: str) -> Shard:
         """The shard that answers for this group; raises where else to go, or that it is too early."""
-        self._check_name(group)
+        self.check_name(group)
         topic = self.image.topic_named(OFFSETS_TOPIC)
         if topic is None:
             raise NotCoordinatorError(f"{OFFSETS_TOPIC} is not there yet: find the group's coordinator first")
@@ -236,14 +241,16 @@ class GroupService:
 
     def _check_room(self, shard: Shard, group: str) -> None:
         groups = shard.state.groups
-        if len(groups) >= self.config.groups_max and group not in groups:
-            raise PolicyViolationError(f"this coordinator has {len(groups)} groups, at most {self.config.groups_max}")
+        # Of classic groups also those of which nothing is stored yet; some count twice.
+        count = len(groups) + shard.rounds.groups
+        if count >= self.config.groups_max and group not in groups and shard.rounds.get(group) is None:
+            raise PolicyViolationError(f"this coordinator has {count} groups, at most {self.config.groups_max}")
 
     # Membership.
 
     async def heartbeat(self, request: Heartbeat) -> HeartbeatReply:
         """One heartbeat without a stream."""
-        return (await self.heartbeat_of(request))[1]
+        return (await self.heartbeat_of(replace(request, is_streamed=False)))[1]
 
     async def heartbeat_of(self, request: Heartbeat) -> tuple[Shard, HeartbeatReply]:
         shard = self.shard_of(request.group)
@@ -377,9 +384,12 @@ class GroupService:
         member_id: str,
         member_epoch: int,
         instance_id: str = "",
+        sequence: int = 0,
     ) -> PartitionErrors:
+        """`sequence`: of a member's requests, in their order; 0 if it does not count them."""
         shard = self.shard_of(group)
         self._check_room(shard, group)
+        shard.check_order((group, member_id), sequence)
         shard.rounds.check_commit(group, member_id, member_epoch, instance_id)
         request = CommitOffsets(
             group=group,
@@ -427,7 +437,22 @@ class GroupService:
         shard = self.shard_of(group)
         details = describe_group(shard.state, group)
         classic = shard.rounds.get(group)
-        return details if classic is None else replace(details, state=classic.state.value)
+        if classic is None or (details.kind == "consumer" and not classic.members):
+            return details  # ids that were given out and not used make no classic group
+        return replace(details, state=classic.state.value)
+
+    def kind_of(self, group: str) -> str | None:
+        """As in `GroupSummary`; None of a group that is not there."""
+        shard = self.shard_of(group)
+        found, held = shard.state.group(group), shard.rounds.get(group)
+        if held is not None and (held.members or found is None):
+            return "classic"
+        return None if found is None else found.kind
+
+    def describe_classic(self, group: str) -> ClassicDetails:
+        """`GroupIdNotFoundError` of a group that is not there, or is a consumer group."""
+        shard = self.shard_of(group)
+        return describe_classic(shard.state, group, shard.rounds.get(group))
 
     async def delete_group(self, group: str) -> None:
         classic = self.shard_of(group).rounds.get(group)

@@ -13,21 +13,27 @@ streams of members that are gone end, and the index of subscriptions follows.
 
 Deadlines (`timers`), all in memory:
 
-    session      since the member's own last heartbeat; a new shard gives everybody a full one. It does not end while a
-                 heartbeat of the member waits for its answer
-    grace        instead of the session, when a dynamic member's stream has broken without a goodbye
+    session      since the member's own last heartbeat. It does not end while a heartbeat of the member waits for its
+                 answer
+    grace        instead of the session, when a dynamic member's stream has broken without a goodbye. What of it still
+                 waits for an answer renews nothing
+    reconnect    instead of the session, when a dynamic member that had a stream has none here: the coordinator is a new
+                 one, or has ended the stream. Counted from when requests are answered
     rebalance    since the member was told to give something up
     round        of a classic group (`classic_rounds`)
+
+Every member has the first, second or third: one that the log shows gets it with the commit, whoever waited for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,7 +41,7 @@ from tidelog.coordinator.classic_rounds import ROUND, ClassicRounds
 from tidelog.coordinator.loading import Progress, Turns, confirmed, load
 from tidelog.coordinator.machine import GroupMachine, pending_news, timeouts
 from tidelog.coordinator.partition_log import PartitionLog
-from tidelog.coordinator.records import DECISION_BYTES_MAX, Decision
+from tidelog.coordinator.records import DECISION_BYTES_MAX, Decision, Kind, MemberValue
 from tidelog.coordinator.requests import (
     STATIC_LEAVE_EPOCH,
     ExpireMember,
@@ -54,6 +60,7 @@ from tidelog.model.group_errors import (
     CoordinatorLoadingError,
     CoordinatorNotAvailableError,
     NotCoordinatorError,
+    StaleMemberEpochError,
     UnknownMemberIdError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset, TopicId
@@ -67,6 +74,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+SWEEP_GROUPS = 200
+"""Whose offsets are looked at in one go."""
 _SESSION, _REBALANCE = "session", "rebalance"
 
 MemberKey = tuple[str, str]
@@ -105,6 +114,9 @@ class ShardHost(Protocol):
     def grace_ms(self) -> int: ...
 
     @property
+    def reconnect_ms(self) -> int: ...
+
+    @property
     def offsets_retention_ms(self) -> int: ...
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]: ...
@@ -122,8 +134,8 @@ class _Machine(GroupMachine):
 
     def __init__(self, host: ShardHost) -> None:
         super().__init__(host.limits)
-        self.under_way: dict[str, None] = {}
-        """By the append under way."""
+        self.under_way: dict[str, dict[str, None]] = {}
+        """By the append under way, with the members of each that have come, changed or gone."""
         self.decided: dict[str, None] = {}
         """Since nothing was under way last."""
         self._host = host
@@ -138,8 +150,19 @@ class _Machine(GroupMachine):
     def encode(self, records: Sequence[Decision]) -> list[bytes]:
         entries = super().encode(records)
         assert len(entries) == 1, "what is gathered together fits one batch"
-        self.under_way = {record.key.group: None for each in records for record in each.records}
+        self.under_way = {}
+        for record in (record for each in records for record in each.records):
+            members = self.under_way.setdefault(record.key.group, {})
+            if record.key.kind == Kind.MEMBER:
+                members[record.key.member_id] = None
         return entries
+
+
+def _is_as_dealt(old: Group | None, new: Group | None) -> bool:
+    """Whether nothing has changed that a member could have to hear of: most commits are of offsets."""
+    if old is None or new is None:
+        return new is None
+    return old.currents is new.currents and old.targets is new.targets and old.info is new.info
 
 
 def _weigh(decisions: Sequence[Decision]) -> int:
@@ -174,9 +197,18 @@ class Shard:
         """In which epoch the member was told to give something up."""
         self._busy: Counter[MemberKey] = Counter()
         """Heartbeats that wait for their answer."""
+        self._broken: dict[MemberKey, None] = {}
+        """Members in their grace."""
+        self._sequences: dict[MemberKey, int] = {}
+        """Of the last commit of each member that counts them."""
         self._to_refresh: dict[str, None] = {}
         self._gone: dict[TopicId, None] = {}
         self._expiry_is_due = False
+        self._to_sweep: deque[str] = deque()
+        """Groups whose offsets are still to be looked at."""
+        self._sweep_gone: frozenset[TopicId] = frozenset()
+        self._is_stuck = False
+        """The last refresh has failed: now the offsets."""
         self._upkeep: asyncio.Task[None] | None = None
         self._loading = host.spawn(self._load(), name=f"load-groups-{self.number}")
 
@@ -192,11 +224,10 @@ class Shard:
         try:
             # Without a place among those that read: it may take as long as too few replicas are in sync.
             await confirmed(self.leading)
-            async with self._host.load_slots:
-                began_s = loop.time()
-                state, end, records = await self._read_log()
-                self.replicated.load(state, end)
-                topics = await self._start(state)
+            began_s = loop.time()
+            state, end, records = await self._read_log()
+            self.replicated.load(state, end)
+            topics = await self._start(state)
         except TidelogError as error:
             if self.phase is Phase.LOADING:
                 self.phase, self._trouble = Phase.BROKEN, str(error)
@@ -211,13 +242,16 @@ class Shard:
         # metadata than what shows this epoch: a topic that is not known here is gone.
         view = self._host.view
         self.topics_changed(list(self.subscriptions), [topic for topic in topics if view.by_id(topic) is None])
+        await self._start_deadlines(state)
 
     async def _read_log(self) -> tuple[CoordinatorState, Offset, int]:
         """Until it is read, or cannot be: (state, where the log ends, how many records it has)."""
         while True:
             progress = Progress()
             try:
-                return *await load(self.leading, progress), progress.records
+                # A log that cannot be read now does not keep the others waiting.
+                async with self._host.load_slots:
+                    return *await load(self.leading, progress), progress.records
             except CorruptStateError:
                 raise
             except TidelogError as error:
@@ -229,7 +263,7 @@ class Shard:
                 await asyncio.sleep(RETRY_S)
 
     async def _start(self, state: CoordinatorState) -> set[TopicId]:
-        """Timers and index of what was loaded. Returns the topics that there are offsets of."""
+        """Rounds and index of what was loaded. Returns the topics that there are offsets of."""
         turns = Turns()
         topics: set[TopicId] = set()
         for group_id in sorted(state.groups):
@@ -239,19 +273,24 @@ class Shard:
             if group.classic is not None and group.classic.members:
                 self.rounds.load(group_id)
             await turns.maybe_yield()
-        now_s = asyncio.get_running_loop().time()
-        for one in timeouts(state):
-            if self.phase is not Phase.LOADING:
-                break
-            self.timers.set((_SESSION, one.group, one.member_id), now_s + one.session_timeout_ms / 1000)
-            await turns.maybe_yield()
         return topics
+
+    async def _start_deadlines(self, state: CoordinatorState) -> None:
+        """Of the members that were loaded. Not before it leads: who could not be heard is not late."""
+        turns = Turns()
+        for one in timeouts(state):
+            self._expect((one.group, one.member_id))
+            await turns.maybe_yield()
 
     def end(self) -> None:
         """The epoch is over here."""
         self.phase = Phase.OVER
         leader = self.leading.replica.partition.leader
         self.replicated.follow(NodeId(leader) if leader >= 0 else None)
+        # Tasks, streams and the parts of this shard hold each other, and after a load the collector does not look at
+        # them any more (`gc.freeze`): what is large must not hang on them.
+        self.replicated.load(EMPTY, Offset(0))
+        self.subscriptions = SubscriptionIndex()
         self.rounds.end(self._not_coordinator())
         self.timers.clear()
         for stream in list(self.streams.values()):
@@ -284,6 +323,7 @@ class Shard:
     async def heartbeat(self, request: Heartbeat) -> HeartbeatReply:
         """Of the member itself."""
         key = request.group, request.member_id
+        self._broken.pop(key, None)
         self._renew(key)
         self._busy[key] += 1
         try:
@@ -302,16 +342,26 @@ class Shard:
         self._note_revoking((request.group, request.member_id), reply)
         return reply
 
-    def _member(self, key: MemberKey) -> tuple[Group, int] | None:
-        """(its group, its session timeout); None if it is no member."""
+    def _member(self, key: MemberKey) -> tuple[Group, MemberValue] | None:
+        """With its group; None if it is no member."""
         group = self.state.group(key[0])
         member = None if group is None else group.members.get(key[1])
-        return None if group is None or member is None else (group, member.session_timeout_ms)
+        return None if group is None or member is None else (group, member)
+
+    def check_order(self, key: MemberKey, sequence: int) -> None:
+        """Raises for a commit that a later one of the same member has overtaken. A commit is decided as soon as it has
+        come, so that this is the order of the log. What was sent to another shard is refused by epochs."""
+        if not sequence or self._member(key) is None:
+            return
+        last = self._sequences.get(key, 0)
+        if sequence <= last:
+            raise StaleMemberEpochError(f"commit {sequence} of member {key[1]} comes after its commit {last}")
+        self._sequences[key] = sequence
 
     def as_it_is(self, summary: GroupSummary) -> GroupSummary:
         """With what the rounds of a classic group know and the log does not."""
         classic = self.rounds.get(summary.group)
-        if classic is None:
+        if classic is None or (summary.kind == "consumer" and not classic.members):
             return summary
         return replace(summary, state=classic.state.value, members=len(classic.members))
 
@@ -321,6 +371,8 @@ class Shard:
         """The member speaks on this stream from now on."""
         former = self.streams.get(key)
         self.streams[key] = stream
+        self._broken.pop(key, None)
+        self._renew(key)
         if former is not None and former is not stream:
             former.end(None)
 
@@ -330,13 +382,14 @@ class Shard:
             return
         del self.streams[key]
         found = self._member(key)
-        if not is_broken or found is None or self.phase is not Phase.LEADING:
+        if found is None or found[1].instance_id or self.phase is not Phase.LEADING:
             return
-        group, _ = found
-        if not group.members[key[1]].instance_id:
-            due_s = asyncio.get_running_loop().time() + self._host.grace_ms / 1000
-            before_s = self.timers.at((_SESSION, *key))
-            self.timers.set((_SESSION, *key), due_s if before_s is None else min(due_s, before_s))
+        if is_broken:
+            self._broken[key] = None
+        wait_ms = self._host.grace_ms if is_broken else self._host.reconnect_ms
+        due_s = asyncio.get_running_loop().time() + wait_ms / 1000
+        before_s = self.timers.at((_SESSION, *key))
+        self.timers.set((_SESSION, *key), due_s if before_s is None else min(due_s, before_s))
 
     # Commits.
 
@@ -350,18 +403,22 @@ class Shard:
         replicated.committed(end, after, mine=True)
         if not replicated.is_speculating:
             self.machine.decided.clear()
-        for group_id in changed:
-            self._group_changed(group_id, before, after)
+        for group_id, members in changed.items():
+            self._group_changed(group_id, members, before, after)
 
-    def _group_changed(self, group_id: str, before: CoordinatorState, after: CoordinatorState) -> None:
+    def _group_changed(
+        self, group_id: str, members: Iterable[str], before: CoordinatorState, after: CoordinatorState
+    ) -> None:
+        """`members`: those that may have come, changed or gone."""
         old, new = before.group(group_id), after.group(group_id)
-        if old is not None and (new is None or old.members is not new.members):
-            left = [member_id for member_id in old.members if new is None or member_id not in new.members]
-            for member_id in sorted(left):
+        for member_id in members:
+            if new is not None and member_id in new.members:
+                self._expect((group_id, member_id))
+            else:
                 self._member_gone((group_id, member_id))
         if (old is None) != (new is None) or (old is not None and new is not None and old.members is not new.members):
             self.subscriptions.put(group_id, new)
-        if self.streams:
+        if self.streams and not _is_as_dealt(old, new):
             for member_id in pending_news(before, after, group_id):
                 stream = self.streams.get((group_id, member_id))
                 if stream is not None:
@@ -371,6 +428,8 @@ class Shard:
         self.timers.cancel((_SESSION, *key))
         self.timers.cancel((_REBALANCE, *key))
         self._revoking.pop(key, None)
+        self._broken.pop(key, None)
+        self._sequences.pop(key, None)
         stream = self.streams.get(key)
         if stream is not None:
             stream.end(UnknownMemberIdError(f"member {key[1]} is not in group {key[0]} any more"))
@@ -380,8 +439,20 @@ class Shard:
     def _renew(self, key: MemberKey) -> None:
         """The member lives."""
         found = self._member(key)
-        if found is not None and self.phase is Phase.LEADING:
-            self.timers.set((_SESSION, *key), asyncio.get_running_loop().time() + found[1] / 1000)
+        if found is not None and self.phase is Phase.LEADING and key not in self._broken:
+            due_s = asyncio.get_running_loop().time() + found[1].session_timeout_ms / 1000
+            self.timers.set((_SESSION, *key), due_s)
+
+    def _expect(self, key: MemberKey) -> None:
+        """The log shows the member: if nobody counts its time yet, it has to be heard of."""
+        found = self._member(key)
+        if found is None or self.phase is not Phase.LEADING or self.timers.at((_SESSION, *key)) is not None:
+            return
+        member = found[1]
+        wait_ms = member.session_timeout_ms
+        if member.is_streamed and not member.instance_id:
+            wait_ms = min(wait_ms, self._host.reconnect_ms)
+        self.timers.set((_SESSION, *key), asyncio.get_running_loop().time() + wait_ms / 1000)
 
     def _note_revoking(self, key: MemberKey, reply: HeartbeatReply) -> None:
         if not reply.is_revoking or self._member(key) is None or self.phase is not Phase.LEADING:
@@ -405,7 +476,7 @@ class Shard:
             epoch = self._revoking.pop((group, member_id), None)
             if epoch is not None:
                 self._host.spawn(self._expire(key, epoch), name="expire-member")
-        elif self._busy[group, member_id]:
+        elif self._busy[group, member_id] and (group, member_id) not in self._broken:
             self._renew((group, member_id))
         else:
             current = found[0].currents.get(member_id)
@@ -414,21 +485,33 @@ class Shard:
 
     async def _expire(self, timer: tuple[str, str, str], epoch: int) -> None:
         what, group, member_id = timer
+        is_rebalance = what == _REBALANCE
+        if self.timers.at(timer) is not None:
+            return  # it was heard of, or told something else, since the deadline passed
         LOGGER.info("group=%s member=%s epoch=%d: its %s is over", group, member_id, epoch, what)
         request = ExpireMember(
-            group=group, member_id=member_id, member_epoch=epoch, view=self._host.view, now_ms=self._host.now_ms()
+            group=group,
+            member_id=member_id,
+            member_epoch=epoch,
+            view=self._host.view,
+            now_ms=self._host.now_ms(),
+            is_rebalance=is_rebalance,
         )
         try:
             await self.submit(request, is_own=True)
         except TidelogError as error:
             LOGGER.warning("group=%s member=%s is not put out yet: %s", group, member_id, error)
-            if self.phase is Phase.LEADING:
-                if what == _REBALANCE:
+            if self.phase is Phase.LEADING and self.timers.at(timer) is None:
+                if is_rebalance:
                     self._revoking[group, member_id] = epoch
                 self.timers.set(timer, asyncio.get_running_loop().time() + RETRY_S)
             return
-        if what == _SESSION and self.timers.at(timer) is None:
-            self._renew((group, member_id))  # it has moved on meanwhile, or is gone
+        if not is_rebalance and self.timers.at(timer) is None and self._member((group, member_id)) is not None:
+            # It was led on meanwhile. What its broken stream had left on the way is no sign of life.
+            if (group, member_id) in self._broken:
+                self.timers.set(timer, asyncio.get_running_loop().time() + RETRY_S)
+            else:
+                self._renew((group, member_id))
 
     # What nobody asks for.
 
@@ -465,7 +548,7 @@ class Shard:
 
     async def _upkeep_step(self) -> None:
         host = self._host
-        if self._to_refresh:
+        if self._to_refresh and not self._is_stuck:
             group = next(iter(self._to_refresh))
             # Before it is decided: a topic that changes while this waits for its commit brings the group back.
             del self._to_refresh[group]
@@ -473,11 +556,24 @@ class Shard:
                 await self.submit(RefreshTopics(group=group, view=host.view, now_ms=host.now_ms()), is_own=True)
             except TidelogError:
                 self._to_refresh[group] = None
+                # What has to be forgotten does not wait for a group that cannot be dealt.
+                self._is_stuck = bool(self._gone or self._expiry_is_due)
                 raise
             return
-        gone = frozenset(self._gone)
-        request = ExpireOffsets(now_ms=host.now_ms(), retention_ms=host.offsets_retention_ms, gone=gone)
-        if not await self.submit(request, is_own=True):
+        self._is_stuck = False
+        if not self._to_sweep:
+            # What has been decided and has not committed may be of topics that are gone, too.
+            self._to_sweep.extend(sorted({*self.state.groups, *self.machine.decided}))
+            self._sweep_gone = frozenset(self._gone)
+        groups = tuple(islice(self._to_sweep, SWEEP_GROUPS))
+        request = ExpireOffsets(
+            now_ms=host.now_ms(), retention_ms=host.offsets_retention_ms, gone=self._sweep_gone, groups=groups
+        )
+        if await self.submit(request, is_own=True):
+            return  # there is more of these
+        for _ in groups:
+            self._to_sweep.popleft()
+        if not self._to_sweep:
             self._expiry_is_due = False
-            for topic in gone:
+            for topic in self._sweep_gone:
                 del self._gone[topic]

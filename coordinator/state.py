@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidelog.coordinator.records import (
     ClassicValue,
@@ -29,6 +30,12 @@ from tidelog.coordinator.records import (
 )
 from tidelog.model.ids import PartitionId
 from tidelog.model.maps import Map, sorted_items
+
+if TYPE_CHECKING:
+    from immutables import MapMutation
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _NO_MEMBERS: Map[str, MemberValue] = Map()
 _NO_TARGETS: Map[str, TargetValue] = Map()
@@ -130,35 +137,63 @@ def apply_to_group(group: Group, records: Iterable[GroupRecord]) -> Group:
     return draft.finish()
 
 
+class _Parts(Generic[K, V]):
+    """One map of a group that is being changed: copied with the first change, and the very same if there is none."""
+
+    __slots__ = ("_before", "_copy")
+
+    def __init__(self, before: Map[K, V]) -> None:
+        self._before = before
+        self._copy: MapMutation[K, V] | None = None
+
+    def get(self, key: K) -> V | None:
+        return (self._before if self._copy is None else self._copy).get(key)
+
+    def put(self, key: K, value: V) -> None:
+        if self._copy is None:
+            self._copy = self._before.mutate()
+        self._copy[key] = value
+
+    def drop(self, key: K) -> None:
+        if self._copy is None:
+            if key not in self._before:
+                return
+            self._copy = self._before.mutate()
+        self._copy.pop(key, None)
+
+    def finish(self) -> Map[K, V]:
+        return self._before if self._copy is None else self._copy.finish()
+
+
 class _Draft:
-    """A group that is being changed: one copy of each map for all the records of a batch."""
+    """A group that is being changed: one copy of a map for all the records of a batch."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.info = group.info
         self.classic = group.classic
-        self.members = group.members.mutate()
-        self.targets = group.targets.mutate()
-        self.currents = group.currents.mutate()
-        self.owners = group.owners.mutate()
-        self.instances = group.instances.mutate()
-        self.offsets = group.offsets.mutate()
+        self.members = _Parts(group.members)
+        self.targets = _Parts(group.targets)
+        self.currents = _Parts(group.currents)
+        self.owners = _Parts(group.owners)
+        self.instances = _Parts(group.instances)
+        self.offsets = _Parts(group.offsets)
 
     def apply(self, record: GroupRecord) -> None:
         key, value = record.key, record.value
         if key.kind == Kind.OFFSET:
             assert key.partition is not None, "the key of an offset names its partition"
             if isinstance(value, OffsetValue):
-                self.offsets[key.partition] = value
+                self.offsets.put(key.partition, value)
             else:
-                self.offsets.pop(key.partition, None)
+                self.offsets.drop(key.partition)
         elif key.kind == Kind.CURRENT:
             self._set_current(key.member_id, value if isinstance(value, CurrentValue) else None)
         elif key.kind == Kind.TARGET:
             if isinstance(value, TargetValue):
-                self.targets[key.member_id] = value
+                self.targets.put(key.member_id, value)
             else:
-                self.targets.pop(key.member_id, None)
+                self.targets.drop(key.member_id)
         elif key.kind == Kind.MEMBER:
             self._set_member(key.member_id, value if isinstance(value, MemberValue) else None)
         elif key.kind == Kind.GROUP:
@@ -169,13 +204,13 @@ class _Draft:
     def _set_member(self, member_id: str, value: MemberValue | None) -> None:
         before = self.members.get(member_id)
         if before is not None and before.instance_id and self.instances.get(before.instance_id) == member_id:
-            del self.instances[before.instance_id]
+            self.instances.drop(before.instance_id)
         if value is None:
-            self.members.pop(member_id, None)
+            self.members.drop(member_id)
             return
-        self.members[member_id] = value
+        self.members.put(member_id, value)
         if value.instance_id:
-            self.instances[value.instance_id] = member_id
+            self.instances.put(value.instance_id, member_id)
 
     def _set_current(self, member_id: str, value: CurrentValue | None) -> None:
         before = self.currents.get(member_id)
@@ -184,14 +219,14 @@ class _Draft:
             for partition in (before.assigned | before.revoking) - after:
                 # Another one may have it already where a compacted log is half replayed.
                 if self.owners.get(partition) == member_id:
-                    del self.owners[partition]
+                    self.owners.drop(partition)
         if value is None:
-            self.currents.pop(member_id, None)
+            self.currents.drop(member_id)
             return
-        self.currents[member_id] = value
+        self.currents.put(member_id, value)
         for partition in after:
             if self.owners.get(partition) != member_id:
-                self.owners[partition] = member_id
+                self.owners.put(partition, member_id)
 
     def finish(self) -> Group:
         return Group(

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.requests import JOIN_EPOCH, Heartbeat, HeartbeatReply, TopicsView
@@ -136,7 +137,7 @@ class MemberStream:
             self._key, self._instance_id = key, request.instance_id
         elif self._key != key:
             raise InvalidRequestError(f"this is the stream of member {self._key[1]} of group {self._key[0]}")
-        shard, reply = await self._service.heartbeat_of(request)
+        shard, reply = await self._service.heartbeat_of(replace(request, is_streamed=True))
         if request.member_epoch >= JOIN_EPOCH:
             self._epoch = request.member_epoch or reply.member_epoch
             if self._shard is not shard:

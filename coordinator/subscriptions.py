@@ -22,14 +22,20 @@ class Resolver:
     topics: dict[TopicId, TopicShape] = field(default_factory=dict)
     """All that somebody reads."""
     _known: dict[tuple[tuple[str, ...], str], tuple[TopicId, ...]] = field(default_factory=dict)
+    _last: tuple[tuple[str, ...], str, tuple[TopicId, ...]] = ((), "", ())
+    """What was asked for last, and found: most members of a group ask for the same."""
 
     def of(self, member: MemberValue) -> tuple[TopicId, ...]:
         """Ordered by the topics' names. Names without a topic stand for nothing until there is one."""
+        topics, pattern, found = self._last
+        if member.topics == topics and member.pattern == pattern:
+            return found
         asked = (member.topics, member.pattern)
-        found = self._known.get(asked)
-        if found is None:
-            found = self._known[asked] = self._find(*asked)
-        return found
+        known = self._known.get(asked)
+        if known is None:
+            known = self._known[asked] = self._find(*asked)
+        self._last = (*asked, known)
+        return known
 
     def _find(self, names: tuple[str, ...], pattern: str) -> tuple[TopicId, ...]:
         wanted = set(names)
@@ -63,6 +69,7 @@ def digest(topics: Iterable[TopicShape], *, with_racks: bool) -> bytes:
 
 
 def group_digest(members: Mapping[str, MemberValue], resolver: Resolver) -> bytes:
+    """`resolver` has been asked about all of the members, or is now."""
     for member in members.values():
         resolver.of(member)
     return digest(resolver.topics.values(), with_racks=any(member.rack for member in members.values()))

@@ -23,7 +23,9 @@ class Timers:
         self._heap: list[tuple[float, int, TimerSet, Hashable]] = []
         self._number = 0
         self._live = 0
-        self._handle: asyncio.TimerHandle | None = None
+        self._handle: asyncio.Handle | None = None
+        self._armed_s = 0.0
+        """When `_handle` is called; not every loop's handle tells it."""
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -66,12 +68,13 @@ class Timers:
     def _arm(self) -> None:
         first = self._heap[0][0] if self._heap else None
         if self._handle is not None:
-            if first is not None and self._handle.when() <= first and not self._handle.cancelled():
+            if first is not None and self._armed_s <= first and not self._handle.cancelled():
                 return
             self._handle.cancel()
             self._handle = None
         if first is not None:
             self._handle = asyncio.get_running_loop().call_at(first, self._look)
+            self._armed_s = first
 
     def _look(self) -> None:
         self._handle = None

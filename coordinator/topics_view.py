@@ -5,13 +5,13 @@ A view costs nothing to make: shapes are looked up as they are asked for, the so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from tidelog.coordinator.patterns import compile_pattern
 from tidelog.coordinator.requests import TopicShape
 from tidelog.coordinator.state import Group
 from tidelog.metadata.delta import ImageDelta
-from tidelog.metadata.image import ClusterImage, Topic
+from tidelog.metadata.image import ClusterImage, Partition, Topic
 from tidelog.metadata.topics import INTERNAL_TOPICS
 from tidelog.model.ids import TopicId
 
@@ -59,14 +59,22 @@ class ImageTopics:
 
 
 def reshaped_topics(delta: ImageDelta, older: ClusterImage, newer: ClusterImage) -> set[str]:
-    """Names of the topics that have come, gone, or have another number of partitions."""
+    """Names of the topics that have come, gone, or have another number of partitions or, where brokers have racks,
+    replicas elsewhere."""
+    has_racks = any(broker.rack for broker in newer.brokers.values())
     names = {older.topics[topic_id].name for topic_id in delta.removed_topics}
     names.update(name for _, name in delta.created_topics)
-    for topic_id in delta.partitions:
+    for topic_id, changed in delta.partitions.items():
         before, after = older.topics.get(topic_id), newer.topics.get(topic_id)
-        if before is not None and after is not None and len(before.partitions) != len(after.partitions):
+        if before is None or after is None:
+            continue
+        if len(before.partitions) != len(after.partitions) or (has_racks and _has_moved(before, changed)):
             names.add(after.name)
     return names
+
+
+def _has_moved(before: Topic, changed: Mapping[int, Partition]) -> bool:
+    return any(before.partitions[number].replicas != partition.replicas for number, partition in changed.items())
 
 
 class SubscriptionIndex:

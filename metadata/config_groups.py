@@ -40,6 +40,15 @@ GROUP_KEYS: tuple[Definition, ...] = (
         unit="ms",
     ),
     _key(
+        "group.consumer.stream.reconnect.ms",
+        10 * SECOND_MS,
+        "How long a member with a stream may take to be heard by a new coordinator of its group, if its session is not "
+        "shorter. A client may need a heartbeat interval and 3 s to notice that the former one is silent, and 2 s for "
+        "each broker that it asks in vain; a static member keeps its session.",
+        least=0,
+        unit="ms",
+    ),
+    _key(
         "group.initial.rebalance.delay.ms",
         3 * SECOND_MS,
         "How long the first round of an empty group of the classic protocol waits for more members.",

@@ -150,6 +150,7 @@ class GroupsDoor:
                 member_id=request.member_id,
                 member_epoch=request.member_epoch,
                 instance_id=request.instance_id,
+                sequence=request.sequence,
             )
         return pb.CommitOffsetsResponse(offsets=_outcomes(request.offsets, found, done))
 

@@ -40,10 +40,10 @@ class LocalCluster:
         assert nodes >= 1, "at least one node"
         self._temporary = tempfile.TemporaryDirectory(prefix="tidelog-test-") if data is None else None
         path = Path(self._temporary.name if self._temporary is not None else str(data))
-        ports = free_ports(3 * nodes)
+        ports = free_ports(4 * nodes)
         layout = Layout.read(path) if path.is_dir() else None
         assert layout is None or len(layout.ports) == nodes, f"{path} is a cluster of another size"
-        rows = [Ports(*ports[3 * index : 3 * index + 3]) for index in range(nodes)]
+        rows = [Ports(*ports[4 * index : 4 * index + 4]) for index in range(nodes)]
         self._nodes = LocalNodes(path, layout or Layout.fresh(rows), {**SETTINGS, **(settings or {})})
         self._is_started = is_started
 
@@ -74,6 +74,11 @@ class LocalCluster:
     def bootstrap(self) -> str:
         """host:port of every node's gRPC door, with commas between them."""
         return self._nodes.bootstrap
+
+    @property
+    def kafka_bootstrap(self) -> str:
+        """host:port of every node's Kafka door, for Kafka clients."""
+        return self._nodes.kafka_bootstrap
 
     @property
     def cluster_id(self) -> str:

@@ -13,11 +13,12 @@ test ends. A subscription gets all partitions of its topics at the first poll, u
 
 from __future__ import annotations
 
-import bisect
+import logging
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from re import Pattern
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +27,7 @@ from tidelog.client.arrow import Part, table_of
 from tidelog.client.commits import Offsets, Told
 from tidelog.client.consumer import Callback
 from tidelog.client.consumer_errors import (
+    CommitFailedError,
     ConsumerClosedError,
     DeserializationError,
     NoOffsetError,
@@ -37,11 +39,14 @@ from tidelog.client.consumer_front import (
     Partitions,
     Topics,
     When,
+    read_offset,
+    read_offsets,
     read_partition,
     read_partitions,
     read_times,
     read_topics,
 )
+from tidelog.client.counts import read_count
 from tidelog.client.durations import duration_ms
 from tidelog.client.errors import UnknownTopicError
 from tidelog.client.names import ConsumerOptions, read_options
@@ -55,27 +60,16 @@ from tidelog.client.record import (
 )
 from tidelog.client.records import headers_of
 from tidelog.client.serializers import as_bytes
-from tidelog.client.user_side import deserializer_of
-from tidelog.log.batch import decode_columns, encode_columns
+from tidelog.client.user_side import deserializer_of, interceptors_of
 from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.testing.mock_log import MockLog, part_of
 
 if TYPE_CHECKING:
     import pyarrow
 
+LOGGER = logging.getLogger(__name__)
+
 RECORDS_MAX = 1_000_000
-
-
-class _Log:
-    """One partition: records in the order of their offsets, which may have gaps."""
-
-    def __init__(self) -> None:
-        self.start = 0
-        self.end = 0
-        self.records: list[ConsumerRecord] = []
-
-    def at(self, offset: int) -> int:
-        """The index of the first record at or after it."""
-        return bisect.bisect_left(self.records, offset, key=lambda record: record.offset)
 
 
 class MockConsumer:
@@ -87,7 +81,7 @@ class MockConsumer:
         self.commits: list[dict[TopicPartition, OffsetAndMetadata]] = []
         """Every commit that went well, in order."""
         self.polls = 0
-        self._logs: dict[TopicPartition, _Log] = {}
+        self._logs: dict[TopicPartition, MockLog] = {}
         self._counts: dict[str, int] = {}
         self._positions: dict[TopicPartition, int | None] = {}
         """Of what is assigned; None: not known before the first poll."""
@@ -125,7 +119,7 @@ class MockConsumer:
     def add_topic(self, topic: str, partitions: int = 1, *, start: int = 0) -> None:
         """A topic with so many partitions, which begin at an offset; more of them if it is there already."""
         for number in range(self._counts.get(topic, 0), partitions):
-            log = self._logs[TopicPartition(topic, number)] = _Log()
+            log = self._logs[TopicPartition(topic, number)] = MockLog()
             log.start = log.end = start
         self._counts[topic] = max(partitions, self._counts.get(topic, 0))
 
@@ -240,11 +234,14 @@ class MockConsumer:
         """What is there, at once."""
         self._begin_poll()
         found: list[ConsumerRecord] = []
-        count = max_records or self.options.max_poll_records
+        count = read_count(max_records, self.options.max_poll_records)
         for place in sorted(self._positions):
             if place not in self._paused and len(found) < count:
                 found += self._read(place, count - len(found), is_first=not found)
         self._consumed += len(found)
+        for method in interceptors_of(self.options.interceptors, "on_consume") if found else ():
+            changed = _heard(method, "on_consume", found)
+            found = found if changed is None else list(changed)
         return found
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -259,10 +256,10 @@ class MockConsumer:
         key, value = self._key, self._value
         self._key = self._value = None  # deserializers are not asked
         try:
-            records = self.poll(timeout_ms, max_records or RECORDS_MAX)
+            records = self.poll(timeout_ms, read_count(max_records, RECORDS_MAX))
         finally:
             self._key, self._value = key, value
-        return [_part(record) for record in records]
+        return [part_of(record) for record in records]
 
     def wakeup(self) -> None:
         self._is_woken = True
@@ -276,9 +273,7 @@ class MockConsumer:
 
     def seek(self, partition: Partitions, offset: int, *, leader_epoch: int = -1) -> None:
         place = self._held(partition)
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-            raise InvalidRequestError(f"{place}: {offset!r} is no offset; it is a number from 0 on")
-        self._move(place, offset)
+        self._move(place, read_offset(place, offset))
 
     def seek_to_beginning(self, *partitions: Partitions) -> None:
         for place in self._chosen(partitions):
@@ -376,6 +371,8 @@ class MockConsumer:
             self._run_ended_commits()
         finally:
             self._is_closed = True
+            for method in interceptors_of(self.options.interceptors, "close"):
+                _heard(method, "close")
 
     def __enter__(self) -> Self:
         return self
@@ -401,7 +398,7 @@ class MockConsumer:
         if self.options.group is None:
             raise InvalidRequestError("a consumer without a group has nothing committed: give `group`")
 
-    def _log(self, place: TopicPartition) -> _Log:
+    def _log(self, place: TopicPartition) -> MockLog:
         found = self._logs.get(place)
         if found is None:
             raise UnknownTopicError(place.topic)
@@ -438,7 +435,7 @@ class MockConsumer:
             self._jobs.popleft()()
         if self._is_woken:
             self._is_woken = False
-            raise WakeupError("wakeup was called")
+            raise WakeupError("woken by wakeup()")
         if self._poll_errors:
             raise self._poll_errors.popleft()
         if self.options.enable_auto_commit and self.options.group is not None:
@@ -468,9 +465,9 @@ class MockConsumer:
     def _give_up(self, places: Iterable[TopicPartition], change: Change | None = None) -> None:
         gone = list(places)
         if change is Change.REVOKED:
-            self._tell(change, gone)
             if self.options.enable_auto_commit:
                 self._auto_commit(gone)
+            self._tell(change, gone)
         for place in gone:
             del self._positions[place]
             self._given.pop(place, None)
@@ -553,19 +550,25 @@ class MockConsumer:
     def _to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         self._check_group()
         if offsets is None:
-            return {place: OffsetAndMetadata(offset) for place, offset in sorted(self._given.items())}
-        return {
-            read_partition(place): OffsetAndMetadata(told) if isinstance(told, int) else told
-            for place, told in offsets.items()
-        }
+            given = {place: OffsetAndMetadata(offset) for place, offset in sorted(self._given.items())}
+            return {place: told for place, told in given.items() if self._committed.get(place) != told}
+        wanted = read_offsets(offsets) or {}
+        for place in wanted:
+            if self._is_subscribed and place not in self._positions:
+                raise CommitFailedError(f"{place} is not assigned to this member now: others have it, or nobody")
+        return wanted
 
     def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
         if self._commit_errors:
             raise self._commit_errors.popleft()
         for place in offsets:
             self._log(place)
+        if not offsets:
+            return
         self._committed.update(offsets)
         self.commits.append(dict(offsets))
+        for method in interceptors_of(self.options.interceptors, "on_commit"):
+            self._ended_commits.append(partial(_heard, method, "on_commit", dict(offsets)))
 
     def _auto_commit(self, places: Iterable[TopicPartition]) -> None:
         """What the program has come back for; a failure costs nothing but records that are read again."""
@@ -583,13 +586,14 @@ class MockConsumer:
             self._ended_commits.popleft()()
 
 
+def _heard(method: Callable[..., Any], name: str, *arguments: Any) -> Any:
+    """What an interceptor raises is logged, as by the real one."""
+    try:
+        return method(*arguments)
+    except Exception:
+        LOGGER.exception("an interceptor failed: %s", name)
+        return None
+
+
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def _part(record: ConsumerRecord) -> Part:
-    """As a fetched batch of one."""
-    headers = [record.headers] if record.headers else None
-    data = encode_columns([record.timestamp], [record.key], [record.value], headers, base_offset=record.offset)
-    columns = decode_columns(data, decompressed_bytes_max=len(data))
-    return record.topic, record.partition, columns, 0, 1

@@ -153,7 +153,10 @@ class MockProducer(ProducerFront):
         one = partition if isinstance(partition, int) else None
         stamp = self._stamp()
         placed = [
-            (self._placed(topic, one if wanted is None else wanted, key, value), (when or stamp, key, value, pairs))
+            (
+                self._placed(topic, one if wanted is None else wanted, key, value),
+                (stamp if when is None else when, key, value, pairs),
+            )
             for value, key, pairs, when, wanted in zip(
                 rows,
                 columns.keys or none,

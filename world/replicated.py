@@ -230,8 +230,9 @@ class ReplicatedMachine(Generic[S]):
         """Decide, log, wait for the commit, reply; raises the refusal, or why it could not be done."""
         if self.epoch is None:
             raise self.not_leader()
-        if self._waiting >= self._waiting_max + (OWN_MAX if is_own else 0):
-            raise OverloadedError(f"{self._waiting} requests wait already")
+        held = self._held()
+        if held >= self._waiting_max + (OWN_MAX if is_own else 0):
+            raise OverloadedError(f"{held} requests wait already")
         waiter = _Waiter(request, asyncio.get_running_loop().create_future())
         self._decide(waiter)
         self._waiting += 1
@@ -239,6 +240,11 @@ class ReplicatedMachine(Generic[S]):
             return await waiter.future
         finally:
             self._waiting -= 1
+
+    def _held(self) -> int:
+        """Requests without a reply. Those whose callers have given up count as long as their decisions are kept."""
+        kept = 0 if self._flight is None else len(self._flight.waiters)
+        return max(self._waiting, kept + sum(len(gathered.waiters) for gathered in self._gathered))
 
     def _decide(self, waiter: _Waiter) -> None:
         records: Sequence[Any] = ()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tidelog.rpc.v1 import common_pb2 as tidelog_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidelog/rpc/v1/groups.proto\x12\ntidelog.v1\x1a\x1btidelog/rpc/v1/common.proto\":\n\x16\x46indCoordinatorRequest\x12\x0e\n\x06groups\x18\x01 \x03(\t\x12\x10\n\x08listener\x18\x02 \x01(\t\"H\n\x17\x46indCoordinatorResponse\x12-\n\x0c\x63oordinators\x18\x01 \x03(\x0b\x32\x17.tidelog.v1.Coordinator\"y\n\x0b\x43oordinator\x12\r\n\x05group\x18\x01 \x01(\t\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x0e\n\x06\x62roker\x18\x03 \x01(\x05\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x42\x08\n\x06_error\"\xc8\x02\n\x10HeartbeatRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x33\n\x0csubscription\x18\x07 \x01(\x0b\x32\x18.tidelog.v1.SubscriptionH\x00\x88\x01\x01\x12\x10\n\x08\x61ssignor\x18\x08 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\t \x01(\x05\x12\x1c\n\x14rebalance_timeout_ms\x18\n \x01(\x05\x12*\n\x05owned\x18\x0b \x01(\x0b\x32\x16.tidelog.v1.PartitionsH\x01\x88\x01\x01\x42\x0f\n\r_subscriptionB\x08\n\x06_owned\"/\n\x0cSubscription\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0f\n\x07pattern\x18\x02 \x01(\t\"9\n\nPartitions\x12+\n\x06topics\x18\x01 \x03(\x0b\x32\x1b.tidelog.v1.TopicPartitions\"F\n\x0fTopicPartitions\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x12\n\npartitions\x18\x03 \x03(\x05\"\xe8\x01\n\x11HeartbeatResponse\x12%\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\x05\x12/\n\nassignment\x18\x05 \x01(\x0b\x32\x16.tidelog.v1.PartitionsH\x01\x88\x01\x01\x12\x1a\n\x12session_timeout_ms\x18\x06 \x01(\x05\x42\x08\n\x06_errorB\r\n\x0b_assignment\"\x90\x01\n\x14\x43ommitOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12+\n\x07offsets\x18\x05 \x03(\x0b\x32\x1a.tidelog.v1.OffsetToCommit\"|\n\x0eOffsetToCommit\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x10\n\x08metadata\x18\x06 \x01(\t\"F\n\x15\x43ommitOffsetsResponse\x12-\n\x07offsets\x18\x01 \x03(\x0b\x32\x1c.tidelog.v1.PartitionOutcome\"\x93\x01\n\x13\x46\x65tchOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x19\n\x0cmember_epoch\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12.\n\npartitions\x18\x04 \x03(\x0b\x32\x1a.tidelog.v1.TopicPartitionB\x0f\n\r_member_epoch\"D\n\x14\x46\x65tchOffsetsResponse\x12,\n\x07offsets\x18\x01 \x03(\x0b\x32\x1b.tidelog.v1.CommittedOffset\"\xc6\x01\n\x0f\x43ommittedOffset\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12%\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x10\n\x08metadata\x18\x07 \x01(\t\x12\x16\n\x0e\x63ommit_time_ms\x18\x08 \x01(\x03\x42\x08\n\x06_error\"U\n\x14\x44\x65leteOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12.\n\npartitions\x18\x02 \x03(\x0b\x32\x1a.tidelog.v1.TopicPartition\"F\n\x15\x44\x65leteOffsetsResponse\x12-\n\x07offsets\x18\x01 \x03(\x0b\x32\x1c.tidelog.v1.PartitionOutcome\"2\n\x11ListGroupsRequest\x12\x0e\n\x06states\x18\x01 \x03(\t\x12\r\n\x05types\x18\x02 \x03(\t\"O\n\x12ListGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.tidelog.v1.GroupListing\x12\x0f\n\x07loading\x18\x02 \x01(\x05\"K\n\x0cGroupListing\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07members\x18\x04 \x01(\x05\"\'\n\x15\x44\x65scribeGroupsRequest\x12\x0e\n\x06groups\x18\x01 \x03(\t\"F\n\x16\x44\x65scribeGroupsResponse\x12,\n\x06groups\x18\x01 \x03(\x0b\x32\x1c.tidelog.v1.GroupDescription\"\xef\x01\n\x10GroupDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x05\x12\x18\n\x10\x61ssignment_epoch\x18\x06 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x07 \x01(\t\x12.\n\x07members\x18\x08 \x03(\x0b\x32\x1d.tidelog.v1.MemberDescription\x12\x13\n\x0b\x63oordinator\x18\t \x01(\x05\x42\x08\n\x06_error\"\xfc\x01\n\x11MemberDescription\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\x12\x11\n\tclient_id\x18\x04 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x05 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x06 \x01(\x05\x12\x0e\n\x06topics\x18\x07 \x03(\t\x12\x0f\n\x07pattern\x18\x08 \x01(\t\x12*\n\nassignment\x18\t \x01(\x0b\x32\x16.tidelog.v1.Partitions\x12&\n\x06target\x18\n \x01(\x0b\x32\x16.tidelog.v1.Partitions\"%\n\x13\x44\x65leteGroupsRequest\x12\x0e\n\x06groups\x18\x01 \x03(\t\";\n\x14\x44\x65leteGroupsResponse\x12#\n\x06groups\x18\x01 \x03(\x0b\x32\x13.tidelog.v1.Outcome\"O\n\x14RemoveMembersRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nmember_ids\x18\x02 \x03(\t\x12\x14\n\x0cinstance_ids\x18\x03 \x03(\t\"=\n\x15RemoveMembersResponse\x12$\n\x07members\x18\x01 \x03(\x0b\x32\x13.tidelog.v1.Outcome2\xcb\x06\n\x06Groups\x12Z\n\x0f\x46indCoordinator\x12\".tidelog.v1.FindCoordinatorRequest\x1a#.tidelog.v1.FindCoordinatorResponse\x12M\n\nMembership\x12\x1c.tidelog.v1.HeartbeatRequest\x1a\x1d.tidelog.v1.HeartbeatResponse(\x01\x30\x01\x12H\n\tHeartbeat\x12\x1c.tidelog.v1.HeartbeatRequest\x1a\x1d.tidelog.v1.HeartbeatResponse\x12T\n\rCommitOffsets\x12 .tidelog.v1.CommitOffsetsRequest\x1a!.tidelog.v1.CommitOffsetsResponse\x12Q\n\x0c\x46\x65tchOffsets\x12\x1f.tidelog.v1.FetchOffsetsRequest\x1a .tidelog.v1.FetchOffsetsResponse\x12T\n\rDeleteOffsets\x12 .tidelog.v1.DeleteOffsetsRequest\x1a!.tidelog.v1.DeleteOffsetsResponse\x12K\n\nListGroups\x12\x1d.tidelog.v1.ListGroupsRequest\x1a\x1e.tidelog.v1.ListGroupsResponse\x12W\n\x0e\x44\x65scribeGroups\x12!.tidelog.v1.DescribeGroupsRequest\x1a\".tidelog.v1.DescribeGroupsResponse\x12Q\n\x0c\x44\x65leteGroups\x12\x1f.tidelog.v1.DeleteGroupsRequest\x1a .tidelog.v1.DeleteGroupsResponse\x12T\n\rRemoveMembers\x12 .tidelog.v1.RemoveMembersRequest\x1a!.tidelog.v1.RemoveMembersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidelog/rpc/v1/groups.proto\x12\ntidelog.v1\x1a\x1btidelog/rpc/v1/common.proto\":\n\x16\x46indCoordinatorRequest\x12\x0e\n\x06groups\x18\x01 \x03(\t\x12\x10\n\x08listener\x18\x02 \x01(\t\"H\n\x17\x46indCoordinatorResponse\x12-\n\x0c\x63oordinators\x18\x01 \x03(\x0b\x32\x17.tidelog.v1.Coordinator\"y\n\x0b\x43oordinator\x12\r\n\x05group\x18\x01 \x01(\t\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x0e\n\x06\x62roker\x18\x03 \x01(\x05\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x42\x08\n\x06_error\"\xc8\x02\n\x10HeartbeatRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x33\n\x0csubscription\x18\x07 \x01(\x0b\x32\x18.tidelog.v1.SubscriptionH\x00\x88\x01\x01\x12\x10\n\x08\x61ssignor\x18\x08 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\t \x01(\x05\x12\x1c\n\x14rebalance_timeout_ms\x18\n \x01(\x05\x12*\n\x05owned\x18\x0b \x01(\x0b\x32\x16.tidelog.v1.PartitionsH\x01\x88\x01\x01\x42\x0f\n\r_subscriptionB\x08\n\x06_owned\"/\n\x0cSubscription\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0f\n\x07pattern\x18\x02 \x01(\t\"9\n\nPartitions\x12+\n\x06topics\x18\x01 \x03(\x0b\x32\x1b.tidelog.v1.TopicPartitions\"F\n\x0fTopicPartitions\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x12\n\npartitions\x18\x03 \x03(\x05\"\xe8\x01\n\x11HeartbeatResponse\x12%\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\x05\x12/\n\nassignment\x18\x05 \x01(\x0b\x32\x16.tidelog.v1.PartitionsH\x01\x88\x01\x01\x12\x1a\n\x12session_timeout_ms\x18\x06 \x01(\x05\x42\x08\n\x06_errorB\r\n\x0b_assignment\"\xa2\x01\n\x14\x43ommitOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12+\n\x07offsets\x18\x05 \x03(\x0b\x32\x1a.tidelog.v1.OffsetToCommit\x12\x10\n\x08sequence\x18\x06 \x01(\x04\"|\n\x0eOffsetToCommit\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x10\n\x08metadata\x18\x06 \x01(\t\"F\n\x15\x43ommitOffsetsResponse\x12-\n\x07offsets\x18\x01 \x03(\x0b\x32\x1c.tidelog.v1.PartitionOutcome\"\x93\x01\n\x13\x46\x65tchOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x19\n\x0cmember_epoch\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12.\n\npartitions\x18\x04 \x03(\x0b\x32\x1a.tidelog.v1.TopicPartitionB\x0f\n\r_member_epoch\"D\n\x14\x46\x65tchOffsetsResponse\x12,\n\x07offsets\x18\x01 \x03(\x0b\x32\x1b.tidelog.v1.CommittedOffset\"\xc6\x01\n\x0f\x43ommittedOffset\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12%\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x10\n\x08metadata\x18\x07 \x01(\t\x12\x16\n\x0e\x63ommit_time_ms\x18\x08 \x01(\x03\x42\x08\n\x06_error\"U\n\x14\x44\x65leteOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12.\n\npartitions\x18\x02 \x03(\x0b\x32\x1a.tidelog.v1.TopicPartition\"F\n\x15\x44\x65leteOffsetsResponse\x12-\n\x07offsets\x18\x01 \x03(\x0b\x32\x1c.tidelog.v1.PartitionOutcome\"2\n\x11ListGroupsRequest\x12\x0e\n\x06states\x18\x01 \x03(\t\x12\r\n\x05types\x18\x02 \x03(\t\"O\n\x12ListGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.tidelog.v1.GroupListing\x12\x0f\n\x07loading\x18\x02 \x01(\x05\"K\n\x0cGroupListing\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07members\x18\x04 \x01(\x05\"\'\n\x15\x44\x65scribeGroupsRequest\x12\x0e\n\x06groups\x18\x01 \x03(\t\"F\n\x16\x44\x65scribeGroupsResponse\x12,\n\x06groups\x18\x01 \x03(\x0b\x32\x1c.tidelog.v1.GroupDescription\"\xef\x01\n\x10GroupDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tidelog.v1.ErrorH\x00\x88\x01\x01\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x05\x12\x18\n\x10\x61ssignment_epoch\x18\x06 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x07 \x01(\t\x12.\n\x07members\x18\x08 \x03(\x0b\x32\x1d.tidelog.v1.MemberDescription\x12\x13\n\x0b\x63oordinator\x18\t \x01(\x05\x42\x08\n\x06_error\"\xfc\x01\n\x11MemberDescription\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\x12\x11\n\tclient_id\x18\x04 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x05 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x06 \x01(\x05\x12\x0e\n\x06topics\x18\x07 \x03(\t\x12\x0f\n\x07pattern\x18\x08 \x01(\t\x12*\n\nassignment\x18\t \x01(\x0b\x32\x16.tidelog.v1.Partitions\x12&\n\x06target\x18\n \x01(\x0b\x32\x16.tidelog.v1.Partitions\"%\n\x13\x44\x65leteGroupsRequest\x12\x0e\n\x06groups\x18\x01 \x03(\t\";\n\x14\x44\x65leteGroupsResponse\x12#\n\x06groups\x18\x01 \x03(\x0b\x32\x13.tidelog.v1.Outcome\"O\n\x14RemoveMembersRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nmember_ids\x18\x02 \x03(\t\x12\x14\n\x0cinstance_ids\x18\x03 \x03(\t\"=\n\x15RemoveMembersResponse\x12$\n\x07members\x18\x01 \x03(\x0b\x32\x13.tidelog.v1.Outcome2\xcb\x06\n\x06Groups\x12Z\n\x0f\x46indCoordinator\x12\".tidelog.v1.FindCoordinatorRequest\x1a#.tidelog.v1.FindCoordinatorResponse\x12M\n\nMembership\x12\x1c.tidelog.v1.HeartbeatRequest\x1a\x1d.tidelog.v1.HeartbeatResponse(\x01\x30\x01\x12H\n\tHeartbeat\x12\x1c.tidelog.v1.HeartbeatRequest\x1a\x1d.tidelog.v1.HeartbeatResponse\x12T\n\rCommitOffsets\x12 .tidelog.v1.CommitOffsetsRequest\x1a!.tidelog.v1.CommitOffsetsResponse\x12Q\n\x0c\x46\x65tchOffsets\x12\x1f.tidelog.v1.FetchOffsetsRequest\x1a .tidelog.v1.FetchOffsetsResponse\x12T\n\rDeleteOffsets\x12 .tidelog.v1.DeleteOffsetsRequest\x1a!.tidelog.v1.DeleteOffsetsResponse\x12K\n\nListGroups\x12\x1d.tidelog.v1.ListGroupsRequest\x1a\x1e.tidelog.v1.ListGroupsResponse\x12W\n\x0e\x44\x65scribeGroups\x12!.tidelog.v1.DescribeGroupsRequest\x1a\".tidelog.v1.DescribeGroupsResponse\x12Q\n\x0c\x44\x65leteGroups\x12\x1f.tidelog.v1.DeleteGroupsRequest\x1a .tidelog.v1.DeleteGroupsResponse\x12T\n\rRemoveMembers\x12 .tidelog.v1.RemoveMembersRequest\x1a!.tidelog.v1.RemoveMembersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,43 +49,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATRESPONSE']._serialized_start=841
   _globals['_HEARTBEATRESPONSE']._serialized_end=1073
   _globals['_COMMITOFFSETSREQUEST']._serialized_start=1076
-  _globals['_COMMITOFFSETSREQUEST']._serialized_end=1220
-  _globals['_OFFSETTOCOMMIT']._serialized_start=1222
-  _globals['_OFFSETTOCOMMIT']._serialized_end=1346
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=1348
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=1418
-  _globals['_FETCHOFFSETSREQUEST']._serialized_start=1421
-  _globals['_FETCHOFFSETSREQUEST']._serialized_end=1568
-  _globals['_FETCHOFFSETSRESPONSE']._serialized_start=1570
-  _globals['_FETCHOFFSETSRESPONSE']._serialized_end=1638
-  _globals['_COMMITTEDOFFSET']._serialized_start=1641
-  _globals['_COMMITTEDOFFSET']._serialized_end=1839
-  _globals['_DELETEOFFSETSREQUEST']._serialized_start=1841
-  _globals['_DELETEOFFSETSREQUEST']._serialized_end=1926
-  _globals['_DELETEOFFSETSRESPONSE']._serialized_start=1928
-  _globals['_DELETEOFFSETSRESPONSE']._serialized_end=1998
-  _globals['_LISTGROUPSREQUEST']._serialized_start=2000
-  _globals['_LISTGROUPSREQUEST']._serialized_end=2050
-  _globals['_LISTGROUPSRESPONSE']._serialized_start=2052
-  _globals['_LISTGROUPSRESPONSE']._serialized_end=2131
-  _globals['_GROUPLISTING']._serialized_start=2133
-  _globals['_GROUPLISTING']._serialized_end=2208
-  _globals['_DESCRIBEGROUPSREQUEST']._serialized_start=2210
-  _globals['_DESCRIBEGROUPSREQUEST']._serialized_end=2249
-  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_start=2251
-  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_end=2321
-  _globals['_GROUPDESCRIPTION']._serialized_start=2324
-  _globals['_GROUPDESCRIPTION']._serialized_end=2563
-  _globals['_MEMBERDESCRIPTION']._serialized_start=2566
-  _globals['_MEMBERDESCRIPTION']._serialized_end=2818
-  _globals['_DELETEGROUPSREQUEST']._serialized_start=2820
-  _globals['_DELETEGROUPSREQUEST']._serialized_end=2857
-  _globals['_DELETEGROUPSRESPONSE']._serialized_start=2859
-  _globals['_DELETEGROUPSRESPONSE']._serialized_end=2918
-  _globals['_REMOVEMEMBERSREQUEST']._serialized_start=2920
-  _globals['_REMOVEMEMBERSREQUEST']._serialized_end=2999
-  _globals['_REMOVEMEMBERSRESPONSE']._serialized_start=3001
-  _globals['_REMOVEMEMBERSRESPONSE']._serialized_end=3062
-  _globals['_GROUPS']._serialized_start=3065
-  _globals['_GROUPS']._serialized_end=3908
+  _globals['_COMMITOFFSETSREQUEST']._serialized_end=1238
+  _globals['_OFFSETTOCOMMIT']._serialized_start=1240
+  _globals['_OFFSETTOCOMMIT']._serialized_end=1364
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=1366
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=1436
+  _globals['_FETCHOFFSETSREQUEST']._serialized_start=1439
+  _globals['_FETCHOFFSETSREQUEST']._serialized_end=1586
+  _globals['_FETCHOFFSETSRESPONSE']._serialized_start=1588
+  _globals['_FETCHOFFSETSRESPONSE']._serialized_end=1656
+  _globals['_COMMITTEDOFFSET']._serialized_start=1659
+  _globals['_COMMITTEDOFFSET']._serialized_end=1857
+  _globals['_DELETEOFFSETSREQUEST']._serialized_start=1859
+  _globals['_DELETEOFFSETSREQUEST']._serialized_end=1944
+  _globals['_DELETEOFFSETSRESPONSE']._serialized_start=1946
+  _globals['_DELETEOFFSETSRESPONSE']._serialized_end=2016
+  _globals['_LISTGROUPSREQUEST']._serialized_start=2018
+  _globals['_LISTGROUPSREQUEST']._serialized_end=2068
+  _globals['_LISTGROUPSRESPONSE']._serialized_start=2070
+  _globals['_LISTGROUPSRESPONSE']._serialized_end=2149
+  _globals['_GROUPLISTING']._serialized_start=2151
+  _globals['_GROUPLISTING']._serialized_end=2226
+  _globals['_DESCRIBEGROUPSREQUEST']._serialized_start=2228
+  _globals['_DESCRIBEGROUPSREQUEST']._serialized_end=2267
+  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_start=2269
+  _globals['_DESCRIBEGROUPSRESPONSE']._serialized_end=2339
+  _globals['_GROUPDESCRIPTION']._serialized_start=2342
+  _globals['_GROUPDESCRIPTION']._serialized_end=2581
+  _globals['_MEMBERDESCRIPTION']._serialized_start=2584
+  _globals['_MEMBERDESCRIPTION']._serialized_end=2836
+  _globals['_DELETEGROUPSREQUEST']._serialized_start=2838
+  _globals['_DELETEGROUPSREQUEST']._serialized_end=2875
+  _globals['_DELETEGROUPSRESPONSE']._serialized_start=2877
+  _globals['_DELETEGROUPSRESPONSE']._serialized_end=2936
+  _globals['_REMOVEMEMBERSREQUEST']._serialized_start=2938
+  _globals['_REMOVEMEMBERSREQUEST']._serialized_end=3017
+  _globals['_REMOVEMEMBERSRESPONSE']._serialized_start=3019
+  _globals['_REMOVEMEMBERSRESPONSE']._serialized_end=3080
+  _globals['_GROUPS']._serialized_start=3083
+  _globals['_GROUPS']._serialized_end=3926
 # @@protoc_insertion_point(module_scope)

@@ -311,6 +311,7 @@ class CommitOffsetsRequest(_message.Message):
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member_id: _builtins.str
     """Of a member: who it is. Empty with epoch -1: of a program without a membership, taken only while the group has no
@@ -318,6 +319,10 @@ class CommitOffsetsRequest(_message.Message):
     """
     member_epoch: _builtins.int
     instance_id: _builtins.str
+    sequence: _builtins.int
+    """Of a member: rises with every request, a repeated one too. One that comes after a later one is refused
+    (STALE_MEMBER_EPOCH): it was held up on the way. 0: not told.
+    """
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetToCommit]: ...
     def __init__(
@@ -328,10 +333,11 @@ class CommitOffsetsRequest(_message.Message):
         member_epoch: _builtins.int = ...,
         instance_id: _builtins.str = ...,
         offsets: _abc.Iterable[Global___OffsetToCommit] | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

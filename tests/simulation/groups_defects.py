@@ -11,6 +11,7 @@ from uuid import UUID
 from simulation.defects import Defect
 from tidelog.client.async_consumer import ConsumerCore
 from tidelog.client.membership import Membership
+from tidelog.client.upkeep import Upkeep
 from tidelog.client.user_side import UserSide
 from tidelog.coordinator import consumer_group, offsets, shard
 from tidelog.coordinator.coordinator import GroupCoordinator
@@ -72,13 +73,13 @@ async def _load_what_is_known(leading: Any, progress: Any) -> Any:
     return state, leading.log.end_offset
 
 
-_start = Shard._start
+async def _start_no_deadlines(_self: Any, _state: Any) -> None:
+    return None
 
 
-async def _start_without_timers(self: Any, state: Any) -> Any:
-    topics = await _start(self, state)
-    self.timers.clear()
-    return topics
+def _wait_for_ever(self: Any) -> int:
+    """As long as any session."""
+    return int(self.limits.session_timeout_max_ms)
 
 
 # Deadlines.
@@ -146,8 +147,8 @@ async def _give_up_everything(self: Any) -> Any:
 
 
 def _all_in_hand_is_done(self: Any) -> None:
-    self.positions.note(self._hand.marks())
-    self.positions.came_back()
+    self._positions.note(self._hand.marks())
+    self._positions.came_back()
 
 
 def _drop_nothing(_self: Any, _partitions: Any) -> None:
@@ -183,7 +184,11 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "session_lost_on_move", "groups", "a new coordinator starts no deadlines for the members that it finds",
-        _on(Shard, "_start", _start_without_timers),
+        _on(Shard, "_start_deadlines", _start_no_deadlines),
+    ),
+    Defect(
+        "session_after_move", "groups", "a new coordinator waits a whole session for members that have had a stream",
+        _on(GroupCoordinator, "reconnect_ms", property(_wait_for_ever)),
     ),
     Defect(
         "grace_ignored", "groups", "a member whose stream has broken keeps its whole session",
@@ -211,7 +216,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "auto_commit_of_current", "groups", "the automatic commit takes in what the program still works on (C5)",
-        _on(ConsumerCore, "_look_at_hand", _all_in_hand_is_done),
+        _on(Upkeep, "look_at_hand", _all_in_hand_is_done),
     ),
     Defect(
         "hand_kept_when_revoked", "groups", "records of a partition that was revoked are given out",

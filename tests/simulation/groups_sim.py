@@ -7,7 +7,8 @@
 
 Faults first (`groups_faults`), then everything is healed and must go on: every group is stable, every partition has a
 live owner. A member that only loses its streams stays; one that dies is out after its grace, one that dies with its
-coordinator after its session. Then writers end, and every group has processed and committed everything.
+coordinator when the next one has waited for it (a static one: for its session). Then writers end, and every group has
+processed and committed everything.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ class GroupsShape(BrokerShape):
     members: tuple[MemberPlan, ...]
     offsets_partitions: int
     grace_ms: int
+    reconnect_ms: int
     member_session_ms: int
     heartbeat_ms: int
     poll_interval_ms: int
@@ -62,6 +64,7 @@ class GroupsShape(BrokerShape):
             "offsets.commit.timeout.ms": 1_500,
             "group.min.session.timeout.ms": 500,
             "group.consumer.stream.grace.ms": self.grace_ms,
+            "group.consumer.stream.reconnect.ms": self.reconnect_ms,
         }
 
 
@@ -95,6 +98,7 @@ def draw_groups_shape(seed: int) -> GroupsShape:
         members=members,
         offsets_partitions=draw.choice((1, 2)),
         grace_ms=draw.choice((400, 800)),
+        reconnect_ms=2_000,
         member_session_ms=draw.choice((3_000, 5_000)),
         heartbeat_ms=draw.choice((200, 400)),
         poll_interval_ms=draw.choice((1_500, 4_000)),
@@ -288,6 +292,8 @@ class GroupsSimulation(BrokerSimulation):
     def _try_streams(self, draw: Random) -> None:
         """Who comes back within its grace has lost nothing."""
         station, life = draw.choice(self._living())
+        if not self._has_stream(life):
+            return  # its last one has broken before, and its grace may be over any moment
         member_id, lost, core = life.member_id, life.lost, life.consumer.core
         left = core.left_for_polling
         self.world.scheduler.trace("nemesis", f"the streams of {station.name} break, and all is well")
@@ -301,16 +307,17 @@ class GroupsSimulation(BrokerSimulation):
         self.world.check()
 
     def _try_kill(self, draw: Random) -> None:
-        """A dynamic member that dies is out after its grace, a static one after its session. So is one that has not
-        found yet that its coordinator is another one: there is no stream of it that could break."""
+        """A dynamic member that dies is out after its grace, a static one after its session. One that has not found yet
+        that its coordinator is another one has no stream that could break: it was to be heard of in time."""
         living = self._living(is_static=False) or self._living()
         station, life = draw.choice(living)
         shard = self._shard(partition_for(life.group, self.shape.offsets_partitions))
-        has_stream = shard is not None and (life.group, life.member_id) in shard.streams
-        self._kill(station, life, self.shape.member_session_ms, shard if has_stream and not life.is_static else None)
+        is_soon = self._has_stream(life) and not life.is_static
+        self._kill(station, life, self._silence_ms(life), shard if is_soon else None)
 
     def _try_kill_both(self, draw: Random) -> None:
-        """A member and its coordinator: the next one knows nothing of deadlines, and gives everybody a session."""
+        """A member and its coordinator: the next one knows nothing of deadlines, and gives a dynamic member the time to
+        find it, a static one its session."""
         station, life = draw.choice(self._living())
         topic = self.offsets_topic()
         assert topic is not None, "groups are stable"
@@ -321,11 +328,23 @@ class GroupsSimulation(BrokerSimulation):
         # It is fenced when its own session is over, and who is elected needs a moment; the member dies before it has
         # met that one, or after.
         self.world.run_for(draw.choice((0.0, 0.0, self.shape.session_ms / 1000 + 2.0)))
-        self._kill(station, life, self.shape.session_ms + 3_000 + self.shape.member_session_ms)
+        self._kill(station, life, self._silence_ms(life), has_moved=True)
         coordinator.start()
 
-    def _kill(self, station: Station, life: Life, within_ms: int, shard: Shard | None = None) -> None:
-        """`shard` has the member's stream, so that its grace is enough as long as that one coordinates the group."""
+    def _has_stream(self, life: Life) -> bool:
+        shard = self._shard(partition_for(life.group, self.shape.offsets_partitions))
+        return shard is not None and (life.group, life.member_id) in shard.streams
+
+    def _silence_ms(self, life: Life) -> int:
+        """How long a coordinator waits for a member that has no stream there."""
+        session_ms = self.shape.member_session_ms
+        return session_ms if life.is_static else min(session_ms, self.shape.reconnect_ms)
+
+    def _kill(
+        self, station: Station, life: Life, within_ms: int, shard: Shard | None = None, *, has_moved: bool = False
+    ) -> None:
+        """`shard` has the member's stream, so that its grace is enough as long as that one coordinates the group.
+        `has_moved`: the time is counted from when the next one has read the group."""
         member_id, group_id = life.member_id, life.group
         self.cluster.network.silent_death_probability = 0.0
         self.world.scheduler.trace("nemesis", f"{station.name} dies, and all is well")
@@ -340,6 +359,9 @@ class GroupsSimulation(BrokerSimulation):
             number = shard.number
             soon = lambda: is_out() or self._shard(number) is not shard  # noqa: E731
             self._demand(what, soon, self.shape.grace_ms / 1000 + TAKEOVER_S)
+        if has_moved:
+            moved = partition_for(group_id, self.shape.offsets_partitions)
+            self._demand("nobody coordinates the group", lambda: self._shard(moved) is not None, SETTLE_S)
         self._demand(what, is_out, within_ms / 1000 + TAKEOVER_S)
         station.start()
 

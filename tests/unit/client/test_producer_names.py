@@ -110,6 +110,11 @@ def test_what_contradicts_itself_is_refused_when_the_producer_is_made(given: dic
         ({"security.protocol": "SSL"}, "not encrypted or authenticated yet"),
         ({"transactional.id": "t"}, "no transactions yet"),
         ({"group.id": "g"}, "group.id is no option of a producer, but of a consumer"),
+        ({"rebalance_cb": print}, "give `subscribe` on_assigned"),
+        ({"on_commit": print}, "give `commit_async` on_commit"),
+        ({"default.topic.config": {}}, "beside the other options"),
+        ({"enable.partition.eof": True}, "compare `position` with `end_offsets`"),
+        ({"enable.auto.offset.store": "false"}, "there is no store_offsets"),
         ({"linger.ms": 1, "linger_ms": 2}, "the same option with two values"),
         ({"batch_size": "many", "acks": 2}, "acks=2: .*; batch_size=.many.: a whole number"),
     ],
@@ -127,9 +132,23 @@ def test_what_cannot_be_meant_is_named(given: dict[str, Any], said: str) -> None
         {"retries": 5},
         {"statistics.interval.ms": 100},
         {"test.mock.num.brokers": 3},
+        {"client.dns.lookup": "use_all_dns_ips"},
+        {"log_level": 6},
+        {"broker.address.family": "v4"},
+        {"api.version.request": True},
+        {"reconnect.backoff.jitter.ms": 5},
+        {"queue.buffering.max.kbytes": 1_024},
+        {"queued.max.messages.kbytes": 1_024},
+        {"queued.min.messages": 1},
+        {"receive.message.max.bytes": 1},
+        {"fetch.error.backoff.ms": 1},
+        {"group.protocol": "classic"},
+        {"error_cb": print},
+        {"enabled_events": 1},
+        {"offset.store.method": "broker"},
+        {"produce.offset.report": True},
     ],
 )
-@pytest.mark.source("a:D-38")
 def test_what_means_nothing_here_is_ignored_and_told(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="tidelog"):
         assert read_options(ProducerOptions, {"bootstrap.servers": "x", **given}, {}) == options("x")
@@ -153,11 +172,18 @@ def test_addresses() -> None:
 
 
 @pytest.mark.source("a:D-31", "a:D-39", "b:F-34")
-def test_defaults_are_safe_and_acks_decide_whether_idempotence_is_on() -> None:
+def test_defaults_are_safe() -> None:
     assert options().retry_backoff_ms == 100
-    assert options().is_idempotent
-    assert not options(acks=1).is_idempotent
-    assert not options(acks="all", enable_idempotence=False).is_idempotent
+    assert options().acks == -1
+    assert options().enable_idempotence is None
+    assert options(acks=1).acks == 1
+    assert options(acks="all", enable_idempotence=True).max_in_flight == 5
+
+
+def test_what_is_so_by_nature_may_be_said() -> None:
+    given = {"bootstrap.servers": "x", "enable.partition.eof": False, "enable.auto.offset.store": "True"}
+    assert read_options(ConsumerOptions, given, {}) == read_options(ConsumerOptions, "x", {})
+    assert read_options(ConsumerOptions, {**given, "auto.commit.enable": "false"}, {}).enable_auto_commit is False
 
 
 def test_options_of_consumers_are_read_and_checked() -> None:

@@ -60,7 +60,7 @@ def test_each_member_gets_its_own_assignment_and_not_before_it_is_stored() -> No
     late = rounds.sync("two")
     assert rounds.synced(late).assignment == b"B"
     assert rounds.beat("one") is None
-    assert list_groups(rounds.groups.state) == (GroupSummary("g", "classic", "stable", 2),)
+    assert list_groups(rounds.groups.state) == (GroupSummary("g", "classic", "stable", 2, "consumer"),)
     assert [member.member_id for member in describe_group(rounds.groups.state, "g").members] == ["one", "two"]
 
 
@@ -469,3 +469,32 @@ def test_syncs_and_heartbeats_of_others_are_refused() -> None:
 
 def test_an_empty_group_wants_no_ticks() -> None:
     assert ClassicGroup("g", GroupLimits(), stored=None, now_ms=0).deadline_ms is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"client_id": "c" * 1_025},
+        {"instance_id": "i" * 1_025},
+        {"protocol_type": "t" * 1_025},
+        {"protocols": (("p" * 1_025, b""),)},
+        {"protocols": tuple((f"p{number}", b"") for number in range(101))},
+        {"rebalance_timeout_ms": -1},
+    ],
+)
+def test_a_join_that_would_keep_too_much_is_refused(fields: dict[str, Any]) -> None:
+    rounds = Rounds()
+    ticket = rounds.join(**fields)
+    assert isinstance(rounds.answers[ticket], InvalidRequestError)
+    assert not rounds.group.members
+    assert not rounds.group.pending
+
+
+def test_generations_go_on_from_the_epoch_that_the_group_has_had_meanwhile() -> None:
+    rounds = Rounds()
+    rounds.join(needs_known_id=True)
+    assert rounds.group.pending
+    rounds.group.catch_up(50)
+    assert rounds.group.generation == 50
+    rounds.group.catch_up(3)
+    assert rounds.group.generation == 50

@@ -9,7 +9,8 @@ from group_world import Groups, Member, Topics, settle, topic_id
 
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.machine import describe_group, list_groups, pending_news, timeouts
-from tidelog.coordinator.requests import GroupSummary, Heartbeat, RemoveMembers, TopicShape
+from tidelog.coordinator.records import Kind
+from tidelog.coordinator.requests import ExpireMember, GroupSummary, Heartbeat, RemoveMembers, TopicShape
 from tidelog.coordinator.state import EMPTY
 from tidelog.model.errors import InvalidRequestError, TidelogError
 from tidelog.model.group_errors import (
@@ -144,7 +145,7 @@ def test_the_last_one_out_leaves_an_empty_group() -> None:
     info = groups.group().info
     assert info is not None
     assert info.empty_since_ms == groups.now_ms
-    assert list_groups(groups.state) == (GroupSummary("g", "consumer", "empty", 0),)
+    assert list_groups(groups.state) == (GroupSummary("g", "consumer", "empty", 0, "consumer"),)
     groups.join("b", "t")
     info = groups.group().info
     assert info is not None
@@ -442,6 +443,7 @@ def test_a_static_leave_is_for_static_members() -> None:
         ({"member_epoch": -3}, InvalidRequestError),
         ({"owned": Topics.of(t=1).all()}, InvalidRequestError),
         ({"topics": ("t",) * 10_001}, InvalidRequestError),
+        ({"topics": tuple("t" * 1_000 + str(number) for number in range(600))}, InvalidRequestError),
         ({"session_timeout_ms": 5_999}, InvalidSessionTimeoutError),
         ({"session_timeout_ms": 1_800_001}, InvalidSessionTimeoutError),
         ({"rebalance_timeout_ms": -1}, InvalidRequestError),
@@ -511,3 +513,37 @@ def test_a_group_is_described() -> None:
     assert list_groups(groups.state, kinds=["consumer"], states=["stable"])[0].members == 2
     with pytest.raises(GroupIdNotFoundError):
         describe_group(groups.state, "none")
+
+
+def test_a_report_and_the_timer_that_waits_for_it_may_cross() -> None:
+    groups = world()
+    a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
+    told = groups.heartbeat("a", a.epoch)
+    assert told.is_revoking
+    assert told.assignment is not None
+    expiry = ExpireMember(
+        group="g", member_id="a", member_epoch=told.member_epoch, view=groups.view, now_ms=1, is_rebalance=True
+    )
+    before = groups.state
+    groups.heartbeat("a", told.member_epoch, owned=frozenset(told.assignment))
+    groups.submit(expiry)
+    assert groups.last == ()
+    assert "a" in groups.group().members
+    groups.state = before
+    groups.submit(expiry)
+    assert "a" not in groups.group().members, "it has not given up in time"
+    b.beat()
+    assert b.owned == groups.view.all("t")
+
+
+def test_it_is_kept_whether_a_member_has_a_stream() -> None:
+    groups = world()
+    groups.join("a", "t", is_streamed=True)
+    epoch = groups.group().currents["a"].epoch
+    assert [one.is_streamed for one in timeouts(groups.state)] == [True]
+    groups.heartbeat("a", epoch)
+    assert groups.last == (), "in its name: as before"
+    groups.heartbeat("a", epoch, is_streamed=False)
+    kinds = [int(record.key.kind) for record in list(groups.records)[-len(groups.last) :]]
+    assert kinds == [Kind.MEMBER], "nobody is dealt anything anew"
+    assert [one.is_streamed for one in timeouts(groups.state)] == [False]

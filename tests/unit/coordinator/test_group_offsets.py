@@ -302,3 +302,65 @@ def test_expiry_is_done_in_bounded_parts() -> None:
     assert expire(groups) is True
     assert expire(groups) is False
     assert groups.state == EMPTY
+
+
+def test_offsets_of_some_groups_are_looked_at() -> None:
+    groups = world()
+    part = groups.view.part("t", 0)
+    for name in ("a", "b", "c"):
+        groups.commit({part: 1}, group=name)
+    groups.now_ms += WEEK_MS
+    request = ExpireOffsets(now_ms=groups.now_ms, retention_ms=WEEK_MS, groups=("b", "nothing"))
+    assert groups.submit(request) is False
+    assert sorted(groups.state.groups) == ["a", "c"]
+
+
+def test_what_is_on_its_way_to_its_next_owner_is_not_taken_back_by_a_late_commit() -> None:
+    """a gives up, b commits and leaves; a's commit of before comes while nobody has the partition."""
+    groups = world()
+    a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
+    settle([a, b])
+    moved = next(iter(b.owned))
+    groups.commit({moved: 200}, "b", b.epoch)
+    groups.heartbeat("b", -1)
+    assert moved not in groups.group().owners
+    late = groups.commit({moved: 100}, "a", a.epoch)
+    assert isinstance(late[moved], StaleMemberEpochError)
+    assert groups.group().offsets[moved].offset == 200
+    a.beat()
+    assert groups.commit({moved: 201}, "a", a.epoch) == {moved: None}
+
+
+def test_a_member_commits_what_its_group_does_not_read() -> None:
+    groups = world()
+    a = Member(groups, "a", "t")
+    other = groups.view.part("u", 0)
+    assert groups.commit({other: 3}, "a", a.epoch) == {other: None}
+
+
+def test_a_clock_that_goes_back_expires_nothing_early() -> None:
+    groups = world()
+    part = groups.view.part("t", 0)
+    groups.now_ms = 10 * WEEK_MS
+    groups.commit({part: 1})
+    groups.now_ms = 5 * WEEK_MS
+    assert expire(groups) is False
+    groups.commit({part: 2})
+    groups.now_ms = 6 * WEEK_MS - 1
+    assert expire(groups) is False
+    assert groups.group().offsets[part].offset == 2
+    groups.now_ms += 1
+    expire(groups)
+    assert groups.state == EMPTY
+
+
+def test_a_commit_of_offsets_leaves_the_rest_of_a_group_the_very_same() -> None:
+    """Who looks for news compares with `is`: a thousand members that commit are not looked through a thousand times."""
+    groups = world()
+    a = Member(groups, "a", "t", instance_id="one")
+    before = groups.group()
+    groups.commit(dict.fromkeys(a.owned, 5), "a", a.epoch)
+    after = groups.group()
+    assert after.offsets is not before.offsets
+    for part in ("members", "targets", "currents", "owners", "instances", "info"):
+        assert getattr(after, part) is getattr(before, part), part

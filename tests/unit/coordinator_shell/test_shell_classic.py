@@ -12,9 +12,9 @@ from replication_cluster import RunningBroker
 
 from tidelog.coordinator.classic_requests import JoinReply, SyncReply
 from tidelog.coordinator.requests import OffsetToCommit
-from tidelog.coordinator.service import GroupService
+from tidelog.coordinator.service import GroupService, GroupServiceConfig
 from tidelog.coordinator.state import validate
-from tidelog.model.errors import TidelogError
+from tidelog.model.errors import PolicyViolationError, TidelogError
 from tidelog.model.group_errors import (
     IllegalGenerationError,
     InconsistentGroupProtocolError,
@@ -208,3 +208,90 @@ def test_members_of_a_classic_group_commit_with_their_generation() -> None:
         assert cluster.committed(GROUP) == {("orders", 0): 5}
 
     run(6, job)
+
+
+def test_while_a_first_round_is_under_way_only_its_members_commit() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        async def work(service: GroupService) -> None:
+            joining = asyncio.ensure_future(join(service))
+            await asyncio.sleep(1)
+            offsets = {PartitionId(TopicId(cluster.image().topic_ids["orders"]), 0): OffsetToCommit(5)}
+            with pytest.raises(UnknownMemberIdError):
+                await service.commit_offsets(GROUP, offsets, member_id="", member_epoch=-1)
+            await joining
+
+        on(cluster, leader, work)
+
+    run(7, job)
+
+
+def test_groups_of_which_nothing_is_stored_yet_are_bounded_too() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        async def work(service: GroupService) -> None:
+            service.config = GroupServiceConfig(groups_max=3)
+            fields: dict[str, Any] = {
+                "member_id": "",
+                "protocol_type": "consumer",
+                "protocols": (("range", b""),),
+                "session_timeout_ms": 10_000,
+                "rebalance_timeout_ms": 20_000,
+            }
+            for number in range(3):
+                with pytest.raises(MemberIdRequiredError):
+                    await service.join_group(f"group-{number}", **fields)
+            with pytest.raises(PolicyViolationError):
+                await service.join_group("group-3", **fields)
+            with pytest.raises(MemberIdRequiredError):
+                await service.join_group("group-2", **fields)
+            await asyncio.sleep(11)
+            with pytest.raises(MemberIdRequiredError):
+                await service.join_group("group-3", **fields)
+
+        on(cluster, leader, work)
+
+    run(8, job)
+
+
+def test_a_round_that_another_protocol_has_overtaken_ends() -> None:
+    """A classic member joins and falls silent; meanwhile others of the consumer protocol have come, and have gone."""
+
+    def job(cluster: GroupCluster, leader: int) -> None:
+        shard = cluster.shard(GROUP)
+
+        async def begin(service: GroupService) -> None:
+            await join(service, session_timeout_ms=6_000, rebalance_timeout_ms=1_000)
+
+        on(cluster, leader, begin)
+        one = cluster.member(GROUP, "orders")
+        cluster.until(lambda: len(one.owned) == 2)
+        cluster.world.run_for(20)
+        assert shard.rounds.get(GROUP) is None, "it does not try to store for ever that it is empty"
+        assert one.owned == {("orders", 0), ("orders", 1)}
+        one.leave()
+        ((reply, _),) = on(cluster, leader, lambda service: round_of(service, ""))
+        group = shard.state.group(GROUP)
+        assert group is not None
+        assert (group.kind, group.epoch) == ("classic", reply.generation)
+
+    run(9, job)
+
+
+def test_since_when_a_group_is_empty_is_told_by_the_wall() -> None:
+    """A broker whose clock was set right after its start must not let go of offsets years too early."""
+
+    def job(cluster: GroupCluster, leader: int) -> None:
+        coordinator = cluster.brokers[NodeId(leader)].coordinator
+
+        async def work(service: GroupService) -> None:
+            ((reply, _),) = await round_of(service, "")
+            began_ms, began_s = coordinator._began
+            coordinator._began = began_ms - 30 * 365 * 24 * 3_600_000, began_s
+            service.coordinator.shards[0].rounds.limits_changed()
+            await service.leave_group(GROUP, [(reply.member_id, "")])
+
+        on(cluster, leader, work)
+        group = cluster.shard(GROUP).state.group(GROUP)
+        assert group is not None
+        assert abs(group.empty_since_ms - coordinator.now_ms()) < 60_000
+
+    run(10, job)

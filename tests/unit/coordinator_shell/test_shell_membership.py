@@ -39,8 +39,9 @@ def test_members_join_share_and_leave() -> None:
         one = world.member("billing", "orders")
         world.until(lambda: are_dealt(everything, one))
         two, three = world.member("billing", "orders"), world.member("billing", "orders")
-        world.until(lambda: are_dealt(everything, one, two, three), timeout=5)
-        assert [len(member.owned) for member in (one, two, three)] == [2, 2, 2]
+        three_of = (one, two, three)
+        world.until(lambda: [len(member.owned) for member in three_of] == [2, 2, 2], timeout=5)
+        assert are_dealt(everything, *three_of)
         kept = one.owned, three.owned
         before_s = world.now_s()
         two.leave()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import replace
 from random import Random
 from typing import Any
 from uuid import UUID
+
+import uvloop
 
 from tidelog.coordinator.records import MemberValue
 from tidelog.coordinator.state import Group
 from tidelog.coordinator.timers import Timers
 from tidelog.coordinator.topics_view import ImageTopics, SubscriptionIndex, reshaped_topics
-from tidelog.metadata.delta import delta_between
+from tidelog.metadata.delta import ImageDelta, delta_between
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.records import CreatePartition, CreateTopic, RegisterBroker, RemoveTopic
 from tidelog.model.ids import TopicId
@@ -154,6 +157,32 @@ def test_topics_that_have_come_gone_or_grown_are_found() -> None:
     assert reshaped_topics(delta_between(older, older), older, older) == set()
 
 
+def test_deadlines_that_have_passed_already_come_on_the_loop_of_a_real_node_too() -> None:
+    """There a handle of what is due at once does not know its time."""
+
+    async def job() -> None:
+        timers = Timers()
+        came: list[Hashable] = []
+        both = asyncio.Event()
+
+        def due(key: Hashable) -> None:
+            came.append(key)
+            if len(came) == 3:
+                both.set()
+
+        deadlines = timers.new_set(due)
+        deadlines.set("late", now() - 1)
+        deadlines.set("later", now() - 0.5)
+        deadlines.set("soon", now() + 0.01)
+        async with asyncio.timeout(10):
+            await both.wait()
+        assert came == ["late", "later", "soon"]
+        timers.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(job())
+
+
 def group_of(*members: MemberValue) -> Group:
     return Group("g", members=Map({str(number): member for number, member in enumerate(members)}))
 
@@ -177,3 +206,18 @@ def test_a_topic_finds_the_groups_that_look_at_it() -> None:
         index.put(group, None)
     assert not index._by_name
     assert not index._by_pattern
+
+
+def test_replicas_that_move_concern_members_with_racks() -> None:
+    older = image_of({"moves": 2, "stays": 1})
+    partition = older.topics[UUID(int=1)].partitions[1]
+    changed = partition._replace(replicas=(2,))
+    topic = older.topics[UUID(int=1)]
+    newer = replace(
+        older,
+        topics=older.topics.set(UUID(int=1), replace(topic, partitions=topic.partitions.set(1, changed))),
+    )
+    delta = ImageDelta(partitions={UUID(int=1): {1: changed}})
+    assert reshaped_topics(delta, older, newer) == {"moves"}
+    without = replace(newer, brokers=Map())
+    assert reshaped_topics(delta, older, without) == set(), "where no broker has a rack"

@@ -99,6 +99,15 @@ def consumed(consumer: Any) -> list[Any]:
     found.append(consumer.committed(P0, P1)[tidelog.TopicPartition(*P0)])
     consumer.commit()
     found.append({place: one.offset for place, one in consumer.committed(P0, P1).items()})
+    found.append(seen(lambda: consumer.commit({tidelog.TopicPartition("orders", 9): 1})))
+    found.append(seen(lambda: consumer.commit({tidelog.TopicPartition(*P0): -1})))
+    found.append(seen(lambda: consumer.poll(0, 0)))
+    committed: list[Any] = []
+    consumer.commit_async(on_commit=lambda offsets, error: committed.append((offsets, error)))
+    end_s = time.monotonic() + 30
+    while not committed and time.monotonic() < end_s:
+        consumer.poll(10)
+    found.append(committed)
     consumer.seek(P0, 1)
     consumer.pause(P1)
     found.append((consumer.paused(), polled(consumer, 2)))
@@ -120,6 +129,31 @@ def consumed(consumer: Any) -> list[Any]:
     return [*found, told]
 
 
+class Noting:
+    """An interceptor that leaves out a record, fails once, and notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def on_consume(self, records: list[Any]) -> list[Any]:
+        return [record for record in records if record.value != b"1"]
+
+    def on_commit(self, offsets: Any) -> None:
+        self.heard.append({place: told.offset for place, told in offsets.items()})
+        raise RuntimeError("of the program")
+
+    def close(self) -> None:
+        self.heard.append("closed")
+
+
+def intercepted(consumer: Any, noting: Noting) -> list[Any]:
+    consumer.assign([P0])
+    found = [one[2:5:2] for one in polled(consumer, 2)]
+    consumer.commit()
+    consumer.close()
+    return [*found, *noting.heard]
+
+
 RECORDS: list[tuple[int, bytes, int]] = [(0, b"0", 1_000), (0, b"1", 1_001), (0, b"2", 1_002), (1, b"3", 1_003)]
 
 
@@ -135,4 +169,12 @@ def test_consumers_see_the_same() -> None:
             for partition, value, stamp in RECORDS:
                 producer.send("orders", value, key=b"k", partition=partition, timestamp_ms=stamp)
         real = consumed(tidelog.Consumer(cluster.bootstrap, **OPTIONS))
+        noting = [Noting(), Noting()]
+        others = [{**OPTIONS, "group": "others", "interceptors": [one]} for one in noting]
+        wanted = intercepted(tidelog.Consumer(cluster.bootstrap, **others[0]), noting[0])
     assert consumed(mock) == real
+    second = MockConsumer(**others[1])
+    for partition, value, stamp in RECORDS:
+        second.add_record("orders", value, key=b"k", partition=partition, timestamp_ms=stamp)
+    assert intercepted(second, noting[1]) == wanted
+    assert wanted[-2:] == [{P0: 3}, "closed"]

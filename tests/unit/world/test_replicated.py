@@ -545,3 +545,25 @@ def test_whoever_waits_for_a_later_append_hears_of_a_loss_too() -> None:
         bench.log.waiting.clear()
 
     run(test, gather_max=3, weigh=lambda records: sum(map(len, records)))
+
+
+def test_requests_whose_callers_have_given_up_count_as_long_as_their_decisions_are_kept() -> None:
+    """An append that hangs and callers that try again and again must not fill the memory."""
+
+    async def test(bench: Bench) -> None:
+        first = bench.ask("a")
+        await bench.turns()
+        for word in ("b", "", "c"):
+            given_up = bench.ask(word)
+            await bench.turns()
+            given_up.cancel()
+            await asyncio.wait([given_up])
+        with pytest.raises(OverloadedError, match="4 requests"):
+            await bench.machine.submit("d")
+        bench.log.commit()
+        await bench.turns()
+        bench.log.commit()
+        assert await first == "a is number 0"
+        assert await bench.machine.submit("") == "3 words"
+
+    run(test, waiting_max=4)

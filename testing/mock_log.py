@@ -1,0 +1,30 @@
+"""One partition of a `MockConsumer`."""
+
+from __future__ import annotations
+
+import bisect
+
+from tidelog.client.arrow import Part
+from tidelog.client.record import ConsumerRecord
+from tidelog.log.batch import decode_columns, encode_columns
+
+
+class MockLog:
+    """Records in the order of their offsets, which may have gaps."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.end = 0
+        self.records: list[ConsumerRecord] = []
+
+    def at(self, offset: int) -> int:
+        """The index of the first record at or after it."""
+        return bisect.bisect_left(self.records, offset, key=lambda record: record.offset)
+
+
+def part_of(record: ConsumerRecord) -> Part:
+    """As a fetched batch of one."""
+    headers = [record.headers] if record.headers else None
+    data = encode_columns([record.timestamp], [record.key], [record.value], headers, base_offset=record.offset)
+    columns = decode_columns(data, decompressed_bytes_max=len(data))
+    return record.topic, record.partition, columns, 0, 1
