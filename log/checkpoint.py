@@ -22,7 +22,7 @@ info and a producer snapshot are committed with a mark at or past their end, and
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgpack
@@ -112,7 +112,7 @@ def decode(kind: str, data: bytes) -> dict[str, object]:
 
 
 def encode_mark(mark: RecoveryMark) -> bytes:
-    return encode("mark", asdict(mark))
+    return encode("mark", {name: getattr(mark, name) for name in RecoveryMark.__slots__})
 
 
 def decode_mark(data: bytes) -> RecoveryMark:
@@ -131,7 +131,7 @@ def decode_mark(data: bytes) -> RecoveryMark:
 
 
 def encode_segment(info: SegmentInfo) -> bytes:
-    return encode("segment", asdict(info))
+    return encode("segment", {name: getattr(info, name) for name in SegmentInfo.__slots__})
 
 
 def decode_segment(data: bytes) -> SegmentInfo:

@@ -66,6 +66,11 @@ class Durability:
         return bool(self._dirty or self._directories)
 
     @property
+    def has_only_names(self) -> bool:
+        """Whether nothing but directories waits for a sync."""
+        return not self._dirty and self._in_flight is None
+
+    @property
     def is_settled(self) -> bool:
         """Whether everything written is on the device."""
         return not self.is_dirty and self._in_flight is None

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from tidelog.log import appending, marking, surgery
+from tidelog.log import appending, marking, seeking, surgery
 from tidelog.log import checkpoint as stored
 from tidelog.log.admission import Look
 from tidelog.log.appending import Appended
@@ -39,10 +39,8 @@ from tidelog.log.reading import (
     Slice,
     TimestampedOffset,
     aborted_steps,
-    largest_timestamp_steps,
     range_steps,
     read_steps,
-    timestamp_steps,
 )
 from tidelog.log.recovery import Damage, Recovered, Recovery, RecoveryReport
 from tidelog.log.scan import ScrubResult, scrub
@@ -154,7 +152,6 @@ class Log:
         if recovered.is_new:
             self.durability.touch_directory(path)
             self.durability.touch_directory(path.rpartition("/")[0])
-            group_commit.touch(self)
 
     @classmethod
     async def open(
@@ -329,7 +326,7 @@ class Log:
 
     def read_nowait(self, offset: int, *, bytes_max: int, end: int | None = None) -> Slice | None:
         """As `read`, if everything is in memory; else None."""
-        bound = self._read_bound(offset, end)
+        bound = self.read_bound(offset, end)
         if offset >= bound:
             return Slice(b"", Offset(offset), Offset(offset))
         try:
@@ -348,32 +345,31 @@ class Log:
             return found
 
         def plan() -> Steps[Slice]:
-            return read_steps(self.segments, self.config, offset, bytes_max, self._read_bound(offset, end))
+            return read_steps(self.segments, self.config, offset, bytes_max, self.read_bound(offset, end))
 
-        return await self._look(plan)
+        return await self.look(plan)
 
-    async def offset_for_timestamp(self, timestamp: int, *, end: int | None = None) -> TimestampedOffset | None:
-        """The first record with a timestamp at or after this one, below `end`. Decodes one batch."""
-        return await self._look(
-            lambda: timestamp_steps(
-                self.segments, self.config, timestamp, self.start_offset, self._read_bound(self.start_offset, end)
-            )
-        )
+    async def offset_for_timestamp(
+        self, timestamp: int, *, end: int | None = None, work: Work | None = None
+    ) -> TimestampedOffset | None:
+        """The first record with a timestamp at or after this one, below `end`. Decodes a batch or a few: a large one
+        elsewhere, by `work` if that is given."""
+        return await seeking.first_record(self, timestamp, end, work or self.work)
 
-    async def offset_of_largest_timestamp(self) -> TimestampedOffset | None:
-        """The first record with the largest timestamp; None if no record has one."""
-        return await self._look(lambda: largest_timestamp_steps(self.segments, self.config, self.start_offset))
+    async def offset_of_largest_timestamp(self, *, work: Work | None = None) -> TimestampedOffset | None:
+        """The first record with the largest timestamp; None if no record has one. `work` as above."""
+        return await seeking.latest_record(self, work or self.work)
 
     async def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
         """Aborted transactions that overlap [start, end), in the order of their markers."""
-        return await self._look(lambda: aborted_steps(self.segments, start, end))
+        return await self.look(lambda: aborted_steps(self.segments, start, end))
 
     async def range_bytes(self, start: int, end: int) -> int:
         """How many bytes the batches of [start, end) take in the files; clipped to what there is."""
         start, end = max(start, self.start_offset), min(end, self.segments.end_offset)
-        return await self._look(lambda: range_steps(self.segments, self.config, start, end)) if start < end else 0
+        return await self.look(lambda: range_steps(self.segments, self.config, start, end)) if start < end else 0
 
-    async def _look(self, plan: Callable[[], Steps[T]]) -> T:
+    async def look(self, plan: Callable[[], Steps[T]]) -> T:
         """Carry out a plan; anew if the files changed meanwhile, or after an index was rebuilt."""
         rebuilt: set[int] = set()
         while True:
@@ -393,7 +389,7 @@ class Log:
             if self.segments.version == version:
                 return result
 
-    def _read_bound(self, offset: int, end: int | None) -> int:
+    def read_bound(self, offset: int, end: int | None) -> int:
         bound = self.segments.end_offset if end is None else min(end, self.segments.end_offset)
         if not self.start_offset <= offset <= self.segments.end_offset:
             raise OffsetOutOfRangeError(

@@ -572,6 +572,8 @@ class Logs:
 
 def _stored_high_watermark(store: StateStore, log: Log) -> Offset:
     """0 if none is stored or it cannot be read: too low is safe."""
+    if log.end_offset == 0:
+        return Offset(0)
     try:
         data = store.get(log.prefix + HIGH_WATERMARK)
         offset = decode("high-watermark", data).get("offset") if data is not None else 0

@@ -55,9 +55,22 @@ def has_news(log: "Log") -> bool:
         log.mark.offset != log.segments.end_offset
         or log.mark.base_offset != active.base_offset
         or bool(active.index.offsets or active.index.times or active.aborted)
-        or not log.durability.is_settled
+        or not (log.durability.is_settled or _is_blank(log))
         or bool(log.pending_infos or log.pending_snapshots)
         or log.epochs_changed
+    )
+
+
+def _is_blank(log: "Log") -> bool:
+    """Nothing was ever written, so there is nothing to sync: the log's own name goes to the device with its first
+    records, and a blank log whose name is lost is made anew as what it was."""
+    segments, durability = log.segments, log.durability
+    return (
+        segments.end_offset == 0
+        and segments.active.size == 0
+        and not segments.sealed
+        and durability.generation == 0
+        and durability.has_only_names
     )
 
 
@@ -84,7 +97,7 @@ async def _store_mark(log: "Log") -> None:
     mark = segments.active.mark(segments.end_offset, has_producers=bool(producers))
     epochs = stored.encode_epochs(log.epochs) if log.epochs_changed else None
     log.has_rolled = log.epochs_changed = False
-    if not log.durability.is_settled:
+    if not log.durability.is_settled and not _is_blank(log):
         await log.group_commit.flush(log)
     assert log.durability.durable_end >= mark.offset, "the sync did not cover what was written before it"
     infos = {base: info for base, info in log.pending_infos.items() if info.next_offset <= mark.offset}

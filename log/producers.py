@@ -343,8 +343,15 @@ class ProducerState:
         }
 
     def rows(self) -> list[ProducerRow]:
-        """All there is, by producer id: for snapshots, for `log dump` and for describing producers."""
+        """All there is, by producer id: for snapshots and for `log dump`."""
         return [self._row(pid) for pid in sorted(self._producers)]
+
+    def ids(self) -> list[int]:
+        """Sorted. With `row` for who describes many producers, a few at a time."""
+        return sorted(self._producers)
+
+    def row(self, producer_id: int) -> ProducerRow | None:
+        return self._row(producer_id) if producer_id in self._producers else None
 
     def _row(self, pid: int) -> ProducerRow:
         p = self._producers[pid]

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from struct import Struct
 
 from tidelog.log import index
-from tidelog.log.batch import HEADER_BYTES, BatchHeader, check_batch, decode, read_header
+from tidelog.log.batch import HEADER_BYTES, BatchHeader, check_batch, decode_columns, read_header
 from tidelog.log.config import LogConfig
 from tidelog.log.files import Steps
 from tidelog.log.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
 from tidelog.log.segments import Segments, SegmentView
 from tidelog.log.transactions import AbortedTransaction, TransactionIndex
-from tidelog.model.errors import CorruptBatchError, CorruptStateError, StorageError, UnsupportedMagicError
+from tidelog.model.errors import (
+    CorruptBatchError,
+    CorruptStateError,
+    RecordTooLargeError,
+    StorageError,
+    UnsupportedMagicError,
+)
 from tidelog.model.ids import Offset, TimestampMs
 from tidelog.world.disk import File
 
@@ -30,6 +36,8 @@ _WINDOW_BYTES = 8192
 _WALK_BATCHES = 64
 # So many batches may lie behind an index entry beyond what the interval explains, before the index counts as lacking.
 _WALK_SLACK = 64
+DECODED_BYTES_INLINE = 256 << 10
+"""Records are decoded on the spot, when a time is looked up, up to so many bytes of them: some 2 ms."""
 
 
 class IndexFaultError(Exception):
@@ -57,6 +65,14 @@ class Slice:
 class TimestampedOffset:
     offset: Offset
     timestamp: TimestampMs
+
+
+@dataclass(frozen=True, slots=True)
+class LargeBatch:
+    """A batch that may hold the record that is sought, with too many records to be decoded on the spot."""
+
+    data: bytes
+    next_offset: Offset
 
 
 def read_steps(segments: Segments, config: LogConfig, offset: int, bytes_max: int, end: int) -> Steps[Slice]:
@@ -303,8 +319,9 @@ class _index_file:  # noqa: N801  a context manager reads as a function
 
 def timestamp_steps(
     segments: Segments, config: LogConfig, timestamp: int, start: int, end: int
-) -> Steps[TimestampedOffset | None]:
-    """The first record in [start, end) with a timestamp at or after the one given."""
+) -> Steps[TimestampedOffset | LargeBatch | None]:
+    """The first record in [start, end) with a timestamp at or after the one given, or the batch to look for it in;
+    if it is not there, the search goes on behind that batch."""
     for view in segments.from_offset(start):
         if view.base_offset >= end:
             return None
@@ -315,14 +332,16 @@ def timestamp_steps(
             found = yield from _timestamp_in_segment(segments, config, file, view, timestamp, start, end)
         finally:
             segments.files.unpin(file)
-        if found is not None:
+        if isinstance(found, TimestampedOffset):
             return found if found.offset < end else None
+        if found is not None:
+            return found
     return None
 
 
 def _timestamp_in_segment(
     segments: Segments, config: LogConfig, file: File, view: SegmentView, timestamp: int, start: int, end: int
-) -> Steps[TimestampedOffset | None]:
+) -> Steps[TimestampedOffset | LargeBatch | None]:
     position = 0
     entry = yield from _time_floor(segments, view, timestamp)
     if entry is not None:
@@ -341,22 +360,31 @@ def _timestamp_in_segment(
                 raise CorruptBatchError(f"{file.path} at {position}: a batch of {header.size} bytes")
             batch = yield file, position, header.size
             check_batch(batch, size_max=header.size)
-            for record in decode(batch, decompressed_bytes_max=config.decompressed_bytes_max):
-                if record.timestamp >= timestamp and record.offset >= start:
-                    return TimestampedOffset(Offset(record.offset), TimestampMs(record.timestamp))
+            inline_bytes_max = min(DECODED_BYTES_INLINE, config.decompressed_bytes_max)
+            try:
+                found = first_at(batch, timestamp, start, inline_bytes_max)
+            except RecordTooLargeError:
+                return LargeBatch(batch, Offset(header.last_offset + 1))
+            if found is not None:
+                return found
         position += header.size
     return None
 
 
-def largest_timestamp_steps(segments: Segments, config: LogConfig, start: int) -> Steps[TimestampedOffset | None]:
-    """The first record with the largest timestamp of the log."""
-    views = [view for view in segments.from_offset(start) if view.size]
-    if not views:
-        return None
-    largest = max(segments.info(view.base_offset).largest_timestamp for view in views)
-    if largest < 0:
-        return None
-    return (yield from timestamp_steps(segments, config, largest, start, segments.end_offset))
+def first_at(batch: bytes, timestamp: int, start: int, bytes_max: int) -> TimestampedOffset | None:
+    """The first record of a batch at or after a time, from an offset on. `RecordTooLargeError` if its records are more
+    than `bytes_max` bytes before compression."""
+    columns = decode_columns(batch, decompressed_bytes_max=bytes_max)
+    for offset, time in zip(columns.offsets, columns.timestamps, strict=True):
+        if time >= timestamp and offset >= start:
+            return TimestampedOffset(Offset(offset), TimestampMs(time))
+    return None
+
+
+def largest_timestamp(segments: Segments, start: int) -> int:
+    """Of the segments from an offset on; -1 if no record has one."""
+    views = (view for view in segments.from_offset(start) if view.size)
+    return max((segments.info(view.base_offset).largest_timestamp for view in views), default=-1)
 
 
 def aborted_steps(segments: Segments, start: int, end: int) -> Steps[list[AbortedTransaction]]:

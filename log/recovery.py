@@ -1,5 +1,7 @@
 """Opening a log: after a clean stop for nothing, after a crash by reading what lies past the recovery point.
 
+    no directory, and the store knows nothing of it: a new log, empty; its mark is stored, nothing is read or synced
+
     files + stored state
       |  finish or undo changes of several files that were under way (intent), drop what is below the start
       v
@@ -110,8 +112,10 @@ class Recovery:
         is_new = not self._disk.exists(self._path)
         if is_new:
             self._disk.make_directory(self._path)
-        bases = self._bench.bases()
         state = stored.load_state(self._store, self._log_id)
+        if is_new and state == StoredState():
+            return await self._begin(state)
+        bases = self._bench.bases()
         if "intent" not in state.lost:
             await self._bench.finish_changes(state, self._store, self._prefix)
             bases = self._bench.drop_below_start(state, self._bench.bases())
@@ -122,6 +126,27 @@ class Recovery:
             recovered = await self._open_after_crash(state, bases)
         recovered.is_new = is_new
         return recovered
+
+    async def _begin(self, state: StoredState) -> Recovered:
+        """A log that never was. Its name goes to the device with its first records: without them nothing is lost."""
+        active = self._empty(0)
+        mark = active.mark(0, has_producers=False)
+        epochs, producers = EpochHistory(), ProducerState()
+        await self._commit(state, mark, 0, epochs, producers, {}, {})
+        return Recovered(
+            start_offset=0,
+            end_offset=0,
+            sealed=[],
+            active=active,
+            epochs=epochs,
+            producers=producers,
+            snapshots=[],
+            mark=mark,
+            gaps=self._gaps(state),
+            damage=None,
+            report=self._report(state, mark),
+            is_new=True,
+        )
 
     # After a clean stop
 

@@ -60,7 +60,7 @@ class FetchItem:
 @dataclass(frozen=True, slots=True)
 class FetchResult:
     error: TidelogError | None = None
-    data: bytes = b""
+    data: bytes | memoryview = b""
     high_watermark: int = -1
     """-1 while a new leader has not confirmed its epoch: its own may be older than what the last one has told."""
     last_stable: int = -1
@@ -254,7 +254,7 @@ class Fetch:
             self._has_waited = self._has_waited or self._waker is None
             overlapping = await log.aborted_transactions(item.offset, found.next_offset)
             aborted = tuple((one.producer_id, one.first_offset) for one in overlapping)
-        return replace(result, data=bytes(found.data), aborted=aborted)
+        return replace(result, data=_held(found.data), aborted=aborted)
 
     async def _within_memory(
         self, replica: Replica, role: Leading | Following, item: FetchItem, room: int, bound: Offset
@@ -346,6 +346,14 @@ class Fetch:
             leader_epoch=replica.partition.leader_epoch,
             leader=replica.partition.leader,
         )
+
+
+def _held(data: bytes | memoryview) -> bytes | memoryview:
+    """A view holds all that was read. One that has most of it is cheaper than a copy; of another the rest, which the
+    memory does not count, is let go."""
+    if isinstance(data, bytes) or len(data) * 4 >= memoryview(data.obj).nbytes * 3:
+        return data
+    return bytes(data)
 
 
 def _diverging(item: FetchItem, log: Log) -> tuple[int, int] | None:

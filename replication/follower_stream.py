@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.model.errors import StreamBrokenError, StreamClosedError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.replication.following import NO_NUMBER, Following
-from tidelog.replication.messages import Ack, Acks, Ended, Pushed, Subscribe, Unsubscribe
+from tidelog.replication.messages import Ack, Acks, Ended, Push, Pushed, Subscribe, Subscribes, Unsubscribe
 from tidelog.replication.wire import decode_from_leader, encode
 from tidelog.world.transport import Stream
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 ACKS_PER_FRAME_MAX = 10_000
+SUBSCRIPTIONS_PER_FRAME_MAX = 1_000
+PUSHES_PER_SLICE = 25
+"""Pushes with batches that are written in one turn of the event loop: some 5 ms, more where they make files."""
 
 
 class FollowerStream:
@@ -125,7 +129,11 @@ class FollowerStream:
         sender.add_done_callback(lambda _: stream.close())
         try:
             while True:
-                self._take(await stream.receive())
+                match decode_from_leader(await stream.receive()):
+                    case Pushed(pushes):
+                        await self._take(pushes)
+                    case Ended() as ended:
+                        self._ended(ended)
         finally:
             self._is_open = False
             self._by_number.clear()
@@ -142,12 +150,26 @@ class FollowerStream:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._outgoing:
-                    await stream.send(encode(self._outgoing.popleft()))
+                    await stream.send(encode(self._next_outgoing()))
                 while self._to_ack or self._owes_report():
                     await stream.send(encode(Acks(self._received_bytes, self._take_acks())))
                     self._reported_bytes = self._received_bytes
         except (StreamBrokenError, StreamClosedError):
             return  # whoever receives finds out, and connects again
+
+    def _next_outgoing(self) -> Subscribe | Subscribes | Unsubscribe:
+        """The next, with all subscriptions that stand right behind it: a new topic brings hundreds."""
+        first = self._outgoing.popleft()
+        if not isinstance(first, Subscribe) or not self._outgoing:
+            return first
+        asked = [first]
+        while self._outgoing and len(asked) < SUBSCRIPTIONS_PER_FRAME_MAX:
+            following = self._outgoing[0]
+            if not isinstance(following, Subscribe):
+                break
+            asked.append(following)
+            self._outgoing.popleft()
+        return Subscribes(tuple(asked))
 
     def _take_acks(self) -> tuple[Ack, ...]:
         acks: list[Ack] = []
@@ -161,23 +183,30 @@ class FollowerStream:
     def _owes_report(self) -> bool:
         return self._received_bytes - self._reported_bytes >= self._host.config.inflight_bytes_max // 4
 
-    def _take(self, frame: bytes) -> None:
-        match decode_from_leader(frame):
-            case Pushed(pushes):
-                for push in pushes:
-                    size = len(push.batches)
-                    self._received_bytes += size
-                    following = self._by_number.get(push.number)
-                    if following is not None and following.number == push.number:
-                        self._host.spend_follower(following, size)
-                        following.pushed(push)
-                if self._owes_report():
-                    self._wake.set()
-            case Ended() as ended:
-                following = self._by_number.pop(ended.number, None)
-                if following is not None and following.number == ended.number:
-                    following.number = NO_NUMBER
-                    following.ended(ended)
+    async def _take(self, pushes: Sequence[Push]) -> None:
+        written = 0
+        for push in pushes:
+            self._pushed(push)
+            written += len(push.batches) > 0
+            if written == PUSHES_PER_SLICE:
+                written = 0
+                await asyncio.sleep(0)  # the next frame waits, others do not
+        if self._owes_report():
+            self._wake.set()
+
+    def _pushed(self, push: Push) -> None:
+        size = len(push.batches)
+        self._received_bytes += size
+        following = self._by_number.get(push.number)
+        if following is not None and following.number == push.number:
+            self._host.spend_follower(following, size)
+            following.pushed(push)
+
+    def _ended(self, ended: Ended) -> None:
+        following = self._by_number.pop(ended.number, None)
+        if following is not None and following.number == ended.number:
+            following.number = NO_NUMBER
+            following.ended(ended)
 
 
 class FollowerStreams:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.log.batch import check_batch
@@ -41,7 +42,7 @@ from tidelog.model.errors import (
 from tidelog.model.ids import NodeId, PartitionId
 from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
 from tidelog.replication.leading import Leading, Subscription
-from tidelog.replication.messages import Acks, Ended, Push, Pushed, Reason, Subscribe, Unsubscribe
+from tidelog.replication.messages import Acks, Ended, Push, Pushed, Reason, Subscribe, Subscribes, Unsubscribe
 from tidelog.replication.wire import MESSAGE_OVERHEAD_BYTES, PUSH_OVERHEAD_BYTES, decode_from_follower, encode
 from tidelog.world.disk import Buffer
 from tidelog.world.transport import FRAME_BYTES_MAX, Stream
@@ -54,6 +55,8 @@ LOGGER = logging.getLogger(__name__)
 PARKED_MAX = 1_000_000
 PUSHES_MAX = 20_000
 """In one message."""
+ITEMS_PER_SLICE = 100
+"""Subscriptions and acks of one message that are looked at in one turn of the event loop: some 5 ms."""
 PUSHED_BYTES_MAX = FRAME_BYTES_MAX - MESSAGE_OVERHEAD_BYTES - PUSHES_MAX * PUSH_OVERHEAD_BYTES
 """Of batches in one message."""
 _Reading = tuple[Subscription, int, int]
@@ -112,12 +115,20 @@ class LeaderStream:
             match decode_from_follower(frame):
                 case Subscribe() as asked:
                     self._subscribe(asked)
+                case Subscribes(asked=several):
+                    await self._subscribe_all(several)
                 case Unsubscribe(number=number):
                     self._unsubscribe(number)
                 case Acks() as acks:
-                    self._acked(acks)
+                    await self._acked(acks)
 
     # Subscriptions.
+
+    async def _subscribe_all(self, several: Sequence[Subscribe]) -> None:
+        for at, asked in enumerate(several, 1):
+            self._subscribe(asked)
+            if at % ITEMS_PER_SLICE == 0:
+                await asyncio.sleep(0)
 
     def _subscribe(self, asked: Subscribe) -> None:
         former = self._parked.get(asked.partition)
@@ -190,14 +201,16 @@ class LeaderStream:
             if asked.number == number:
                 self._unpark(partition)
 
-    def _acked(self, acks: Acks) -> None:
+    async def _acked(self, acks: Acks) -> None:
         if acks.received_bytes > self._pushed_bytes:
             raise InvalidRequestError(f"{acks.received_bytes} bytes are acknowledged of {self._pushed_bytes}")
         if acks.received_bytes > self._received_bytes:
             self._received_bytes = acks.received_bytes
             if self._dirty:
                 self._wake.set()  # there may be room for it now
-        for ack in acks.acks:
+        for at, ack in enumerate(acks.acks, 1):
+            if at % ITEMS_PER_SLICE == 0:
+                await asyncio.sleep(0)
             subscription = self._subscriptions.get(ack.number)
             if subscription is None or ack.leader_epoch != subscription.leading.leader_epoch:
                 continue  # of a subscription that is over

@@ -4,6 +4,7 @@ A follower broker opens a stream to a leader broker, one for replicas in sync an
 follows says where it stands; who leads answers a divergence first and then pushes.
 
     follower -> leader    Subscribe     a partition, and where its log ends here
+                          Subscribes    many of them
                           Unsubscribe   enough of it
                           Acks          what is on this broker's device now, of any number of partitions
     leader -> follower    Pushed        batches and high watermarks, of any number of partitions
@@ -39,6 +40,13 @@ class Subscribe:
     last_epoch: int
     durable_end: int
     takes_gaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribes:
+    """In the order in which they were made."""
+
+    asked: tuple[Subscribe, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,5 +108,5 @@ class Ended:
     offset: int = -1
 
 
-FromFollower = Subscribe | Unsubscribe | Acks
+FromFollower = Subscribe | Subscribes | Unsubscribe | Acks
 FromLeader = Pushed | Ended

@@ -235,7 +235,13 @@ class Replicas:
             isr_expands=self.isr_updates.expands,
         )
 
+    def is_gone(self, replica: Replica) -> bool:
+        """Its topic is deleted. A large change is carried out in turns, so it may be dropped later than that."""
+        return replica.partition_id.topic_id not in self.image.topics
+
     def min_isr(self, replica: Replica) -> int:
+        if self.is_gone(replica):
+            return len(replica.partition.replicas)
         return configs.min_isr(self.image, replica.partition_id.topic_id, replica.partition)
 
     def lag_max_ms(self) -> int:
@@ -427,7 +433,7 @@ class Replicas:
         return recorded == NIL
 
     async def _configure(self, replica: Replica, log: Log) -> None:
-        if replica.partition_id.topic_id not in self.image.topics:
+        if self.is_gone(replica):
             return
         config = configs.log_config(self.image, replica.topic)
         if log.config is not config and log.config != config:
@@ -441,6 +447,8 @@ class Replicas:
     def _take_role(self, replica: Replica, log: Log) -> None:
         partition = replica.partition
         if replica.role is not None or self.broker_epoch < 0 or replica.is_dropped or self._is_closed:
+            return
+        if self.is_gone(replica):
             return
         if partition.leader == self.me:
             if partition.leader_epoch <= replica.led_epoch:

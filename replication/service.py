@@ -16,13 +16,14 @@ answered at once with what there is), bytes of an answer (the request's, and `fe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
 from tidelog.log.admission import Look, NeedsLookError
-from tidelog.log.log import Appended
+from tidelog.log.log import Appended, TimestampedOffset
+from tidelog.log.producer_snapshot import ProducerRow
 from tidelog.metadata.settings import AllocateProducerIdBlock, ProducerIdBlock
 from tidelog.metadata.topics import Trim, TrimmedPartition
 from tidelog.model.errors import (
@@ -38,6 +39,7 @@ from tidelog.model.errors import (
     ReplicaNotAvailableError,
     RequestTimedOutError,
     TidelogError,
+    WorkFailedError,
 )
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.replication.fetching import READ_COMMITTED, Fetch, FetchItem, FetchResult, OffsetWatch, ReadMemory
@@ -64,6 +66,11 @@ each, decompressed: some 10 ms at most. What is more is decoded elsewhere, while
 LOOKS_MAX = 4
 APPENDS_PER_SLICE = 50
 """Of a request, in one turn of the event loop: some 5 ms."""
+NEWEST_WAIT_MS = 1_000
+"""Of who asks for the record with the largest timestamp, until that is replicated."""
+REPLICAS_PER_SLICE = 500
+ROWS_PER_SLICE = 500
+"""Producers that are described in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class ServiceConfig:
 @dataclass(frozen=True, slots=True)
 class ProduceItem:
     partition: PartitionId
-    batches: bytes
+    batches: bytes | memoryview
     leader_epoch: int = -1
 
 
@@ -107,6 +114,7 @@ class DirectoryDescription:
     label: str
     error: TidelogError | None
     free_bytes: int
+    total_bytes: int
     replicas: tuple[ReplicaSize, ...]
 
 
@@ -226,16 +234,45 @@ class PartitionService:
         if timestamp == LATEST:
             return end, -1, leading.leader_epoch
         if timestamp == MAX_TIMESTAMP:
-            found = await log.offset_of_largest_timestamp()
+            found = await self._sought(leading, log.offset_of_largest_timestamp(work=self._replicas.admission_work))
             if found is not None and found.offset >= end:
-                raise OffsetNotAvailableError("the newest record is not replicated yet")
+                await self._wait_replicated(leading, found.offset + 1)
+                if isolation == READ_COMMITTED and found.offset >= log.last_stable_offset(leading.high_watermark):
+                    raise OffsetNotAvailableError("the newest record is part of an open transaction")
         elif timestamp >= 0:
-            found = await log.offset_for_timestamp(timestamp, end=end)
+            work = self._replicas.admission_work
+            found = await self._sought(leading, log.offset_for_timestamp(timestamp, end=end, work=work))
         else:
             raise InvalidRequestError(f"timestamp {timestamp}: -1 latest, -2 earliest, -3 largest, or a time")
         if found is None:
             return -1, -1, -1
         return found.offset, found.timestamp, log.epochs.epoch_for(found.offset)
+
+    @staticmethod
+    async def _sought(leading: Leading, search: Awaitable[TimestampedOffset | None]) -> TimestampedOffset | None:
+        try:
+            found = await search
+        except WorkFailedError as error:
+            raise OverloadedError(f"the batch could not be looked into: {error}") from error
+        if leading.replica.role is not leading:
+            # The log may have been cut meanwhile.
+            raise NotLeaderOrFollowerError("the leader has changed meanwhile", leader=leading.replica.partition.leader)
+        return found
+
+    @staticmethod
+    async def _wait_replicated(leading: Leading, end: int) -> None:
+        """While others write there is always a record that is not replicated yet, for a moment."""
+        if leading.high_watermark >= end:
+            return
+        reached = leading.acks.wait(end)
+        try:
+            await asyncio.wait([reached], timeout=NEWEST_WAIT_MS / 1000)
+            if not reached.done():
+                raise OffsetNotAvailableError(f"the newest record is not replicated in {NEWEST_WAIT_MS} ms")
+            reached.result()
+        finally:
+            if not reached.done():
+                leading.acks.forget(reached)
 
     def _confirmed(self, leading: Leading) -> Offset:
         """The high watermark, once it is known to be behind no acknowledgement of a former leader."""
@@ -300,13 +337,30 @@ class PartitionService:
             self._producer_block = following + 1, end
             return following, 0
 
+    async def producers(self, partition: PartitionId) -> list[ProducerRow]:
+        """Those that the partition's log remembers, by id."""
+        state = self.leading(partition).log.producers
+        found = []
+        for number, producer_id in enumerate(state.ids(), start=1):
+            row = state.row(producer_id)  # forgotten meanwhile, perhaps
+            if row is not None:
+                found.append(row)
+            if number % ROWS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+        return found
+
     # Directories.
 
-    def log_directories(self) -> list[DirectoryDescription]:
+    async def log_directories(self) -> list[DirectoryDescription]:
+        """With a turn for others every `REPLICAS_PER_SLICE`."""
         found = []
         for directory in self._replicas.logs.directories:
             sizes = []
-            for partition in sorted(directory.paths):
+            # UUIDs are compared by code in Python, their numbers are not.
+            partitions = sorted(directory.paths, key=lambda one: (one.topic_id.int, one.partition))
+            for number, partition in enumerate(partitions, start=1):
+                if number % REPLICAS_PER_SLICE == 0:
+                    await asyncio.sleep(0)
                 replica, log = self._replicas.get(partition), self._replicas.logs.get(partition)
                 if log is not None:
                     lag = max(0, replica.high_watermark - log.end_offset) if replica is not None else 0
@@ -317,6 +371,7 @@ class PartitionService:
                     directory.disk.label,
                     directory.failed,
                     -1 if directory.failed is not None else directory.disk.free_bytes(),
+                    -1 if directory.failed is not None else directory.disk.total_bytes(),
                     tuple(sizes),
                 )
             )
@@ -337,7 +392,19 @@ class PartitionService:
 class Producing:
     """A produce request whose items are appended, or refused one by one. `finish` waits for it, `leave` gives it up."""
 
-    __slots__ = ("_deadline_s", "_items", "_looks", "_results", "_service", "_size", "_timeout_ms", "_waits")
+    __slots__ = (
+        "_call",
+        "_deadline_s",
+        "_items",
+        "_left",
+        "_looks",
+        "_results",
+        "_service",
+        "_size",
+        "_timeout_ms",
+        "_timer",
+        "_waits",
+    )
 
     def __init__(self, service: PartitionService, items: Sequence[ProduceItem], size: int, timeout_ms: int) -> None:
         self._service = service
@@ -348,11 +415,14 @@ class Producing:
         self._looks = 0
         self._results: list[ProduceResult] = []
         self._waits: dict[int, tuple[Leading, asyncio.Future[None], TidelogError | None]] = {}
+        self._call: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._left = 0
         service.queued_bytes += size
 
     async def append(self, item: ProduceItem, acks: int) -> None:
         """The next item."""
-        batches: bytes = item.batches
+        batches = item.batches
         looked: Look | None = None
         for _ in range(LOOKS_MAX):
             try:
@@ -372,11 +442,11 @@ class Producing:
         leading = self._service.leading(item.partition, item.leader_epoch)
         try:
             async with asyncio.timeout_at(self._deadline_s):
-                return await leading.look_inside(item.batches, look)
+                return await leading.look_inside(bytes(item.batches), look)
         except TimeoutError:
             raise RequestTimedOutError(f"not looked into in {self._timeout_ms} ms; it is not stored") from None
 
-    def _append(self, item: ProduceItem, batches: bytes, looked: Look | None, acks: int) -> None:
+    def _append(self, item: ProduceItem, batches: bytes | memoryview, looked: Look | None, acks: int) -> None:
         """All of it in one turn of the event loop: whatever has changed while records were decoded is noticed."""
         at = len(self._results)
         try:
@@ -401,12 +471,57 @@ class Producing:
             elif acks == ACKS_LEADER:
                 self._waits[at] = leading, leading.log.wait_durable(appended.last_offset), None
 
+    # Waiting.
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return all(future.done() for _, future, _ in self._waits.values())
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """`call` is called once, when nothing is left to wait for or the time is over, in a later turn of the loop;
+        not after `leave`. For who needs no task to wait in: then `results`."""
+        assert self._call is None, "one waits for it"
+        loop = asyncio.get_running_loop()
+        self._call = call
+        self._timer = loop.call_at(self._deadline_s, self._end_wait)
+        waiting = [future for _, future, _ in self._waits.values() if not future.done()]
+        self._left = len(waiting)
+        for future in waiting:
+            future.add_done_callback(self._one_done)
+        if not waiting:
+            loop.call_soon(self._end_wait)
+
+    def _one_done(self, _future: asyncio.Future[None]) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        call = self._call
+        self._stop_waiting()
+        if call is not None:
+            call()
+
+    def _stop_waiting(self) -> None:
+        self._call = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def finish(self) -> list[ProduceResult]:
         try:
             waiting = [future for _, future, _ in self._waits.values() if not future.done()]
             if waiting:
                 left_s = self._deadline_s - asyncio.get_running_loop().time()
                 await asyncio.wait(waiting, timeout=max(0.0, left_s))
+            return self.results()
+        finally:
+            self.leave()
+
+    def results(self) -> list[ProduceResult]:
+        """Of all items; what is not acknowledged by now has timed out."""
+        try:
             for at, (_, future, refusal) in self._waits.items():
                 error: TidelogError | None = refusal
                 if not future.done():
@@ -421,6 +536,7 @@ class Producing:
 
     def leave(self) -> None:
         """Nobody waits for it any more. Idempotent."""
+        self._stop_waiting()
         for leading, future, _ in self._waits.values():
             if not future.done():
                 leading.acks.forget(future)

@@ -42,7 +42,11 @@ class AckWaiters:
         """Resolves when the high watermark has reached `end`; fails when the epoch ends first."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number += 1
-        insort(self._waiters, _Waiter(end, self._number, future))
+        waiter = _Waiter(end, self._number, future)
+        if not self._waiters or self._waiters[-1].end <= end:
+            self._waiters.append(waiter)
+        else:
+            insort(self._waiters, waiter)
         return future
 
     def advance(self, high_watermark: int) -> None:

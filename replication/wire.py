@@ -7,6 +7,7 @@
                               next offset (8)  last epoch (4)  durable end (8)  flags (1)
     Unsubscribe  kind 4       number (8)
     Acks         kind 5       received bytes (8)  count (4)  count x [number (8)  leader epoch (4)  durable end (8)]
+    Subscribes   kind 6       count (4)  count x [as Subscribe]
 
 A version that is not known is refused: the nodes of a cluster agree on one before (`metadata.version`). Bytes that are
 no frame raise `InvalidRequestError`; the batches are checked by the log that takes them.
@@ -14,6 +15,7 @@ no frame raise `InvalidRequestError`; the batches are checked by the log that ta
 
 import struct
 from struct import Struct
+from typing import Any
 from uuid import UUID
 
 from tidelog.model.errors import InvalidRequestError, UnsupportedVersionError
@@ -28,12 +30,13 @@ from tidelog.replication.messages import (
     Pushed,
     Reason,
     Subscribe,
+    Subscribes,
     Unsubscribe,
 )
 from tidelog.world.disk import Buffer
 
 VERSION = 1
-_PUSHED, _ENDED, _SUBSCRIBE, _UNSUBSCRIBE, _ACKS = 1, 2, 3, 4, 5
+_PUSHED, _ENDED, _SUBSCRIBE, _UNSUBSCRIBE, _ACKS, _SUBSCRIBES = 1, 2, 3, 4, 5, 6
 
 _HEAD = Struct(">BB")
 _COUNT = Struct(">I")
@@ -62,6 +65,9 @@ def encode(message: FromFollower | FromLeader) -> bytes:
             return _HEAD.pack(VERSION, _ENDED) + body
         case Subscribe():
             return _HEAD.pack(VERSION, _SUBSCRIBE) + _subscribe_body(message)
+        case Subscribes(asked):
+            head = _HEAD.pack(VERSION, _SUBSCRIBES) + _COUNT.pack(len(asked))
+            return head + b"".join([_subscribe_body(one) for one in asked])
         case Unsubscribe():
             return _HEAD.pack(VERSION, _UNSUBSCRIBE) + _NUMBER.pack(message.number)
         case Acks(received_bytes, acks):
@@ -88,7 +94,13 @@ def decode_from_follower(frame: bytes) -> FromFollower:
     try:
         if kind == _SUBSCRIBE:
             _check_length(frame, _HEAD.size + _SUBSCRIBE_BODY.size)
-            return _subscribe(frame)
+            return _subscribe(_SUBSCRIBE_BODY.unpack_from(frame, _HEAD.size))
+        if kind == _SUBSCRIBES:
+            (count,) = _COUNT.unpack_from(frame, _HEAD.size)
+            start = _HEAD.size + _COUNT.size
+            _check_length(frame, start + count * _SUBSCRIBE_BODY.size)
+            rows = _SUBSCRIBE_BODY.iter_unpack(memoryview(frame)[start:])
+            return Subscribes(tuple(_subscribe(row) for row in rows))
         if kind == _UNSUBSCRIBE:
             _check_length(frame, _HEAD.size + _NUMBER.size)
             return Unsubscribe(number=_NUMBER.unpack_from(frame, _HEAD.size)[0])
@@ -102,10 +114,8 @@ def decode_from_follower(frame: bytes) -> FromFollower:
     raise InvalidRequestError(f"a follower does not send replication frames of kind {kind}")
 
 
-def _subscribe(frame: bytes) -> Subscribe:
-    topic, partition, number, epoch, broker_epoch, offset, last_epoch, durable, flags = _SUBSCRIBE_BODY.unpack_from(
-        frame, _HEAD.size
-    )
+def _subscribe(row: tuple[Any, ...]) -> Subscribe:
+    topic, partition, number, epoch, broker_epoch, offset, last_epoch, durable, flags = row
     if partition < 0 or epoch < 0 or last_epoch < -1 or offset < 0 or not 0 <= durable <= offset:
         raise InvalidRequestError(
             f"a subscription to partition {partition}, epoch {epoch}, offset {offset}, durable {durable}"

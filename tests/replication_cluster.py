@@ -50,7 +50,7 @@ def batch(*values: bytes, **fields: Any) -> bytes:
     return encode([Record(at, 1_000 + at, b"key", value, ()) for at, value in enumerate(values)], **fields)
 
 
-def values_of(data: bytes, *, start: int = 0) -> list[bytes]:
+def values_of(data: bytes | memoryview, *, start: int = 0) -> list[bytes]:
     """The values of whole batches, from an offset on."""
     found: list[bytes] = []
     position = 0

@@ -283,11 +283,18 @@ class RealDisk:
             raise storage_error("remove directory", path, error) from error
 
     def free_bytes(self) -> int:
+        found = self._space()
+        return found.f_bavail * found.f_frsize
+
+    def total_bytes(self) -> int:
+        found = self._space()
+        return found.f_blocks * found.f_frsize
+
+    def _space(self) -> os.statvfs_result:
         try:
-            found = os.statvfs(self._root)
+            return os.statvfs(self._root)
         except OSError as error:
             raise storage_error("free space", "", error) from error
-        return found.f_bavail * found.f_frsize
 
     def sync(self, files: Sequence[File], directories: Sequence[str] = ()) -> None:
         handles = _real(files)

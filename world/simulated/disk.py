@@ -427,6 +427,10 @@ class SimDisk:
         device = self.enter("free space")
         return UNLIMITED_BYTES if device.capacity_bytes is None else max(0, device.capacity_bytes - device.used_bytes)
 
+    def total_bytes(self) -> int:
+        device = self.enter("free space")
+        return UNLIMITED_BYTES if device.capacity_bytes is None else device.capacity_bytes
+
     def sync(self, files: Sequence[File], directories: Sequence[str] = ()) -> None:
         """At once in virtual time: start-up and helper processes use it, where nobody waits beside them."""
         device, scope = self._begin_sync(files, directories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from test_replicas import BROKERS
 from tidelog.metadata.delta import LocalPartition, delta_between
 from tidelog.metadata.topics import DeleteTopics
 from tidelog.model.ids import PartitionId
+from tidelog.model.maps import Map
 from tidelog.replication.leading import Leading
 from tidelog.replication.replicas import ReplicaConfig, Replicas
 
@@ -135,6 +137,32 @@ def test_changes_that_wait_are_one_change_from_the_first_to_the_last_image() -> 
         cluster.until(lambda: not replicas._changes._is_busy)
         assert replicas.image is after
         cluster.until(lambda: all(replicas.get(place) is None for place in places(orders)))
+
+
+def test_a_topic_that_is_deleted_while_its_logs_are_opened_is_led_by_nobody() -> None:
+    """Its replicas are dropped a slice at a time; those whose turn has not come are settled meanwhile."""
+    with started(505) as cluster:
+        cluster.start()
+        cluster.start_brokers(11)
+        orders = cluster.topic("orders", partitions=PARTITIONS, factor=1, configs={"min.insync.replicas": "1"})
+        replicas = cluster.brokers[NodeId(11)].replicas
+        cluster.until(lambda: all(isinstance(_role(replicas, place), Leading) for place in places(orders)))
+
+        async def delete(broker: RunningBroker) -> None:
+            image = replicas.image
+            opened = [replica for place in places(orders) if (replica := replicas.get(place)) is not None]
+            for replica in opened:
+                replicas.end_role(replica)
+            after = replace(image, topics=image.topics.delete(orders.topic_id), topic_ids=Map())
+            replicas._changes.metadata_changed(delta_between(image, after), image, after)
+            waiting = [replica for replica in opened if not replica.is_dropped]
+            assert waiting, "the others' turn has not come"
+            await asyncio.gather(*(replicas._settle(replica) for replica in waiting))
+            assert all(replica.role is None for replica in opened)
+            replicas.status()
+
+        cluster.on_broker(11, delete)
+        cluster.until(lambda: not any(replicas.get(place) for place in places(orders)))
 
 
 def _role(replicas: Replicas, place: PartitionId) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -10,7 +11,18 @@ from hypothesis import strategies as st
 
 from tidelog.model.errors import InvalidRequestError, NotLeaderOrFollowerError, UnsupportedVersionError
 from tidelog.model.ids import PartitionId, TopicId
-from tidelog.replication.messages import Ack, Acks, Ended, Push, Pushed, Reason, Subscribe, Unsubscribe
+from tidelog.replication.messages import (
+    Ack,
+    Acks,
+    Ended,
+    FromFollower,
+    Push,
+    Pushed,
+    Reason,
+    Subscribe,
+    Subscribes,
+    Unsubscribe,
+)
 from tidelog.replication.throttle import NO_LIMIT, Bucket
 from tidelog.replication.waiting import AckWaiters, Waker, Wakers
 from tidelog.replication.wire import decode_from_follower, decode_from_leader, encode
@@ -41,12 +53,14 @@ def test_pushes_come_back_as_they_were(rows: list[tuple[int, int, bytes]]) -> No
     "message",
     [
         SUBSCRIBE,
+        Subscribes((SUBSCRIBE, replace(SUBSCRIBE, number=10, takes_gaps=False))),
+        Subscribes(()),
         Unsubscribe(number=5),
         Acks(12, (Ack(1, 2, 3), Ack(4, 5, 6))),
         Acks(0, ()),
     ],
 )
-def test_what_a_follower_says_comes_back_as_it_was(message: Subscribe | Unsubscribe | Acks) -> None:
+def test_what_a_follower_says_comes_back_as_it_was(message: FromFollower) -> None:
     assert decode_from_follower(encode(message)) == message
 
 
@@ -67,7 +81,12 @@ def test_the_batches_of_a_push_are_not_copied() -> None:
 
 @given(st.data())
 def test_frames_that_are_cut_or_changed_are_refused_or_read_but_never_break_the_reader(data: st.DataObject) -> None:
-    follower = [encode(SUBSCRIBE), encode(Unsubscribe(number=5)), encode(Acks(12, (Ack(1, 2, 3),)))]
+    follower = [
+        encode(SUBSCRIBE),
+        encode(Subscribes((SUBSCRIBE,) * 2)),
+        encode(Unsubscribe(number=5)),
+        encode(Acks(12, (Ack(1, 2, 3),))),
+    ]
     leader = [encode(Pushed([Push(1, 2, b"x" * 30)])), encode(Ended(number=1, reason=Reason.DIVERGED))]
     frame = bytearray(data.draw(st.sampled_from(follower + leader)))
     if data.draw(st.booleans()):
@@ -75,7 +94,7 @@ def test_frames_that_are_cut_or_changed_are_refused_or_read_but_never_break_the_
     for _ in range(data.draw(st.integers(0, 3))):
         if frame:
             frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    known = (Subscribe, Unsubscribe, Acks, Pushed, Ended, InvalidRequestError, UnsupportedVersionError)
+    known = (Subscribe, Subscribes, Unsubscribe, Acks, Pushed, Ended, InvalidRequestError, UnsupportedVersionError)
     for decode in (decode_from_follower, decode_from_leader):
         assert isinstance(_outcome(decode, bytes(frame)), known)
 

@@ -124,7 +124,7 @@ def test_a_fetch_waits_for_enough_bytes_or_for_its_time() -> None:
         assert empty.data == b""
         assert 0.69 < cluster.now_s() - began_s < 0.8
 
-        async def poll(found: RunningBroker) -> tuple[bytes, float]:
+        async def poll(found: RunningBroker) -> tuple[bytes | memoryview, float]:
             loop = asyncio.get_running_loop()
             waiting = loop.create_task(
                 found.service.fetch(
@@ -371,7 +371,7 @@ def test_directories_tell_what_they_hold() -> None:
         cluster.start_brokers(*BROKERS)
         orders = cluster.topic("orders", BROKERS)
         cluster.write(orders, b"0")
-        described = cluster.brokers[NodeId(12)].service.log_directories()
+        described = cluster.on_broker(12, lambda broker: broker.service.log_directories())
         assert len(described) == 2
         sizes = {size.partition: size.size for directory in described for size in directory.replicas}
         assert sizes == {orders: cluster.log(12, orders).size}

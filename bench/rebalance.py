@@ -1,0 +1,404 @@
+"""A topic of 100 partitions gets 900 more while a group of ten reads it: how soon do all of them flow?
+
+Three brokers, ten consumers in two processes (five threads with a consumer each), and this process, which creates and
+produces, share the machine. Partitions have 3 replicas; records are sent with acks=all and synced.
+
+The clock starts with the call that asks for the partitions. As soon as it is answered a record is sent to each new one.
+
+- assigned: every new partition was told to the callback of its owner;
+- fetched: every one was in a fetch request of its owner;
+- flowed: every one has given its record to its owner's program.
+
+Meanwhile ten of the old partitions, one of each consumer, get a record every 100 ms, by a producer of their own (the
+answers of one come in order, so that it would wait for the 900): the longest time between two that
+are read in a row is the pause; the anchor is the same before anything was created.
+
+Where the time goes: the parts one after the other on a topic that nobody reads (decided, led, first and second record
+to each), then the processor time of each process for each part of the whole. On a machine that does other work the
+wall time says little; the processor time of all, shared by two cores, is the least that it can take there.
+
+The disk has a part in it: 3 x 900 directories and files are made. ext4 passes by inodes that were deleted in the last
+minute, one by one, so that where much was just deleted (by this very benchmark, run before) a name costs ten times as
+much; what one costs here and now is told first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.brokers_load import LIMIT_S, ROOT, client_of, cpu_s, local_cluster, make_topic, run_loop
+from bench.harness import Result, at_most
+from tidelog.client.admin_facade import Admin
+from tidelog.client.consumer import Consumer
+from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.offsets import LATEST, list_offsets
+from tidelog.client.producer import Producer
+from tidelog.client.reader import Reader
+from tidelog.client.record import TopicPartition
+from tidelog.testing import LocalCluster
+
+OLD, NEW = 100, 900
+CONSUMERS, PROCESSES = 10, 2
+TOPIC, ALONE, GROUP = "many", "alone", "ten"
+EVERY_S = 0.1
+QUIET_S = 3.0
+FLOWED_S_MAX = 5.0
+PAUSE_RATIO_MAX = 5.0
+"""A partition that stands still while others are dealt would pause for as long as that takes: seconds."""
+
+
+def until(condition: Callable[[], object], what: str, *, timeout_s: float = LIMIT_S) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise SystemExit(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(0.02)
+
+
+# ---- A process of consumers: `python -m bench.rebalance BOOTSTRAP COUNT`
+#      Each line that it says is [seconds, who, what, numbers].
+
+
+def say(who: int, what: str, numbers: Iterable[int]) -> None:
+    sys.stdout.write(json.dumps([time.monotonic(), who, what, list(numbers)]) + "\n")
+    sys.stdout.flush()
+
+
+def note_fetches() -> None:
+    """Say which partitions are in a fetch request for the first time."""
+    seen: set[int] = set()
+    request = Reader.request
+
+    def noted(reader: Reader, places: list[Any]) -> Any:
+        fresh = [place.partition.partition for place in places if place.partition.partition not in seen]
+        if fresh:
+            seen.update(fresh)
+            say(-1, "fetched", fresh)
+        return request(reader, places)
+
+    Reader.request = noted  # type: ignore[method-assign,assignment]
+
+
+def consume(who: int, consumer: Consumer) -> None:
+    def told(what: str) -> Callable[[list[TopicPartition]], None]:
+        return lambda names: say(who, what, (name.partition for name in names))
+
+    consumer.subscribe([TOPIC], on_assigned=told("assigned"), on_revoked=told("revoked"), on_lost=told("lost"))
+    try:
+        while True:
+            records = consumer.poll(1_000)
+            if records:
+                say(who, "read", (record.partition for record in records))
+    except WakeupError:
+        consumer.close()
+
+
+def consumers(bootstrap: str, count: int) -> None:
+    note_fetches()
+    made = [Consumer(bootstrap, group=GROUP, auto_offset_reset="earliest") for _ in range(count)]
+    threads = [threading.Thread(target=consume, args=(who, consumer)) for who, consumer in enumerate(made)]
+    for thread in threads:
+        thread.start()
+    sys.stdin.readline()
+    for consumer in made:
+        consumer.wakeup()
+    for thread in threads:
+        thread.join()
+
+
+class Consumers:
+    """Such a process, and what it has said."""
+
+    def __init__(self, bootstrap: str, count: int) -> None:
+        self.lines: list[tuple[float, int, str, list[int]]] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.rebalance", bootstrap, str(count)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env={key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"},
+        )  # fmt: skip
+        self.pid = self._process.pid
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(tuple(json.loads(line)))
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError), self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def said(processes: Iterable[Consumers], what: str) -> Iterator[tuple[float, list[int]]]:
+    for process in processes:
+        for at_s, _, kind, numbers in list(process.lines):
+            if kind == what:
+                yield at_s, numbers
+
+
+def first_s(processes: Iterable[Consumers], what: str) -> dict[int, float]:
+    """When each partition was first said to be that."""
+    found: dict[int, float] = {}
+    for at_s, numbers in said(processes, what):
+        for number in numbers:
+            found[number] = min(at_s, found.get(number, at_s))
+    return found
+
+
+# ---- What is measured
+
+
+@dataclass
+class Costs:
+    """Wall time from one mark to the next, and processor time of each process in it."""
+
+    pids: dict[str, int]
+    rows: list[tuple[str, float, dict[str, float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._last = time.monotonic(), self._now()
+
+    def _now(self) -> dict[str, float]:
+        return {name: cpu_s(pid) for name, pid in self.pids.items()}
+
+    def mark(self, what: str) -> float:
+        (before_s, before), now, now_s = self._last, self._now(), time.monotonic()
+        self.rows.append((what, now_s - before_s, {name: now[name] - before[name] for name in now}))
+        self._last = now_s, now
+        return now_s
+
+    @property
+    def spent_s(self) -> float:
+        return sum(sum(each.values()) for _, _, each in self.rows)
+
+    def results(self, name: str) -> Iterator[Result]:
+        for what, wall_s, each in self.rows:
+            shares = ", ".join(f"{process} {seconds:.2f}" for process, seconds in each.items())
+            spent_s = sum(each.values())
+            yield Result(f"{name}: {what}", wall_s, "s", spent_s / wall_s, f"processor time ({shares} s) against wall")
+
+
+def name_costs() -> tuple[float, float]:
+    """Microseconds of processor time for a directory, and for a file in it, where the cluster has its data."""
+    count = 300
+    with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="bench-names-") as path:
+        paths = [Path(path) / str(number) for number in range(count)]
+        began_s = time.process_time()
+        for one in paths:
+            one.mkdir()
+        made_s = time.process_time()
+        for one in paths:
+            (one / "file").touch()
+        return (made_s - began_s) / count * 1e6, (time.process_time() - made_s) / count * 1e6
+
+
+def send_all(producer: Producer, topic: str, numbers: Iterable[int]) -> None:
+    """A record to each."""
+    sent = [producer.send(topic, b"%d" % number, partition=number) for number in numbers]
+    for delivery in sent:
+        delivery.result()
+
+
+def alone(cluster: LocalCluster, admin: Admin, producer: Producer) -> Costs:
+    """The parts of it, one after the other, on a topic that nobody reads."""
+    admin.create_topic(ALONE, partitions=OLD, replication_factor=3)
+    send_all(producer, ALONE, range(OLD))
+    costs = Costs(pids_of(cluster))
+    admin.add_partitions({ALONE: OLD + NEW})
+    costs.mark(f"{NEW} partitions decided")
+    run_loop(all_led(cluster))
+    costs.mark("all of them led")
+    send_all(producer, ALONE, range(OLD, OLD + NEW))
+    costs.mark("a first record to each acknowledged")
+    send_all(producer, ALONE, range(OLD, OLD + NEW))
+    costs.mark("a second one")
+    return costs
+
+
+async def all_led(cluster: LocalCluster) -> None:
+    async with client_of(cluster) as client:
+        topic = await client.topic(ALONE)
+        while len(topic.partitions) < OLD + NEW:
+            await client.refresh(ALONE)
+            topic = await client.topic(ALONE)
+        await list_offsets(client, topic, LATEST)
+
+
+def pids_of(cluster: LocalCluster, processes: Iterable[Consumers] = ()) -> dict[str, int]:
+    return (
+        {f"node {number}": cluster.pid(number) for number in (1, 2, 3)}
+        | {f"consumers {number}": process.pid for number, process in enumerate(processes, 1)}
+        | {"producer": os.getpid()}
+    )
+
+
+class Trickle:
+    """A record to some partitions every 100 ms, for the length of a `with` block."""
+
+    def __init__(self, bootstrap: str, numbers: list[int]) -> None:
+        self._producer = Producer(bootstrap)
+        self._numbers = numbers
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def _send(self) -> None:
+        while not self._is_over.wait(EVERY_S):
+            for number in self._numbers:
+                self._producer.send(TOPIC, b"-", partition=number)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._producer.close()
+
+
+@dataclass
+class Whole:
+    costs: Costs
+    decided_s: float = 0.0
+    assigned_s: float = 0.0
+    fetched_s: float = 0.0
+    flowed_s: float = 0.0
+    calm_s: float = 0.0
+    pause_s: float = 0.0
+    taken: int = 0
+    """Partitions that were taken from somebody."""
+    load: float = 0.0
+
+
+def longest_gap(processes: list[Consumers], numbers: list[int], begin_s: float, end_s: float) -> float:
+    """Between two records of one of these partitions that were read in a row."""
+    times: dict[int, list[float]] = {number: [] for number in numbers}
+    for at_s, read in said(processes, "read"):
+        if begin_s <= at_s <= end_s:
+            for number in set(read) & times.keys():
+                times[number].append(at_s)
+    return max(after - before for row in times.values() for before, after in pairwise([begin_s, *sorted(row), end_s]))
+
+
+def whole(cluster: LocalCluster, admin: Admin, producer: Producer) -> Whole:
+    processes: list[Consumers] = []
+    try:
+        processes += [Consumers(cluster.bootstrap, CONSUMERS // PROCESSES) for _ in range(PROCESSES)]
+
+        until(lambda: is_dealt(processes), "the old partitions are dealt")
+        watched = [min(numbers) for numbers in held(processes)]
+        send_all(producer, TOPIC, range(OLD))
+        until(lambda: len(first_s(processes, "read")) == OLD, "the old partitions flow")
+        with Trickle(cluster.bootstrap, watched):
+            calm_s = time.monotonic()
+            time.sleep(QUIET_S)
+            return grown(cluster, admin, producer, processes, watched, calm_s)
+    finally:
+        for process in processes:
+            process.close()
+
+
+def held(processes: Iterable[Consumers]) -> list[set[int]]:
+    """What each consumer holds."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for process in processes:
+        for _, who, what, numbers in list(process.lines):
+            mine = found.setdefault((process.pid, who), set())
+            if what == "assigned":
+                mine.update(numbers)
+            elif what in ("revoked", "lost"):
+                mine.difference_update(numbers)
+    return [mine for (_, who), mine in found.items() if who >= 0]
+
+
+def is_dealt(processes: Iterable[Consumers]) -> bool:
+    shares = [len(numbers) for numbers in held(processes)]
+    return len(shares) == CONSUMERS and sum(shares) == OLD and max(shares) == OLD // CONSUMERS
+
+
+def grown(
+    cluster: LocalCluster,
+    admin: Admin,
+    producer: Producer,
+    processes: list[Consumers],
+    watched: list[int],
+    calm_s: float,
+) -> Whole:
+    fresh = range(OLD, OLD + NEW)
+    taken = len(list(said(processes, "revoked")))
+    found = Whole(Costs(pids_of(cluster, processes)))
+    began_s = time.monotonic()
+    admin.add_partitions({TOPIC: OLD + NEW})
+    found.decided_s = found.costs.mark(f"{NEW} partitions decided") - began_s
+    sending = threading.Thread(target=send_all, args=(producer, TOPIC, fresh))
+    sending.start()
+    until(lambda: set(fresh) <= first_s(processes, "assigned").keys(), "every new partition is assigned")
+    found.costs.mark("then all assigned")
+    until(lambda: set(fresh) <= first_s(processes, "fetched").keys(), "every one is fetched from")
+    found.costs.mark("then all fetched from")
+    until(lambda: set(fresh) <= first_s(processes, "read").keys(), "every one has flowed")
+    ended_s = found.costs.mark("then all flowed")
+    found.load = os.getloadavg()[0]
+    sending.join()
+    time.sleep(3 * EVERY_S)
+    for what, name in (("assigned", "assigned_s"), ("fetched", "fetched_s"), ("read", "flowed_s")):
+        times = first_s(processes, what)
+        setattr(found, name, max(times[number] for number in fresh) - began_s)
+    found.calm_s = longest_gap(processes, watched, calm_s, began_s)
+    found.pause_s = longest_gap(processes, watched, began_s, ended_s)
+    found.taken = len(list(said(processes, "revoked"))) + len(list(said(processes, "lost"))) - taken
+    return found
+
+
+def run() -> Iterator[Result]:
+    directory_us, file_us = name_costs()
+    with local_cluster(3) as cluster, Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
+        parts = alone(cluster, admin, producer)
+        run_loop(prepare(cluster))
+        found = whole(cluster, admin, producer)
+    name = f"rebalance, {CONSUMERS} consumers, {NEW} partitions added"
+    yield Result(f"{name}: decided", found.decided_s, "s")
+    yield Result(f"{name}: all assigned", found.assigned_s, "s")
+    yield Result(f"{name}: all fetched from", found.fetched_s, "s")
+    yield at_most(f"{name}: all flowed", found.flowed_s, "s", target=FLOWED_S_MAX)
+    yield at_most(f"{name}: taken from anybody", found.taken, "times", target=0)
+    yield at_most(
+        "rebalance, longest pause of what did not move", found.pause_s, "s",
+        ratio=found.pause_s / found.calm_s, anchor="the longest before", target=PAUSE_RATIO_MAX,
+    )  # fmt: skip
+    spent_s = found.costs.spent_s
+    yield Result(
+        f"{name}: processor time of all", spent_s, "s", spent_s / 2 / found.flowed_s, "half of it against all flowed"
+    )
+    yield Result("rebalance, load of the machine (1 minute)", found.load, "")
+    yield Result("rebalance, the disk: a directory", directory_us, "us")
+    yield Result("rebalance, the disk: a file", file_us, "us")
+    yield from parts.results("rebalance, alone")
+    yield from found.costs.results("rebalance, with the group")
+
+
+async def prepare(cluster: LocalCluster) -> None:
+    async with client_of(cluster) as client:
+        await make_topic(client, TOPIC, partitions=OLD)
+
+
+if __name__ == "__main__":
+    consumers(sys.argv[1], int(sys.argv[2]))
