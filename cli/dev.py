@@ -123,6 +123,7 @@ def _tell(nodes: LocalNodes, seconds: float, *, is_kept: bool) -> None:
     print(
         f"Tidelog {__version__}: {count} node{'s' if count > 1 else ''} ready in {seconds:.1f} s\n"
         f"  gRPC   {nodes.bootstrap.replace(',', ', ')}\n"
+        f"  Kafka  {nodes.kafka_bootstrap.replace(',', ', ')}\n"
         f"  HTTP   {pages}\n"
         f"  data   {data}\n"
         f"Try, in another terminal:\n{export}"

@@ -31,6 +31,7 @@ from tidelog.metadata.topics import (
 )
 from tidelog.model.errors import (
     InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
     InvalidRequestError,
     NoReassignmentError,
     TidelogError,
@@ -53,6 +54,8 @@ class Reassigned:
 class AlterReassignments:
     partitions: tuple[Reassigned, ...]
     validate_only: bool = False
+    keeps_factor: bool = False
+    """Whether a target with another number of replicas is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ def alter_reassignments(image: ClusterImage, request: AlterReassignments, _conte
         try:
             if named[item.topic, item.partition] > 1:
                 raise InvalidRequestError(f"{label} is named more than once in one request")
-            record = _reassigned(draft.image, item)
+            record = _reassigned(draft.image, item, keeps_factor=request.keeps_factor)
         except TidelogError as error:
             outcomes.append(Outcome(label, error.code, str(error)))
         else:
@@ -88,7 +91,7 @@ def alter_reassignments(image: ClusterImage, request: AlterReassignments, _conte
     return draft.decide(Outcomes(items=tuple(outcomes)))
 
 
-def _reassigned(image: ClusterImage, item: Reassigned) -> ChangePartition | None:
+def _reassigned(image: ClusterImage, item: Reassigned, *, keeps_factor: bool) -> ChangePartition | None:
     topic = find_topic(image, item.topic)
     partition = topic.partitions.get(item.partition)
     if partition is None:
@@ -99,6 +102,11 @@ def _reassigned(image: ClusterImage, item: Reassigned) -> ChangePartition | None
             raise NoReassignmentError(f"{name} is not being reassigned")
         return cancel(image, topic, item.partition, partition)
     check_replicas(image, item.replicas, name)
+    if keeps_factor and len(item.replicas) != len(partition.settled):
+        raise InvalidReplicationFactorError(
+            f"{name} has {len(partition.settled)} replicas, the target has {len(item.replicas)}, and the request "
+            "does not allow another number"
+        )
     return retarget(image, topic, item.partition, partition, item.replicas)
 
 

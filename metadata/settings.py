@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from tidelog.metadata import configs
@@ -52,6 +52,8 @@ class ResourceChange:
     """`cluster`, `broker` or `topic`."""
     resource: str = configs.CLUSTER
     changes: tuple[ConfigChange, ...]
+    replaces: bool = False
+    """What is set on the resource and not named here goes back to its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +72,13 @@ def alter_configs(image: ClusterImage, request: AlterConfigs, _context: Context)
         try:
             if named[item.resource_type, item.resource] > 1:
                 raise InvalidRequestError(f"{label} is named more than once in one request")
-            records = _changed_configs(draft.image, item)
+            whole = _with_deletions(draft.image, item) if item.replaces else item
+            records = _changed_configs(draft.image, whole)
         except TidelogError as error:
             outcomes.append(Outcome(label, error.code, str(error)))
         else:
             draft.add(records)
-            draft.add(_consequences(draft.image, item))
+            draft.add(_consequences(draft.image, whole))
             outcomes.append(Outcome(label))
     return draft.decide(Outcomes(items=tuple(outcomes)))
 
@@ -94,6 +97,13 @@ def check_resource(image: ClusterImage, resource_type: str, resource: str) -> Sc
     else:
         raise InvalidRequestError(f"config resource {resource_type[:40]!r}: topic, broker or cluster")
     return Scope(resource_type)
+
+
+def _with_deletions(image: ClusterImage, item: ResourceChange) -> ResourceChange:
+    named = {change.key for change in item.changes}
+    present = image.config(item.resource_type, item.resource)
+    gone = tuple(ConfigChange(key=key, operation=DELETE) for key in sorted(present) if key not in named)
+    return replace(item, changes=item.changes + gone)
 
 
 def _changed_configs(image: ClusterImage, item: ResourceChange) -> list[Record]:

@@ -41,6 +41,9 @@ class ErrorCode(Enum):
     )
     STORAGE_ERROR = ErrorRow(56, True, "look at the disk; its partitions are led elsewhere meanwhile")
     UNKNOWN_PRODUCER_ID = ErrorRow(59, False, "ask for a new producer id")
+    FETCH_SESSION_ID_NOT_FOUND = ErrorRow(70, True, "the fetch session has ended; begin a new one")
+    INVALID_FETCH_SESSION_EPOCH = ErrorRow(71, True, "the fetch session has moved on; begin a new one")
+    FETCH_SESSION_TOPIC_ID_ERROR = ErrorRow(106, True, "a fetch session has names or ids of topics; begin a new one")
     FENCED_LEADER_EPOCH = ErrorRow(74, True, "refresh metadata: a newer leader epoch exists")
     UNKNOWN_LEADER_EPOCH = ErrorRow(75, True, "this replica has not heard of that epoch yet; retry")
     UNSUPPORTED_COMPRESSION_TYPE = ErrorRow(76, False, "use none, gzip, snappy, lz4 or zstd")
@@ -117,6 +120,8 @@ class ErrorCode(Enum):
     UNRELEASED_INSTANCE_ID = ErrorRow(111, False, "another member lives under this instance id; stop it first")
     UNSUPPORTED_ASSIGNOR = ErrorRow(112, False, "use uniform, range or roundrobin")
     STALE_MEMBER_EPOCH = ErrorRow(113, True, "the member's epoch has risen; send it again with the new one")
+    MISMATCHED_ENDPOINT_TYPE = ErrorRow(114, False, "ask a node of the type that is wanted; brokers describe brokers")
+    UNSUPPORTED_ENDPOINT_TYPE = ErrorRow(115, False, "ask for brokers (1)")
     INVALID_REGULAR_EXPRESSION = ErrorRow(128, False, "mend the pattern")
 
 

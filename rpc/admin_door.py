@@ -262,7 +262,7 @@ class AdminDoor:
     async def _log_dirs_of(self, broker: int, request: pb.DescribeLogDirsRequest, timeout_ms: int) -> pb.BrokerLogDirs:
         try:
             if broker == self._link.me and self._log_dirs is not None:
-                found = self._log_dirs.describe(self._link.image, frozenset(request.topics))
+                found = await self._log_dirs.describe(self._link.image, frozenset(request.topics))
                 return pb.BrokerLogDirs(broker=broker, directories=found)
             self._check_broker(broker)
             asked = pb.DescribeLogDirsRequest(brokers=[broker], topics=request.topics, timeout_ms=timeout_ms)

@@ -32,12 +32,12 @@ from tidelog.model.ids import NodeId, Offset
 from tidelog.model.maps import sorted_items
 from tidelog.raft.membership import Member
 from tidelog.raft.messages import Entry, EntryKind
-from tidelog.raft.report import MemberReport, RaftReport
 from tidelog.raft.state_machine import SnapshotJob
 from tidelog.raft.tail import TailEntries
 from tidelog.rpc.door import Caller, Method, Send, method_named
 from tidelog.rpc.door_auto_create import AutoCreate
 from tidelog.rpc.door_quorum import QuorumLink
+from tidelog.rpc.door_quorum_report import described_by, quorum_message
 from tidelog.rpc.door_topics import ID_BYTES, topic_of
 from tidelog.rpc.errors import as_message, coded
 from tidelog.rpc.limits import DoorLimits
@@ -174,7 +174,7 @@ class ClusterDoor:
         if request.local:
             if self._link.controller is None:
                 raise InvalidRequestError(f"node {self._link.me} is not a controller; ask without `local`")
-            return _quorum_message(self._link.controller.driver.describe())
+            return quorum_message(self._link.controller.driver.describe())
         timeout_ms = self._limits.admin_timeout_ms
         found = await self._by_active("DescribeQuorum", request, caller, timeout_ms=timeout_ms, is_repeatable=True)
         assert isinstance(found, pb.DescribeQuorumResponse), "the response of its method"
@@ -348,8 +348,7 @@ def _known_voter(controller: ControllerNode, node: int, directory: bytes) -> Mem
 
 
 async def _describe(controller: ControllerNode, _request: pb.DescribeQuorumRequest) -> pb.DescribeQuorumResponse:
-    await controller.driver.read_index()  # raises unless it leads now
-    return _quorum_message(controller.driver.describe())
+    return await described_by(controller)
 
 
 async def _add(controller: ControllerNode, request: pb.AddVoterRequest) -> pb.AddVoterResponse:
@@ -382,36 +381,3 @@ _QUORUM_CALLS: dict[str, Callable[[ControllerNode, Any], Awaitable[object]]] = {
     "RemoveVoter": _remove,
     "UpdateVoter": _update,
 }
-
-
-def _quorum_message(report: RaftReport) -> pb.DescribeQuorumResponse:
-    return pb.DescribeQuorumResponse(
-        node=report.node,
-        role=report.role.value,
-        leader=-1 if report.leader is None else report.leader,
-        epoch=report.epoch,
-        high_watermark=report.commit,
-        log_start_offset=report.log_start,
-        log_end_offset=report.log_end,
-        durable_end_offset=report.durable_end,
-        without_leader_ms=report.without_leader_ms,
-        members=[_member_message(member) for member in report.members],
-        observers=[pb.QuorumObserver(node=node, offset=offset) for node, offset in report.observers],
-        snapshot_offset=report.snapshot.offset,
-        snapshot_epoch=report.snapshot.epoch,
-    )
-
-
-def _member_message(member: MemberReport) -> pb.QuorumMember:
-    return pb.QuorumMember(
-        node=member.node,
-        directory_id=member.directory,
-        endpoints=[pb.VoterEndpoint(listener=name, address=address) for name, address in member.endpoints],
-        is_voter=member.is_voter,
-        is_connected=member.is_connected,
-        error=member.error or "",
-        log_end_offset=-1 if member.match is None else member.match,
-        lag=-1 if member.lag is None else member.lag,
-        silent_ms=-1 if member.silent_ms is None else member.silent_ms,
-        is_recovering=not member.counts,
-    )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tidelog.metadata.image import ClusterImage
 from tidelog.model.errors import CallTimeoutError, TidelogError
 from tidelog.model.ids import DirectoryId, PartitionId
-from tidelog.replication.service import DirectoryDescription, PartitionService
+from tidelog.replication.service import REPLICAS_PER_SLICE, DirectoryDescription, PartitionService
 from tidelog.rpc.door_topics import partition_of, read_id
 from tidelog.rpc.errors import as_message
 from tidelog.rpc.v1 import admin_pb2 as pb
@@ -33,9 +33,9 @@ class LogDirs:
             task.cancel()
         await asyncio.gather(*moves, return_exceptions=True)
 
-    def describe(self, image: ClusterImage, topics: frozenset[str]) -> list[pb.LogDir]:
+    async def describe(self, image: ClusterImage, topics: frozenset[str]) -> list[pb.LogDir]:
         """`topics` empty: of all."""
-        return [_directory(image, topics, found) for found in self._service.log_directories()]
+        return [await _directory(image, topics, found) for found in await self._service.log_directories()]
 
     async def move(
         self, image: ClusterImage, replicas: Sequence[pb.MovedReplica], *, timeout_ms: int
@@ -72,14 +72,16 @@ class LogDirs:
             LOGGER.warning("%s was not moved to %s: %s", *key, task.exception())
 
 
-def _directory(image: ClusterImage, topics: frozenset[str], found: DirectoryDescription) -> pb.LogDir:
+async def _directory(image: ClusterImage, topics: frozenset[str], found: DirectoryDescription) -> pb.LogDir:
     row = pb.LogDir(
         directory_id=b"" if found.directory_id is None else found.directory_id.bytes,
         path=found.label,
         error=None if found.error is None else as_message(found.error),
         usable_bytes=found.free_bytes,
     )
-    for replica in found.replicas:
+    for number, replica in enumerate(found.replicas, start=1):
+        if number % REPLICAS_PER_SLICE == 0:
+            await asyncio.sleep(0)
         topic = image.topics.get(replica.partition.topic_id)
         name = "" if topic is None else topic.name
         if not topics or name in topics:

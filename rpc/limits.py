@@ -12,6 +12,8 @@ things are limited: the bytes of what has been read and is not answered, and how
                 time shrinks as more connections wait, down to `slow_read_min_ms`: the line moves on whatever they do
     a stream    reads its next message while used < bytes_max, and waits as long as it takes: nobody knows when that
                 message will come, so it holds no place meanwhile
+    Kafka       says the size first: it counts before it is read (`take`), while used < bytes_max; else its connection
+                is not read, and hears when there is room (`on_room`), in the order in which they asked
 
 What is not read stays with its sender, by the flow control of HTTP/2. In all that is at most `bytes_max`, and beyond it
 `reading_max` messages, and one message of each stream that produces.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -100,20 +102,21 @@ class RequestMemory:
         self._promised = 0
         """Places that were given to whoever waited, and are not taken yet."""
         self._room = asyncio.Event()
+        self._on_room: dict[Callable[[], None], None] = {}
         self.used = 0
         self.refused = 0
         """How often a request waited in vain."""
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._line.values()))
+        return sum(map(len, self._line.values())) + len(self._on_room)
 
     @property
     def reading(self) -> int:
         return len(self._readers) + self._promised
 
     @property
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         return self.used < self._limits.request_bytes_max
 
     async def enter(self, peer: str = "") -> Held:
@@ -130,7 +133,7 @@ class RequestMemory:
 
     @property
     def _may_enter(self) -> bool:
-        return self._has_room and self.reading < self._limits.reading_max
+        return self.has_room and self.reading < self._limits.reading_max
 
     def _is_full(self, peer: str) -> bool:
         return self._of_peer.get(peer, 0) >= self._limits.peer_reading_max
@@ -147,10 +150,33 @@ class RequestMemory:
 
     async def enter_stream(self) -> Held:
         """Room to read the next message of a stream, however long that takes."""
-        while not self._has_room:
+        while not self.has_room:
             self._room.clear()
             await self._room.wait()
         return Held(self, "")
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for a message of this size, which counts from now on; `give_back` ends that."""
+        if self.used >= self._limits.request_bytes_max:
+            return False
+        self.used += size
+        return True
+
+    def add(self, size: int) -> None:
+        """Count what has been read already."""
+        self.used += size
+
+    def give_back(self, size: int) -> None:
+        self.used -= size
+        if self._line or self._on_room or not self._room.is_set():
+            self.let_in()
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Called once, when there is room again."""
+        self._on_room[call] = None
+
+    def forget(self, call: Callable[[], None]) -> None:
+        self._on_room.pop(call, None)
 
     async def _wait(self, peer: str) -> None:
         """Returns with a place promised."""
@@ -191,7 +217,7 @@ class RequestMemory:
     def _evict(self, now: float, peer: str) -> None:
         """Somebody waits: whoever takes very long to send gives up its place; of the same connection, if that has all
         that it may have."""
-        if not self._has_room:
+        if not self.has_room:
             return
         of_peer = self._is_full(peer)
         oldest = next(
@@ -229,7 +255,11 @@ class RequestMemory:
                 del self._line[peer]
             self._promised += 1
             self._take_place(peer)
-        if self._has_room:
+        while self._on_room and self.has_room:
+            call = next(iter(self._on_room))
+            del self._on_room[call]
+            call()
+        if self.has_room:
             self._room.set()
 
 

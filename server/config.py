@@ -113,6 +113,11 @@ class NodeConfig:
         return next(listener for listener in self.listeners if listener.door is Door.GRPC)
 
     @property
+    def kafka(self) -> tuple[Listener, ...]:
+        """Served by brokers only."""
+        return tuple(one for one in self.listeners if one.door is Door.KAFKA) if self.is_broker else ()
+
+    @property
     def directories(self) -> tuple[str, ...]:
         """Every directory that the node uses, the one for metadata first."""
         logs = self.log_dirs if self.is_broker else ()
@@ -286,6 +291,7 @@ class _Reader:
             controller_names=self._list("controller.listener.names"),
             inter_broker=None if inter_broker is None else str(inter_broker),
             is_controller=CONTROLLER in self._list("process.roles"),
+            has_kafka=BROKER in self._list("process.roles") and self.values.get("kafka.enable") is True,
         )
         try:
             return build(wanted, socket.gethostname())

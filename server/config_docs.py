@@ -30,7 +30,7 @@ show` prints value, source and default.
 the active controller writes those into the cluster's state that are not set there. What is set there counts, and a file
 that says something else is told in the log.
 
-Ports: 9092 for Kafka's protocol (not served yet), 9192 between nodes, 9292 for gRPC, 9392 for HTTP. A listener that is
+Ports: 9092 for Kafka's protocol (brokers only), 9192 between nodes, 9292 for gRPC, 9392 for HTTP. A listener that is
 not listed stands at this distance from one that is.
 """
 

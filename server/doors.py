@@ -1,7 +1,11 @@
-"""The public API of a node: its doors, built from what the node is, and the listener that they stand behind."""
+"""The public API of a node: its doors, built from what the node is, and the listeners that they stand behind.
+
+A broker has two front doors, gRPC and Kafka's protocol, over the same services and within the same limits of memory.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
@@ -12,16 +16,25 @@ from tidelog.replication.service import PartitionService, ServiceConfig
 from tidelog.rpc.admin_door import AdminDoor
 from tidelog.rpc.cluster_door import ClusterDoor
 from tidelog.rpc.door import Doors, serve_forwarded
+from tidelog.rpc.door_auto_create import AutoCreate
 from tidelog.rpc.door_log_dirs import LogDirs
 from tidelog.rpc.door_quorum import QuorumLink
 from tidelog.rpc.groups_door import GroupsDoor
 from tidelog.rpc.grpc_server import GrpcServer, Listener
+from tidelog.rpc.kafka import dispatch
+from tidelog.rpc.kafka.fetch_sessions import FetchSessions
+from tidelog.rpc.kafka.listener import KafkaServer
+from tidelog.rpc.kafka.listener import Listener as KafkaListener
+from tidelog.rpc.kafka.services import KafkaServices
+from tidelog.rpc.kafka.shared import Counts, Shared, SocketLimits
 from tidelog.rpc.limits import DoorLimits, ResponseMemory
 from tidelog.rpc.log_door import LogDoor
 from tidelog.rpc.transport import GrpcTransport
 from tidelog.server.broker_part import BrokerPart
 from tidelog.server.config import NodeConfig
 from tidelog.server.controller_part import ControllerPart
+from tidelog.server.kafka_metrics import kafka_samples
+from tidelog.server.listeners import where_doors_are
 from tidelog.server.metrics import Sample, counter, gauge
 from tidelog.world.work import Work
 
@@ -56,20 +69,43 @@ class PublicDoors:
         cluster = ClusterDoor(link, work, limits, version=__version__)
         self._log_dirs = None if self._service is None else LogDirs(self._service)
         groups = None if broker is None else GroupsDoor(broker.groups, lambda: link.image, limits)
-        doors = Doors(cluster=cluster, admin=AdminDoor(link, limits, self._log_dirs), log=log, groups=groups)
+        admin = AdminDoor(link, limits, self._log_dirs)
+        doors = Doors(cluster=cluster, admin=admin, log=log, groups=groups)
         serve_forwarded(transport, doors)
         listener = Listener(name=config.grpc.name, address=config.grpc.address.to_listen_on)
         self._server = GrpcServer(doors, [listener], limits, responses)
+        self._kafka: KafkaServer | None = None
+        if broker is not None and self._service is not None and self._log_dirs is not None and config.kafka:
+            services = KafkaServices(
+                partitions=self._service,
+                groups=broker.groups,
+                link=link,
+                auto_create=AutoCreate(link),
+                cluster=cluster,
+                admin=admin,
+                log_dirs=self._log_dirs,
+                limits=limits,
+                fetch_sessions=FetchSessions(
+                    random, slots_max=config.number("max.incremental.fetch.session.cache.slots")
+                ),
+                version=__version__,
+            )
+            self._kafka = kafka_server(config, services, self._server)
 
     async def start(self) -> None:
         """Listen; the health service says that the node does not serve yet."""
         await self._server.start(is_serving=False)
+        if self._kafka is not None:
+            await self._kafka.start()
 
     async def set_serving(self, is_serving: bool) -> None:
         await self._server.set_serving(is_serving)
 
     async def close(self) -> None:
-        await self._server.close()
+        if self._kafka is None:
+            await self._server.close()
+        else:
+            await asyncio.gather(self._server.close(), self._kafka.close())
         if self._log_dirs is not None:
             await self._log_dirs.close()
 
@@ -82,11 +118,40 @@ class PublicDoors:
         if self._service is not None:
             yield gauge("produce_bytes", self._service.queued_bytes, "Bytes of writes that are not acknowledged yet.")
             yield gauge("fetches_waiting", self._service.waiting_fetches, "Fetches that wait for records.")
+        if self._kafka is not None:
+            yield from kafka_samples(len(self._kafka), self._kafka.shared.counts)
+
+
+def kafka_server(config: NodeConfig, services: KafkaServices, grpc: GrpcServer) -> KafkaServer:
+    """It counts its requests and answers with those of the gRPC door."""
+    shared = Shared(
+        services=services,
+        table=dispatch.build(),
+        requests=grpc.memory,
+        responses=grpc.responses,
+        limits=services.limits,
+        sockets=socket_limits(config),
+        counts=Counts(),
+        doors=where_doors_are(config.listeners, config.http),
+    )
+    listeners = [KafkaListener(name=one.name, host=one.address.host, port=one.address.port) for one in config.kafka]
+    return KafkaServer(shared, listeners)
 
 
 def service_config(config: NodeConfig) -> ServiceConfig:
     return ServiceConfig(
         queued_bytes_max=config.number("queued.max.request.bytes"), fetch_bytes_max=config.number("fetch.max.bytes")
+    )
+
+
+def socket_limits(config: NodeConfig) -> SocketLimits:
+    return SocketLimits(
+        idle_ms=config.number("connections.max.idle.ms"),
+        connections_max=config.number("max.connections"),
+        connections_per_ip_max=config.number("max.connections.per.ip"),
+        backlog=config.number("socket.listen.backlog.size"),
+        send_buffer_bytes=config.number("socket.send.buffer.bytes"),
+        receive_buffer_bytes=config.number("socket.receive.buffer.bytes"),
     )
 
 

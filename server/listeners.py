@@ -1,9 +1,9 @@
 """Where a node listens, and where others are told to find it. Pure.
 
 A listener has a name, an address, a security protocol and a door: `node` (inside of the cluster), `grpc` (our API) or
-`kafka` (its wire protocol). Every node has one of `node` and one of `grpc`; one that is not listed stands at its usual
-distance from one that is (Kafka 9092, node 9192, gRPC 9292, HTTP 9392). So a file written for Kafka needs no change,
-and several nodes on one machine that differ by one port differ by one everywhere.
+`kafka` (its wire protocol). Every node has one of `node` and one of `grpc`, every broker one or more of `kafka`. One
+that is not listed stands at its usual distance from one that is (Kafka 9092, node 9192, gRPC 9292, HTTP 9392). So a
+file written for Kafka needs no change, and nodes on one machine that differ by one port differ by one everywhere.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class Wanted:
     controller_names: Sequence[str]
     inter_broker: str | None
     is_controller: bool
+    has_kafka: bool
+    """It is a broker, and a Kafka listener is opened where none is listed."""
 
 
 def build(wanted: Wanted, host_name: str) -> tuple[Listener, ...]:
@@ -116,7 +118,8 @@ def build(wanted: Wanted, host_name: str) -> tuple[Listener, ...]:
     doors = {name: DOORS[door] for name, door in parse_pairs(wanted.doors, allowed=tuple(DOORS)).items()}
     found = {name: (address, _door(name, wanted, doors)) for name, address in given.items()}
     own_name = _own_name(wanted)
-    for door, name in ((Door.NODE, own_name), (Door.GRPC, "GRPC")):
+    needed = [(Door.NODE, own_name), (Door.GRPC, "GRPC"), *([(Door.KAFKA, "KAFKA")] if wanted.has_kafka else [])]
+    for door, name in needed:
         if not any(known is door for _, known in found.values()):
             found[name] = (_at_its_distance(door, list(found.values())), door)
     listeners = [
@@ -175,9 +178,11 @@ def http_address(listeners: Sequence[Listener]) -> Address:
     return _at_its_distance(Door.HTTP, [(listener.address, listener.door) for listener in listeners])
 
 
-def where_doors_are(listeners: Sequence[Listener]) -> dict[Speech, str]:
+def where_doors_are(listeners: Sequence[Listener], http: Address | None = None) -> dict[Speech, str]:
     """For who has come to the wrong one: where it belongs."""
     found = {Speech.TLS: "it is plain text; connect without TLS", Speech.KAFKA: "this node has no Kafka listener"}
+    if http is not None:
+        found[Speech.HTTP] = f"HTTP is on port {http.port}"
     for listener in listeners:
         if listener.door is Door.GRPC:
             found[Speech.GRPC] = f"gRPC is on port {listener.advertised.port}"

@@ -41,7 +41,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
 LOG_TAIL_BYTES = 4_000
-DOORS = (Door.NODE, Door.GRPC, Door.HTTP)
+DOORS = (Door.NODE, Door.GRPC, Door.HTTP, Door.KAFKA)
 
 
 class NodeEndedError(TransportError):
@@ -53,15 +53,26 @@ class Ports:
     node: int
     grpc: int
     http: int
+    kafka: int
 
     @classmethod
     def usual(cls, number: int, offset: int) -> Ports:
         """Of node `number`, from 1 on."""
-        node, grpc, http = (door.value + number - 1 + offset for door in DOORS)
-        return cls(node, grpc, http)
+        node, grpc, http, kafka = (door.value + number - 1 + offset for door in DOORS)
+        return cls(node, grpc, http, kafka)
+
+    @classmethod
+    def read(cls, row: Sequence[int]) -> Ports:
+        """Of a cluster that was made before there was a port for Kafka: at its usual distance."""
+        node, grpc, http, *more = row
+        (kafka,) = more or (grpc + Door.KAFKA.value - Door.GRPC.value,)
+        return cls(node, grpc, http, kafka)
+
+    def row(self) -> list[int]:
+        return [self.node, self.grpc, self.http, self.kafka]
 
     def named(self) -> dict[str, int]:
-        return {"nodes": self.node, "gRPC": self.grpc, "HTTP": self.http}
+        return {"nodes": self.node, "gRPC": self.grpc, "HTTP": self.http, "Kafka": self.kafka}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +97,13 @@ class Layout:
             return None
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            ports = tuple(Ports(*row) for row in found["ports"])
+            ports = tuple(Ports.read(row) for row in found["ports"])
             return cls(found["cluster_id"], ports, tuple(found["directories"]))
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{path} is not what made a cluster here: {error}", path=str(path)) from error
 
     def write(self, data: Path) -> None:
-        ports = [[one.node, one.grpc, one.http] for one in self.ports]
+        ports = [one.row() for one in self.ports]
         fields = {"cluster_id": self.cluster_id, "ports": ports, "directories": list(self.directories)}
         new = data / "cluster.json.new"
         new.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
@@ -116,6 +127,10 @@ class LocalNodes:
     @property
     def bootstrap(self) -> str:
         return ",".join(f"{HOST}:{ports.grpc}" for ports in self.layout.ports)
+
+    @property
+    def kafka_bootstrap(self) -> str:
+        return ",".join(f"{HOST}:{ports.kafka}" for ports in self.layout.ports)
 
     def ports(self, number: int) -> Ports:
         return self.layout.ports[number - 1]
@@ -165,6 +180,7 @@ class LocalNodes:
             "listeners": [
                 f"{'CONTROLLER' if is_voter else 'INTERNAL'}://{HOST}:{ports.node}",
                 f"GRPC://{HOST}:{ports.grpc}",
+                f"KAFKA://{HOST}:{ports.kafka}",
             ],
             "http.listener": f"{HOST}:{ports.http}",
             "controller.quorum.voters": voters,

@@ -125,12 +125,13 @@ class Node:
         if config.ignored:
             LOGGER.warning("ignored, since they mean nothing here: %s", ", ".join(config.ignored))
         for listener in config.listeners:
-            if listener.door is Door.KAFKA:
-                LOGGER.warning("listener %s: the Kafka protocol is not served yet", listener.name)
+            if listener.door is Door.KAFKA and not config.is_broker:
+                LOGGER.warning("listener %s is not opened: only a broker serves Kafka clients", listener.name)
         if config.cluster and not config.is_controller:
             LOGGER.warning("only a controller's file tells where the cluster begins: %s", ", ".join(config.cluster))
         self._directories = directories = NodeDirectories(config)
-        for address in [*(one.address for one in config.listeners if one.door is not Door.KAFKA), config.http]:
+        opened = [one.address for one in config.listeners if one.door is not Door.KAFKA or config.is_broker]
+        for address in [*opened, config.http]:
             if address is not None:
                 check_free(address)
         self._transport = transport = NodeTransport(config.node, directories.cluster_id, config.own.address)
@@ -185,7 +186,7 @@ class Node:
         await self._doors.start()
         if self.config.http is not None:
             pages = {"/metrics": self._metrics_page, "/healthz": self._health_page}
-            self.http = HttpServer(self.config.http, pages, where_doors_are(self.config.listeners))
+            self.http = HttpServer(self.config.http, pages, where_doors_are(self.config.listeners, self.config.http))
             await self.http.start()
         self._work.begin_serving()
         LOGGER.info(

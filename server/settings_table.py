@@ -96,7 +96,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="listeners",
         kind=Kind.LIST,
         default=None,
-        default_says="GRPC://:9292 and the node's own, CONTROLLER://:9192 (INTERNAL of a broker)",
+        default_says="KAFKA://:9092 (brokers), GRPC://:9292, between nodes CONTROLLER://:9192 (INTERNAL of a broker)",
         doc="Where this node listens. A door that is not listed is at its usual distance: 9092, 9192, 9292.",
         form="NAME://host:port; no host is every interface",
     ),
@@ -122,6 +122,12 @@ SETTINGS: tuple[Setting, ...] = (
         default_says="by name: GRPC... is grpc, those of controllers and between brokers are node, others are kafka",
         doc="What is spoken on a listener: grpc (our API), kafka (its wire protocol) or node (inside the cluster).",
         form="NAME:grpc, NAME:kafka or NAME:node",
+    ),
+    Setting(
+        name="kafka.enable",
+        kind=Kind.BOOL,
+        default=True,
+        doc="Whether a broker that lists no listener for Kafka clients opens one, at its usual distance.",
     ),
     Setting(
         name="controller.listener.names",
@@ -189,6 +195,40 @@ SETTINGS: tuple[Setting, ...] = (
     _int("fetch.max.bytes", 55 << 20, "The largest answer to one fetch.", 1024, 1 << 30, "bytes"),
     _int(
         "socket.request.max.bytes", 64 << 20, "The largest request that a client may send.", 1 << 16, 1 << 30, "bytes"
+    ),
+    _int(
+        "connections.max.idle.ms",
+        600_000,
+        "A connection of a Kafka client that asks nothing for so long is closed.",
+        1_000,
+        LONG_MAX,
+        "ms",
+    ),
+    _int(
+        "max.incremental.fetch.session.cache.slots",
+        1_000,
+        "Fetch sessions of Kafka clients that a broker remembers; 0: none.",
+        0,
+        1 << 20,
+    ),
+    _int("max.connections", 10_000, "Connections of Kafka clients; one more is closed at once.", 1, INT_MAX),
+    _int("max.connections.per.ip", 10_000, "Of them from one address.", 1, INT_MAX),
+    _int("socket.listen.backlog.size", 1_024, "Connections of Kafka clients that wait to be accepted.", 1, 65_535),
+    _int(
+        "socket.send.buffer.bytes",
+        -1,
+        "SO_SNDBUF of Kafka connections; -1 leaves it to the kernel, which adapts it.",
+        -1,
+        1 << 30,
+        "bytes",
+    ),
+    _int(
+        "socket.receive.buffer.bytes",
+        -1,
+        "SO_RCVBUF of Kafka connections; -1 leaves it to the kernel, which adapts it.",
+        -1,
+        1 << 30,
+        "bytes",
     ),
     _int(
         "broker.heartbeat.interval.ms", 500, "How often a broker tells the controller that it lives.", 10, 60_000, "ms"

@@ -438,7 +438,7 @@ class TestDev:
         for offset in range(10_000 + os.getpid() % 1000 * 10, 40_000, 10):
             held: list[socket.socket] = []
             try:
-                held += [socket.create_server(("127.0.0.1", port + offset)) for port in (9192, 9292, 9392)]
+                held += [socket.create_server(("127.0.0.1", port + offset)) for port in (9092, 9192, 9292, 9392)]
                 return offset
             except OSError:
                 continue
@@ -465,7 +465,8 @@ class TestDev:
                 text = "".join(lines)
                 print(lines[0])
                 assert re.match(r"Tidelog [\d.]+: 1 node ready in [\d.]+ s\n", lines[0])
-                assert f"localhost:{9292 + offset}" in text
+                assert f"gRPC   localhost:{9292 + offset}\n" in text
+                assert f"Kafka  localhost:{9092 + offset}\n" in text
                 assert f"{data} (kept)" in text
                 assert sum(line.startswith(("  tidelog ", "  echo ")) for line in lines) == 3
                 second = tidelog("dev", "--data", str(data), "--port-offset", str(offset), check=False)

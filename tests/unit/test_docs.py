@@ -55,7 +55,7 @@ def port_offset() -> int:
     for offset in range(10_000 + os.getpid() % 1000 * 10, 40_000, 10):
         try:
             with contextlib.ExitStack() as held:
-                for port in (9192, 9193, 9194, 9292, 9293, 9294, 9392, 9393, 9394):
+                for port in (9092, 9093, 9094, 9192, 9193, 9194, 9292, 9293, 9294, 9392, 9393, 9394):
                     held.enter_context(socket.create_server(("127.0.0.1", port + offset)))
                 return offset
         except OSError:

@@ -68,7 +68,7 @@ def test_the_three_nodes_have_their_own_ports_and_one_quorum(tmp_path: Path) -> 
     configs = [load(str(DEPLOY / "examples" / f"node-{n}.toml"), {}) for n in (1, 2, 3)]
     ports = [listener.address.port for config in configs for listener in config.listeners]
     ports += [config.http.port for config in configs if config.http is not None]
-    assert len(set(ports)) == 9
+    assert len(set(ports)) == 12
     assert len({config.voters for config in configs}) == 1
     for config in configs:
         assert dict(config.voters)[config.node] == f"localhost:{config.own.address.port}"

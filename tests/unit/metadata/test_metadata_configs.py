@@ -283,6 +283,26 @@ class TestAlter:
         assert outcome.error is ErrorCode.INVALID_CONFIG
         assert outcome.message.startswith("t: segment.jitter.ms=2000: at most segment.ms=1000")
 
+    def test_a_replacement_takes_back_what_it_does_not_name_with_what_follows_from_it(self) -> None:
+        cluster = Cluster(3)
+        cluster.made("t", (0, 1, 2))
+
+        def put(*changes: ConfigChange) -> Any:
+            resource = ResourceChange(resource_type="topic", resource="t", changes=changes, replaces=True)
+            return cluster.ask(AlterConfigs(resources=(resource,))).items[0]
+
+        assert put(change("min.insync.replicas", "set", "3"), change("retention.ms", "set", "1")).error is None
+        assert cluster.propose("t", (0, 1)).error is None
+        assert cluster.partition("t").eligible == (2,), "nothing was acknowledged without it"
+        before = cluster.image
+        assert put(change("retention.ms", "set", "soon")).error is ErrorCode.INVALID_CONFIG
+        assert cluster.image is before
+        assert put(change("retention.ms", "set", "2")).error is None
+        assert configs.overrides(cluster.image, Scope.TOPIC, "t") == {"retention.ms": "2"}
+        assert cluster.partition("t").eligible == (), "two are enough for a write again"
+        assert put().error is None
+        assert configs.overrides(cluster.image, Scope.TOPIC, "t") == {}
+
     def test_the_same_value_again_and_validation_only_log_nothing(self) -> None:
         cluster = Cluster(1)
         cluster.made("t", (0,), retention_ms="5")

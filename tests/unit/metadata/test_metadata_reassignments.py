@@ -55,6 +55,18 @@ def test_a_replica_can_be_added() -> None:
     assert (after.replicas, after.isr, after.leader, after.leader_epoch) == ((0, 1, 2, 3), (0, 1, 2, 3), 0, 0)
 
 
+def test_another_number_of_replicas_is_refused_where_the_request_says_so() -> None:
+    cluster = three()
+    for target in ((0, 1), (0, 1, 2, 3)):
+        refused = reassign(cluster, target, keeps_factor=True)
+        assert refused.error is ErrorCode.INVALID_REPLICATION_FACTOR
+        assert "has 3 replicas" in refused.message
+    assert reassign(cluster, (0, 1, 5), keeps_factor=True).error is None
+    refused = reassign(cluster, (0, 1, 4, 5), keeps_factor=True)
+    assert refused.error is ErrorCode.INVALID_REPLICATION_FACTOR, "those from before the move under way count"
+    assert reassign(cluster, None, keeps_factor=True).error is None
+
+
 def test_replicas_that_are_added_do_not_raise_what_a_write_needs() -> None:
     cluster = three()
     reassign(cluster, (3, 4, 5))

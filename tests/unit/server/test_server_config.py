@@ -60,7 +60,11 @@ class TestForms:
     def test_the_defaults_are_a_node_that_is_both(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, GOOD)
         assert (config.is_broker, config.is_controller, config.rack) == (True, True, None)
-        assert doors(config) == {"CONTROLLER": (":9192", Door.NODE), "GRPC": (":9292", Door.GRPC)}
+        assert doors(config) == {
+            "CONTROLLER": (":9192", Door.NODE),
+            "GRPC": (":9292", Door.GRPC),
+            "KAFKA": (":9092", Door.KAFKA),
+        }
         assert str(config.http) == ":9392"
         assert config.metadata_dir == str(tmp_path / "data")
 
@@ -216,6 +220,20 @@ class TestProperties:
 
 
 class TestListeners:
+    def test_a_broker_opens_a_kafka_listener_at_its_distance_unless_told_otherwise(self, tmp_path: Path) -> None:
+        config = loaded(tmp_path, GOOD + 'listeners = "GRPC://localhost:9393"\n')
+        assert doors(config)["KAFKA"] == ("localhost:9193", Door.KAFKA)
+        assert [one.name for one in config.kafka] == ["KAFKA"]
+        assert "KAFKA" not in doors(loaded(tmp_path, GOOD + "kafka.enable = false\n"))
+        several = loaded(tmp_path, GOOD + 'listeners = "PLAINTEXT://:9092,OUTSIDE://:9095"\n')
+        assert [one.name for one in several.kafka] == ["OUTSIDE", "PLAINTEXT"], "those that are listed, and no more"
+
+    def test_a_controller_alone_has_no_kafka_listener(self, tmp_path: Path) -> None:
+        config = loaded(tmp_path, GOOD + 'process.roles = "controller"\n')
+        assert "KAFKA" not in doors(config)
+        listed = loaded(tmp_path, GOOD + 'process.roles = "controller"\nlisteners = "KAFKA://:9092"\n')
+        assert listed.kafka == ()
+
     def test_the_advertised_address_is_told_by_listener(self, tmp_path: Path) -> None:
         text = GOOD + 'listeners = "GRPC://0.0.0.0:9292"\nadvertised.listeners = "GRPC://public.example:443"\n'
         config = loaded(tmp_path, text)
@@ -227,13 +245,13 @@ class TestListeners:
     def test_an_own_name_for_the_listener_between_brokers(self, tmp_path: Path) -> None:
         text = GOOD + (
             'process.roles = "broker"\ninter.broker.listener.name = "REPLICATION"\n'
-            'controller.quorum.voters = "9@c:9192"\nlisteners = "REPLICATION://:7000,GRPC://:7200"\n'
+            'controller.quorum.voters = "9@c:9192"\nlisteners = "REPLICATION://:7100,GRPC://:7200"\n'
         )
-        assert doors(loaded(tmp_path, text))["REPLICATION"] == (":7000", Door.NODE)
+        assert doors(loaded(tmp_path, text))["REPLICATION"] == (":7100", Door.NODE)
 
     def test_doors_can_be_said(self, tmp_path: Path) -> None:
-        text = GOOD + 'listeners = "PUBLIC://:80,CONTROLLER://:81"\nlistener.doors = "PUBLIC:grpc"\n'
-        assert doors(loaded(tmp_path, text))["PUBLIC"] == (":80", Door.GRPC)
+        text = GOOD + 'listeners = "PUBLIC://:880,CONTROLLER://:881"\nlistener.doors = "PUBLIC:grpc"\n'
+        assert doors(loaded(tmp_path, text))["PUBLIC"] == (":880", Door.GRPC)
 
     def test_addresses_of_ipv6(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, GOOD + 'listeners = "GRPC://[::1]:9292"\n')

@@ -223,8 +223,8 @@ def test_a_loop_that_is_held_up_is_noticed_and_told(caplog: pytest.LogCaptureFix
 
 class TestLocalNodes:
     def test_ports_are_the_usual_ones_and_move_together(self) -> None:
-        assert Ports.usual(1, 0) == Ports(9192, 9292, 9392)
-        assert Ports.usual(3, 100) == Ports(9294, 9394, 9494)
+        assert Ports.usual(1, 0) == Ports(9192, 9292, 9392, 9092)
+        assert Ports.usual(3, 100) == Ports(9294, 9394, 9494, 9194)
 
     def test_a_layout_is_kept(self, tmp_path: Path) -> None:
         made = Layout.fresh([Ports.usual(1, 0), Ports.usual(2, 0)])
@@ -232,13 +232,25 @@ class TestLocalNodes:
         assert Layout.read(tmp_path) == made
         assert Layout.read(tmp_path / "elsewhere") is None
 
+    def test_a_layout_from_before_there_was_a_kafka_port_is_read(self, tmp_path: Path) -> None:
+        made = Layout.fresh([Ports.usual(1, 0), Ports.usual(2, 0)])
+        made.write(tmp_path)
+        path = tmp_path / "cluster.json"
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields["ports"] = [row[:3] for row in fields["ports"]]
+        path.write_text(json.dumps(fields), encoding="utf-8")
+        assert Layout.read(tmp_path) == made
+
     def test_a_taken_port_is_found(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             assert not is_free(port)
-            free = free_ports(2)
-            nodes = LocalNodes(tmp_path, Layout.fresh([Ports(free[0], port, free[1])]))
+            free = free_ports(3)
+            nodes = LocalNodes(tmp_path, Layout.fresh([Ports(free[0], port, free[1], free[2])]))
             assert nodes.taken_port() == (port, "gRPC", 1)
+            nodes = LocalNodes(tmp_path, Layout.fresh([Ports(free[0], free[1], free[2], port)]))
+            assert nodes.taken_port() == (port, "Kafka", 1)
+            assert nodes.kafka_bootstrap == f"localhost:{port}"
 
 
 class TestControllers:

@@ -1,0 +1,96 @@
+"""An api key of Kafka's protocol: its two messages, their versions, and how they become bytes and come from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from tidelog.rpc.kafka.decoder import Decode, decoder
+from tidelog.rpc.kafka.encoder import Encode, EncodeRows, encoder, rows_encoder
+from tidelog.rpc.kafka.schema import HEADINGS
+from tidelog.rpc.kafka.wire import Buffer, MalformedError, UnencodableError
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class Api(Generic[Request, Response]):
+    """One key. Encoders and decoders are compiled when a version is first used."""
+
+    __slots__ = (
+        "_request_decoders",
+        "_request_encoders",
+        "_response_decoders",
+        "_response_encoders",
+        "_rows_encoders",
+        "flexible_since",
+        "high",
+        "key",
+        "low",
+        "name",
+        "request",
+        "response",
+    )
+
+    def __init__(self, request: type[Request], response: type[Response]) -> None:
+        heading = HEADINGS[request]
+        assert HEADINGS[response] is heading, f"{response.__name__} answers another request"
+        self.key = heading.key
+        self.name = request.__name__.removesuffix("Request")
+        self.request = request
+        self.response = response
+        self.low = heading.low
+        self.high = heading.high
+        self.flexible_since = heading.flexible_since
+        self._request_decoders: dict[int, Decode] = {}
+        self._request_encoders: dict[int, Encode] = {}
+        self._response_decoders: dict[int, Decode] = {}
+        self._response_encoders: dict[int, Encode] = {}
+        self._rows_encoders: dict[tuple[int, type], EncodeRows] = {}
+
+    def __repr__(self) -> str:
+        return f"Api({self.key} {self.name} v{self.low}-{self.high})"
+
+    def serves(self, version: int) -> bool:
+        return self.low <= version <= self.high
+
+    def flexible(self, version: int) -> bool:
+        return version >= self.flexible_since
+
+    def decode_request(self, version: int, data: Buffer, offset: int = 0) -> Request:
+        decode = self._request_decoders.get(version) or self._decoder(self.request, self._request_decoders, version)
+        message: Request = decode(data, offset)
+        return message
+
+    def decode_response(self, version: int, data: Buffer, offset: int = 0) -> Response:
+        decode = self._response_decoders.get(version) or self._decoder(self.response, self._response_decoders, version)
+        message: Response = decode(data, offset)
+        return message
+
+    def encode_request(self, version: int, request: Request) -> list[Buffer]:
+        encode = self._request_encoders.get(version) or self._encoder(self.request, self._request_encoders, version)
+        return encode(request)
+
+    def encode_response(self, version: int, response: Response) -> list[Buffer]:
+        """Buffers that follow one another; large batches of records are buffers of their own."""
+        encode = self._response_encoders.get(version) or self._encoder(self.response, self._response_encoders, version)
+        return encode(response)
+
+    def encode_rows(self, version: int, cls: type, rows: Sequence[object]) -> bytes:
+        """Structs of a `large` array of the response, for `EncodedRows`."""
+        encode = self._rows_encoders.get((version, cls))
+        if encode is None:
+            encode = self._rows_encoders[version, cls] = rows_encoder(cls, version, flexible=self.flexible(version))
+        return encode(rows)
+
+    def _decoder(self, cls: type, made: dict[int, Decode], version: int) -> Decode:
+        if not self.serves(version):
+            raise MalformedError(f"{self.name} v{version} is not served: {self.low} to {self.high}")
+        made[version] = decoder(cls, version)
+        return made[version]
+
+    def _encoder(self, cls: type, made: dict[int, Encode], version: int) -> Encode:
+        if not self.serves(version):
+            raise UnencodableError(f"{self.name} v{version} is not served: {self.low} to {self.high}")
+        made[version] = encoder(cls, version)
+        return made[version]

@@ -1,0 +1,610 @@
+"""A connection of the Kafka door: requests in, answers out, in the order of the requests.
+
+    bytes --Framing--> arrived --worker--> begun --handler, or its `Later`--> done --flush--> transport
+                       '--------------------- unanswered, in order ----------------------'
+
+State
+
+    open        requests are read and begun
+    draining    nothing is read; what came before is answered (before a stop: what had begun); then it closes
+    deaf        the client has ended its side: what has arrived is begun (a write with acks=0 counts), then it closes
+    closed      nothing is held, no task is left
+
+    event                                    open            draining          deaf            closed
+    bytes, a whole request                   arrived         -                 -               -
+    no request that we can read or serve     draining        -                 closed          -
+    stop of the node                         draining        -                 closed          -
+    the last unanswered one is answered      -               closed            -               -
+    the last arrived one is begun            -               -                 closed          -
+    the client ends its side                 deaf            closed            -               -
+    lost, idle, too slow, grace is over      closed          closed            closed          -
+
+Invariants
+
+1. `unanswered` holds every request from its arrival until its answer is handed to the transport, oldest first;
+   `arrived` is its tail, those that have not begun. Answers leave from its head only, so they leave in order.
+2. One request at a time is being begun, in order. A handler that returns `Later` has begun: so writes are appended in
+   their order while earlier ones wait for their acknowledgement, and a long poll holds up nobody but the answers
+   behind it, as the protocol demands.
+3. Bytes of a request count in `RequestMemory` before it is read and until its answer is made. Without room the
+   connection is not read; so it is while `requests_max` are unanswered (and what came in the same read).
+4. Bytes of answers count in `ResponseMemory` from when they are made until the kernel has them (`AnswerMemory`). While
+   the transport is paused, or more than `answer_bytes_max` wait behind an older request, nothing is begun.
+5. `Later.leave` is called once for each; a connection that is closed has given back all that it took.
+
+A request that is not whole after `read_timeout_ms`, and a second for each `BYTES_PER_SECOND_MIN` of it, ends the
+connection; so does an answer of which the client takes nothing for `answer_stall_ms`, and silence for
+`connections.max.idle.ms`. `look` checks that; there is no timer for each connection.
+
+Who does not speak Kafka's protocol is known by its first bytes: one log line, an answer to HTTP, and the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from enum import Enum
+from struct import Struct
+from typing import Any, Protocol, cast
+
+from tidelog.model.errors import ErrorCode, TidelogError
+from tidelog.rpc.first_bytes import KNOWN_BYTES, Speech, of_client
+from tidelog.rpc.kafka import api_versions
+from tidelog.rpc.kafka.dispatch import failure
+from tidelog.rpc.kafka.entries import Served
+from tidelog.rpc.kafka.errors import MESSAGE_LENGTH_MAX
+from tidelog.rpc.kafka.framing import Framing, Request
+from tidelog.rpc.kafka.headers import read_request_header, response_frame
+from tidelog.rpc.kafka.pending import Pending
+from tidelog.rpc.kafka.services import AnswerMemory, Context, Later, Origin
+from tidelog.rpc.kafka.shared import READ_BYTES, Shared
+from tidelog.rpc.kafka.wire import Buffer, MalformedError
+
+LOGGER = logging.getLogger(__name__)
+
+READ_BYTES_FULL = 4 << 10
+"""Read at once while there is no room for requests: what cannot be taken stays with its sender."""
+HEADER_BYTES_MIN = 8
+BYTES_PER_SECOND_MIN = 256 << 10
+JOINED_BYTES_MAX = 32 << 10
+"""Answers up to here go out as one buffer: one copy is cheaper than a list of pieces."""
+TURNS = 32
+"""Requests that are begun before others have their turn, if none of them waits."""
+WRITE_HIGH_BYTES = 256 << 10
+_HEAD = Struct(">hhi")
+"""Api key, version, correlation id: of every header there is."""
+
+
+class State(Enum):
+    OPEN = "open"
+    DRAINING = "draining"
+    DEAF = "deaf"
+    CLOSED = "closed"
+
+
+def http_answer(text: str) -> bytes:
+    """For who takes this port for one of HTTP."""
+    body = text.encode()
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
+
+
+class Group(Protocol):
+    """All connections of a broker: the listeners' side."""
+
+    def enter(self, connection: Connection) -> bool:
+        """False: there are too many."""
+        ...
+
+    def leave(self, connection: Connection) -> None: ...
+
+    def port_of(self, listener: str) -> int: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made for each client; `look`, `stop` and `abort` are for the listener."""
+
+    def __init__(self, shared: Shared, listener: str, group: Group) -> None:
+        self.state = State.OPEN
+        self.host = ""
+        self._shared = shared
+        self._listener = listener
+        self._group = group
+        self._loop = asyncio.get_running_loop()
+        self._framing = Framing(shared.read)
+        self._unanswered: deque[Pending] = deque()
+        self._arrived: deque[Pending] = deque()
+        self._memory = AnswerMemory(shared.responses, shared.limits)
+        self._waiting_bytes = 0
+        """Of answers that are ready and not handed to the transport."""
+        self._is_known = False
+        """Its first bytes were those of a Kafka client."""
+        self._is_reading = True
+        self._is_write_paused = False
+        self._needs_room = False
+        self._worker: asyncio.Task[None] | None = None
+        self._gate: asyncio.Future[None] | None = None
+        """What the worker waits for while answers pile up."""
+        self._flushing: asyncio.Handle | None = None
+        self._active_s = self._loop.time()
+        self._incomplete_s: float | None = None
+        """Since when a request has begun to arrive, while we read."""
+        self._arriving = 0
+        """The size of the request that is arriving."""
+        self._stall: tuple[int, float] = (0, 0.0)
+        """Bytes with the transport, and since when they are so many."""
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        peer = transport.get_extra_info("peername") or ("?", 0)
+        self.host = str(peer[0]).removeprefix("::ffff:")
+        self._origin = Origin(
+            listener=self._listener,
+            peer=f"[{self.host}]:{peer[1]}" if ":" in self.host else f"{self.host}:{peer[1]}",
+            host=self.host,
+            memory=self._memory,
+        )
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        if not self._group.enter(self):
+            self.state = State.CLOSED
+            transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._close()
+        self._group.leave(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._framing.buffer(READ_BYTES if self._shared.requests.has_room else READ_BYTES_FULL)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._shared.counts.bytes_in += nbytes
+        if self.state is not State.OPEN:
+            return
+        self._active_s = self._loop.time()
+        whole = self._framing.received(nbytes)
+        if whole is not None:
+            self._arrive(whole, self._arriving)
+            self._arriving = 0
+            self._incomplete_s = None
+        self._take_requests()
+
+    def eof_received(self) -> bool:
+        """True keeps the transport."""
+        if self.state is State.OPEN and self._worker is not None:
+            self.state = State.DEAF
+            self._open_gate()
+            return True
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._settle()
+        self._open_gate()
+
+    # Reading.
+
+    def _take_requests(self) -> None:
+        """All that is here and has room; then read on, or do not."""
+        framing, shared = self._framing, self._shared
+        self._needs_room = False
+        while (size := framing.next_size()) is not None:
+            if not self._is_known:
+                if framing.left < KNOWN_BYTES:
+                    break
+                if not self._is_kafka(framing.head(KNOWN_BYTES)):
+                    return
+            if not HEADER_BYTES_MIN <= size <= shared.limits.message_bytes_max:
+                self._refuse_size(size)
+                return
+            if not shared.requests.take(size):
+                self._needs_room = True
+                shared.requests.on_room(self._room_again)
+                break
+            whole = framing.accept(size)
+            self._incomplete_s = None
+            if whole is None:
+                self._arriving = size
+                break
+            self._arrive(whole, size)
+        framing.keep()
+        self._read_or_not()
+
+    def _room_again(self) -> None:
+        if self.state is State.OPEN:
+            self._take_requests()
+
+    def _arrive(self, data: Request, size: int) -> None:
+        pending = Pending(data, size, self._active_s)
+        self._unanswered.append(pending)
+        self._arrived.append(pending)
+        if self._worker is None:
+            self._worker = self._loop.create_task(self._work())
+
+    def _read_or_not(self) -> None:
+        may_read = (
+            self.state is State.OPEN
+            and not self._needs_room
+            and len(self._unanswered) < self._shared.sockets.requests_max
+        )
+        if may_read != self._is_reading and not self._transport.is_closing():
+            self._is_reading = may_read
+            if may_read:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+        if not may_read or not self._framing.is_incomplete:
+            self._incomplete_s = None
+        elif self._incomplete_s is None:
+            self._incomplete_s = self._loop.time()
+
+    def _is_kafka(self, head: bytes) -> bool:
+        speech = of_client(head)
+        self._is_known = speech in (Speech.KAFKA, Speech.UNKNOWN)
+        if self._is_known:
+            return True
+        shared = self._shared
+        shared.counts.strangers[speech.name.lower()] = shared.counts.strangers.get(speech.name.lower(), 0) + 1
+        where = shared.doors.get(speech, "there is no such door here")
+        port = self._group.port_of(self._listener)
+        shared.seldom.warn(
+            speech.name,
+            "peer=%s speaks %s on port %d, which is for Kafka clients: %s",
+            self._origin.peer,
+            speech.value,
+            port,
+            where,
+        )
+        if speech is Speech.HTTP:
+            self._transport.write(http_answer(f"this port is for Kafka clients: {where}\n"))
+        self._drain()
+        return False
+
+    def _refuse_size(self, size: int) -> None:
+        self._shared.counts.malformed += 1
+        self._shared.seldom.warn(
+            "size",
+            "peer=%s sends a request of %d bytes; from %d to %d (socket.request.max.bytes) are allowed: it is closed",
+            self._origin.peer,
+            size,
+            HEADER_BYTES_MIN,
+            self._shared.limits.message_bytes_max,
+        )
+        self._drain()
+
+    # Working.
+
+    @property
+    def _must_wait(self) -> bool:
+        return self._is_write_paused or self._waiting_bytes > self._shared.sockets.answer_bytes_max
+
+    def _open_gate(self) -> None:
+        if self._gate is not None and not self._gate.done():
+            self._gate.set_result(None)
+
+    async def _work(self) -> None:
+        """Begins what has arrived, and ends when there is nothing left."""
+        turns = 0
+        try:
+            while self._arrived:
+                while self._arrived and self._must_wait and self.state is not State.DEAF:
+                    self._gate = self._loop.create_future()
+                    await self._gate
+                if not self._arrived:
+                    break  # given up meanwhile
+                await self._begin(self._arrived.popleft())
+                turns += 1
+                if turns % TURNS == 0:
+                    await asyncio.sleep(0)
+        except Exception:
+            LOGGER.exception("peer=%s is closed by an error of our own", self._origin.peer)
+            self.abort()
+        finally:
+            self._worker = None
+        if self.state is State.DEAF:
+            self._flush()
+            self._transport.close()
+
+    async def _begin(self, pending: Pending) -> None:
+        try:
+            found = self._read(pending)
+        except MalformedError as error:
+            what = f"of key {pending.key} version {pending.version}"
+            self._refuse(pending, "malformed", f"sends what is no request {what}: {error}")
+            return
+        if found is None:
+            return
+        served, request, context = found
+        try:
+            outcome = await served.handle(request, context)
+        except TidelogError as error:
+            self._fail(pending, error.code, str(error))
+        except Exception as error:
+            self._fail_unexpected(pending, error)
+        else:
+            if isinstance(outcome, Later):
+                self._start(pending, outcome)
+            else:
+                self._answer(pending, outcome)
+
+    def _read(self, pending: Pending) -> tuple[Served, Any, Context] | None:
+        """None: it is not served, and dealt with."""
+        data, pending.data = pending.data, b""
+        key, version, pending.correlation_id = _HEAD.unpack_from(data)
+        pending.key, pending.version = key, version
+        pending.served = served = self._shared.table.get(key)
+        if served is None or not served.low <= version <= served.high:
+            self._unsupported(pending, key, version)
+            return None
+        header = read_request_header(data)
+        request = served.api.decode_request(version, data, header.body)
+        context = Context(self._shared.services, self._origin, version, pending.correlation_id, header.client_id)
+        return served, request, context
+
+    def _unsupported(self, pending: Pending, key: int, version: int) -> None:
+        table = self._shared.table
+        if key == api_versions.KEY:
+            # Known to every client, which then asks again in a version of the table.
+            pending.version = 0
+            self._answer(pending, api_versions.unsupported(table))
+            return
+        served = table.get(key)
+        there = f"{served.api.name} is served from {served.low} to {served.high}" if served else "no such api is served"
+        self._refuse(pending, "unsupported", f"asks for api key {key} version {version}: {there}")
+
+    def _refuse(self, pending: Pending, kind: str, why: str) -> None:
+        """There is no answer to it: older ones are answered, then the connection ends."""
+        shared = self._shared
+        shared.counts.malformed += 1
+        shared.seldom.warn(kind, "peer=%s %s; it is closed", self._origin.peer, why)
+        self._drain()
+        self._drop_arrived()
+        while not pending.is_dropped:
+            self._drop(self._unanswered.pop())  # an answer behind it would be taken for its own
+        self._flush()
+
+    def _drop(self, pending: Pending) -> None:
+        """It is not answered any more."""
+        pending.is_dropped = True
+        if pending.task is not None:
+            pending.task.cancel()
+        if pending.later is not None:
+            later, pending.later = pending.later, None
+            later.leave()
+        if pending.answer is None:
+            self._shared.requests.give_back(pending.size)
+        self._waiting_bytes -= pending.answer_bytes
+
+    def _start(self, pending: Pending, later: Later) -> None:
+        if pending.is_dropped:
+            later.leave()
+            return
+        if later.soon is not None:
+            pending.later = later
+            later.soon.on_done(lambda: self._make(pending))
+            return
+        pending.task = task = self._loop.create_task(later.answer())
+        task.add_done_callback(lambda done: self._ended(pending, later, done))
+        if self.state is State.DRAINING:
+            self._interrupt(pending)
+
+    def _make(self, pending: Pending) -> None:
+        """What it has waited for without a task is over."""
+        later, pending.later = pending.later, None
+        if later is None:
+            return  # dropped meanwhile
+        assert later.soon is not None, "it waits for that"
+        try:
+            try:
+                response = later.soon.make()
+            finally:
+                later.leave()
+        except TidelogError as error:
+            self._fail(pending, error.code, str(error))
+        except Exception as error:
+            self._fail_unexpected(pending, error)
+        else:
+            self._answer(pending, response)
+
+    def _ended(self, pending: Pending, later: Later, task: asyncio.Task[Any]) -> None:
+        pending.task = None
+        error = None if task.cancelled() else task.exception()
+        try:
+            later.leave()
+        except Exception as broken:
+            error = error or broken
+        if pending.is_dropped:
+            self._tell_unheard(pending, error)
+        elif task.cancelled():
+            assert pending.served is not None, "it was begun"
+            code = pending.served.on_stop
+            if pending.is_stopped and code is not None:
+                self._fail(pending, code, "this node stops; ask another one")
+            else:
+                self._fail_unexpected(pending, RuntimeError("it was cancelled by what it waited for"))
+        elif isinstance(error, TidelogError):
+            self._fail(pending, error.code, str(error))
+        elif isinstance(error, Exception):
+            self._fail_unexpected(pending, error)
+        elif error is not None:
+            raise error
+        else:
+            self._answer(pending, task.result())
+
+    def _tell_unheard(self, pending: Pending, error: BaseException | None) -> None:
+        """Nobody waits for it: only an error of our own is worth a line."""
+        if error is not None and not isinstance(error, TidelogError):
+            LOGGER.error("peer=%s api=%s failed", self._origin.peer, pending.name, exc_info=error)
+
+    # Answers.
+
+    def _fail_unexpected(self, pending: Pending, error: Exception) -> None:
+        LOGGER.error("peer=%s api=%s failed", self._origin.peer, pending.name, exc_info=error)
+        self._fail(pending, ErrorCode.UNKNOWN_SERVER_ERROR, f"{pending.name} failed: {type(error).__name__}: {error}")
+
+    def _fail(self, pending: Pending, code: ErrorCode, message: str) -> None:
+        """The request as a whole."""
+        served = pending.served
+        assert served is not None, "it was begun"
+        response = failure(served, pending.version, code, message[:MESSAGE_LENGTH_MAX])
+        if response is None:
+            self._refuse(pending, "failed", f"sent {pending.name} version {pending.version}, which failed: {message}")
+        else:
+            self._answer(pending, response)
+
+    def _answer(self, pending: Pending, response: Any) -> None:
+        """It is done; None: without an answer."""
+        served, shared = pending.served, self._shared
+        assert served is not None, "it was begun"
+        if pending.is_dropped:
+            return
+        answer: list[Buffer] = []
+        if response is not None:
+            try:
+                body = served.api.encode_response(pending.version, response)
+            except Exception:
+                LOGGER.exception("peer=%s api=%s version=%d", self._origin.peer, pending.name, pending.version)
+                self._refuse(pending, "failed", f"sent {pending.name}, whose answer cannot be written")
+                return
+            answer = response_frame(served.api, pending.version, pending.correlation_id, body)
+            pending.answer_bytes = sum(map(len, answer))
+            self._waiting_bytes += pending.answer_bytes
+        pending.answer = answer
+        counts = shared.counts.of(pending.name)
+        counts.requests += 1
+        counts.errors += bool(getattr(response, "error_code", 0))
+        counts.seconds += self._loop.time() - pending.since_s
+        shared.requests.give_back(pending.size)
+        if self._unanswered[0] is pending:
+            self._flush_soon()
+        elif self._flushing is None:
+            self._settle()
+
+    def _flush_soon(self) -> None:
+        """All that is done in this turn of the loop goes out together."""
+        if self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self.state is State.CLOSED:
+            return
+        unanswered = self._unanswered
+        buffers: list[Buffer] = []
+        size = 0
+        while unanswered and (answer := unanswered[0].answer) is not None:
+            size += unanswered.popleft().answer_bytes
+            buffers += answer
+        if buffers:
+            self._active_s = self._loop.time()
+            self._waiting_bytes -= size
+            self._shared.counts.bytes_out += size
+            if size <= JOINED_BYTES_MAX:
+                self._transport.write(b"".join(buffers))
+            else:
+                self._transport.writelines(buffers)
+        self._settle()
+        self._open_gate()
+        if self.state is State.OPEN:
+            self._read_or_not()
+        elif self.state is State.DRAINING and not unanswered:
+            self._transport.close()
+
+    def _settle(self) -> None:
+        """Count what the client has not taken."""
+        self._memory.set_queued(self._waiting_bytes + self._transport.get_write_buffer_size())
+
+    # The end.
+
+    def stop(self) -> None:
+        """Answer what has begun, and close; what waits for news is told at once to go elsewhere."""
+        if self.state in (State.OPEN, State.DRAINING):
+            self._drain()
+            self._drop_arrived()
+            for pending in self._unanswered:
+                self._interrupt(pending)
+            self._flush()
+        elif self.state is State.DEAF:
+            self._transport.close()
+
+    def _interrupt(self, pending: Pending) -> None:
+        if pending.task is not None and pending.served is not None and pending.served.on_stop is not None:
+            pending.is_stopped = True
+            pending.task.cancel()
+
+    def _drain(self) -> None:
+        """Nothing is read any more."""
+        self.state = State.DRAINING
+        self._give_up_reading()
+        self._read_or_not()
+        if not self._unanswered:
+            self._transport.close()
+
+    def _drop_arrived(self) -> None:
+        while self._arrived:
+            self._arrived.pop()
+            self._drop(self._unanswered.pop())
+        self._open_gate()
+
+    def _give_up_reading(self) -> None:
+        self._shared.requests.forget(self._room_again)
+        if self._arriving:
+            size, self._arriving = self._arriving, 0
+            self._shared.requests.give_back(size)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _close(self) -> None:
+        """Give back all that it has; idempotent."""
+        if self.state is State.CLOSED:
+            return
+        self.state = State.CLOSED
+        self._give_up_reading()
+        if self._flushing is not None:
+            self._flushing.cancel()
+        if self._worker is not None:
+            self._worker.cancel()
+        self._arrived.clear()
+        while self._unanswered:
+            self._drop(self._unanswered.pop())
+        self._memory.set_queued(0)
+
+    # Limits of time.
+
+    def rate(self, now_s: float) -> float | None:
+        """Bytes a second of the request that is arriving; None if none is, or none for long enough to tell."""
+        since_s = self._incomplete_s
+        if not self._arriving or since_s is None or (now_s - since_s) * 1000 < self._shared.limits.slow_read_ms:
+            return None
+        return self._framing.arrived / (now_s - since_s)
+
+    def look(self, now_s: float) -> None:
+        """Called from time to time: ends what takes too long."""
+        if self.state is State.CLOSED:
+            return
+        self._settle()
+        limits, sockets = self._shared.limits, self._shared.sockets
+        written = self._transport.get_write_buffer_size()
+        if written != self._stall[0] or written == 0:
+            self._stall = (written, now_s)
+        late_s = limits.read_timeout_ms / 1000 + self._arriving / BYTES_PER_SECOND_MIN
+        if now_s - self._stall[1] >= sockets.answer_stall_ms / 1000:
+            self.end_slow(f"has taken nothing of {written} bytes of answers for {sockets.answer_stall_ms} ms")
+        elif self._incomplete_s is not None and now_s - self._incomplete_s >= late_s:
+            self.end_slow(f"has not sent the rest of a request in {late_s:.0f} s")
+        elif not self._unanswered and written == 0 and now_s - self._active_s >= sockets.idle_ms / 1000:
+            self._shared.counts.ended_idle += 1
+            self._transport.close()
+
+    def end_slow(self, why: str) -> None:
+        self._shared.counts.ended_slow += 1
+        self._shared.seldom.warn("slow", "peer=%s %s: it is closed", self._origin.peer, why)
+        self.abort()

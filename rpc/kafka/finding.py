@@ -1,0 +1,119 @@
+"""Partitions as requests name them, and whom to ask for those that are not here: what the data handlers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.topics import find_topic
+from tidelog.model.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    TidelogError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from tidelog.model.ids import PartitionId, TopicId
+from tidelog.rpc.kafka.brokers_view import view_of
+from tidelog.rpc.kafka.messages.data import LeaderIdAndEpoch, NodeEndpoint
+
+NAMES_PER_SLICE = 500
+"""Partitions of a request, or rows of an answer, that are dealt with in one turn of the event loop: some 3 ms."""
+
+PLACES_MAX = 20_000
+"""Partitions of the newest image that are remembered by their names."""
+_MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+class _Places:
+    """Partitions that were found in one image, as they were named: clients name the same ones over and over."""
+
+    __slots__ = ("found", "image")
+
+    def __init__(self) -> None:
+        self.image: ClusterImage | None = None
+        self.found: dict[tuple[str | bytes, int], PartitionId] = {}
+
+
+_PLACES = _Places()
+
+
+def find(image: ClusterImage, topic: str | bytes, partition: int) -> PartitionId | TidelogError:
+    """A topic is given by its name, or by its id in 16 bytes."""
+    places = _PLACES
+    if places.image is not image:
+        places.image, places.found = image, {}
+    known = places.found.get((topic, partition))
+    if known is not None:
+        return known
+    where = _look_up(image, topic, partition)
+    if isinstance(where, PartitionId) and len(places.found) < PLACES_MAX:
+        places.found[topic, partition] = where
+    return where
+
+
+def _look_up(image: ClusterImage, topic: str | bytes, partition: int) -> PartitionId | TidelogError:
+    if isinstance(topic, bytes):
+        found = image.topics.get(UUID(bytes=topic))
+        if found is None:
+            return UnknownTopicIdError(f"there is no topic with id {UUID(bytes=topic)}")
+    else:
+        try:
+            found = find_topic(image, topic)
+        except TidelogError as error:
+            return error
+    if partition not in found.partitions:
+        return UnknownTopicOrPartitionError(
+            f"topic {found.name} has no partition {partition}; it has {len(found.partitions)}"
+        )
+    return PartitionId(TopicId(found.topic_id), partition)
+
+
+def check_count(count: int, partitions_max: int) -> None:
+    if count > partitions_max:
+        raise InvalidRequestError(f"{count} partitions in one request, at most {partitions_max}")
+
+
+def no_follower(replica_id: int) -> None:
+    """Raises for a request of a replica: brokers replicate over streams of their own."""
+    if replica_id >= 0:
+        raise InvalidRequestError(
+            f"replica {replica_id} asks as a follower; this is the door for clients (replica id -1),"
+            " brokers follow each other on the internal listener"
+        )
+
+
+def is_moved(error: TidelogError | None) -> bool:
+    """Whether the client should be told who leads now."""
+    return error is not None and error.code in _MOVED
+
+
+class Leaders:
+    """Those that one answer names, as the metadata knows them."""
+
+    __slots__ = ("_image", "_listener", "_named")
+
+    def __init__(self, image: ClusterImage, listener: str) -> None:
+        self._image = image
+        self._listener = listener
+        self._named: dict[int, None] = {}
+
+    def of(self, where: PartitionId) -> LeaderIdAndEpoch:
+        partition = self._image.partition(where.topic_id, where.partition)
+        if partition is None:
+            return LeaderIdAndEpoch()
+        if partition.leader >= 0:
+            self._named[partition.leader] = None
+        return LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.leader_epoch)
+
+    def endpoints(self) -> list[NodeEndpoint]:
+        """Of all that were named, as far as they can be reached from this listener."""
+        if not self._named:
+            return []
+        places = view_of(self._image, self._listener).places
+        found: Iterable[int] = (leader for leader in self._named if leader in places)
+        return [
+            NodeEndpoint(node_id=one, host=places[one].host, port=places[one].port, rack=places[one].rack)
+            for one in found
+        ]

@@ -1,0 +1,109 @@
+"""The small things of Kafka's encoding that every message is made of. Pure.
+
+    unsigned varint   7 bits a byte, low ones first, the high bit says that more follow; 5 bytes at most
+    tagged fields     count, then per field: tag, size, content; tags rise; count, tag and size are varints
+    compact length    length + 1 as a varint; 0 is null
+
+What comes from outside raises `MalformedError`; what we wrote wrongly ourselves raises `UnencodableError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+Buffer = bytes | memoryview
+Records = bytes | memoryview | Sequence[bytes | memoryview]
+"""Batches as they lie in a log: one buffer, or several that follow one another."""
+
+ZERO_UUID = bytes(16)
+STRING_BYTES_MAX = 0x7FFF
+ELEMENTS_MAX = 100_000
+"""Of all arrays of structs and strings of one message: a byte of input may cost a hundred bytes of objects, and the
+event loop does nothing else while it decodes."""
+
+ONE_BYTE = tuple(bytes([value]) for value in range(128))
+"""The varints of one byte."""
+
+_VARINT_BITS_MAX = 32
+
+
+class EncodedRows:
+    """Structs of a large array that were encoded before (`Api.encode_rows`), in the place of its list."""
+
+    __slots__ = ("_count", "parts")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.parts: list[Buffer] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, count: int, encoded: Buffer) -> None:
+        self._count += count
+        self.parts.append(encoded)
+
+
+class MalformedError(Exception):
+    """The bytes are no message of the type and version that their header names."""
+
+
+class UnencodableError(Exception):
+    """A message of ours cannot be written in the version asked for; it says which value is wrong."""
+
+
+def malformed(what: str) -> NoReturn:
+    raise MalformedError(what)
+
+
+def unencodable(what: str) -> NoReturn:
+    raise UnencodableError(what)
+
+
+def unsigned_varint(value: int) -> bytes:
+    if value < 128:
+        return ONE_BYTE[value]
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
+    """The value and the position behind it. An `IndexError` says that the data ends too soon."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+        if shift >= _VARINT_BITS_MAX:
+            raise MalformedError("a varint is longer than 5 bytes")
+    if value >> _VARINT_BITS_MAX:
+        raise MalformedError("a varint has more than 32 bits")
+    return value, position
+
+
+def read_tag(data: Buffer, position: int, end: int, last: int) -> tuple[int, int, int]:
+    """The tag, the position of its content and the position behind it. `last` is the tag before, -1 at first."""
+    tag, position = read_varint(data, position)
+    if tag <= last:
+        raise MalformedError(f"tag {tag} follows tag {last}: tags must rise")
+    size, position = read_varint(data, position)
+    if size > end - position:
+        raise MalformedError(f"tag {tag} has {size} bytes where {end - position} are left")
+    return tag, position, position + size
+
+
+def skip_tags(data: Buffer, position: int, end: int) -> int:
+    """Passes over tagged fields that nobody here knows; costs no memory."""
+    count, position = read_varint(data, position)
+    last = -1
+    for _ in range(count):
+        last, _content, position = read_tag(data, position, end, last)
+    return position

@@ -1,0 +1,162 @@
+"""Whole brokers of the simulator behind the data handlers of the Kafka door.
+
+Each request and each answer passes through its encoder and its decoder, in the version that is asked for.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
+
+from replication_cluster import NodeId, ReplicationCluster, RunningBroker
+
+from tidelog.metadata.image import ClusterImage
+from tidelog.model.ids import PartitionId
+from tidelog.rpc.kafka import fetch, offsets, produce
+from tidelog.rpc.kafka.api import Api
+from tidelog.rpc.kafka.entries import Entry
+from tidelog.rpc.kafka.fetch_sessions import FetchSessions
+from tidelog.rpc.kafka.messages import FETCH, PRODUCE
+from tidelog.rpc.kafka.messages.data import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+    PartitionData,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.rpc.kafka.services import AnswerMemory, Context, KafkaServices, Later, Origin
+from tidelog.rpc.limits import DoorLimits, ResponseMemory
+
+BROKERS = (11, 12, 13)
+LISTENER = "CLIENT"
+HANDLERS: dict[int, Entry] = {**produce.HANDLERS, **fetch.HANDLERS, **offsets.HANDLERS}
+
+
+class Services:
+    """As far as the data handlers ask for them."""
+
+    def __init__(self, broker: RunningBroker, limits: DoorLimits, sessions: FetchSessions) -> None:
+        self._broker = broker
+        self.partitions = broker.service
+        self.limits = limits
+        self.fetch_sessions = sessions
+
+    @property
+    def image(self) -> ClusterImage:
+        return self._broker.tail.image
+
+
+class DataWorld:
+    """One cluster for a module; each test has topics of its own, which broker 11 leads."""
+
+    def __init__(self, cluster: ReplicationCluster, limits: DoorLimits | None = None) -> None:
+        self.cluster = cluster
+        self.limits = limits or DoorLimits()
+        self.responses = ResponseMemory(self.limits)
+        self.sessions = FetchSessions(Random(1), slots_max=20)
+
+    def topic(self, name: str, **more: Any) -> PartitionId:
+        made = self.cluster.topic(name, BROKERS, **more)
+        brokers = self.cluster.brokers.values()
+        self.cluster.until(lambda: all(name in broker.tail.image.topic_ids for broker in brokers))
+        return made
+
+    def context(self, broker: RunningBroker, version: int) -> Context:
+        services = cast(KafkaServices, Services(broker, self.limits, self.sessions))
+        memory = AnswerMemory(self.responses, self.limits)
+        origin = Origin(listener=LISTENER, peer="10.0.0.1:40000", host="10.0.0.1", memory=memory)
+        return Context(services, origin, version, 7, "test")
+
+    async def begin(self, broker: RunningBroker, api: Api[Any, Any], version: int, request: object) -> Any:
+        """What its handler returns."""
+        data = b"".join(api.encode_request(version, request))
+        return await HANDLERS[api.key].handle(api.decode_request(version, data), self.context(broker, version))
+
+    async def answer(self, broker: RunningBroker, api: Api[Any, Any], version: int, request: object) -> Any:
+        """The response as a client decodes it; None if there is none."""
+        outcome = await self.begin(broker, api, version, request)
+        if isinstance(outcome, Later):
+            later = outcome
+            try:
+                outcome = await later.answer()
+            finally:
+                later.leave()
+        if outcome is None:
+            return None
+        return api.decode_response(version, b"".join(api.encode_response(version, outcome)))
+
+    def ask(self, api: Api[Any, Any], request: object, *, version: int | None = None, node: int = 11) -> Any:
+        chosen = api.high if version is None else version
+        return self.cluster.on_broker(node, lambda broker: self.answer(broker, api, chosen, request))
+
+    # Produce.
+
+    def produce(self, name: str, records: bytes | None, *, version: int = 12, **more: Any) -> PartitionProduceResponse:
+        response = self.ask(PRODUCE, produce_request((name, 0, records), **more), version=version)
+        assert isinstance(response, ProduceResponse)
+        ((row,),) = [topic.partition_responses for topic in response.responses]
+        return row
+
+    # Fetch.
+
+    def fetch(self, *wanted: FetchTopic, version: int = 12, node: int = 11, **more: Any) -> FetchResponse:
+        response = self.ask(FETCH, fetch_request(*wanted, **more), version=version, node=node)
+        assert isinstance(response, FetchResponse)
+        return response
+
+    def fetch_row(self, name: str, offset: int = 0, *, partition: int = 0, **more: Any) -> PartitionData:
+        named = {key: more.pop(key) for key in ("current_leader_epoch", "last_fetched_epoch") if key in more}
+        ((row,),) = [
+            topic.partitions
+            for topic in self.fetch(wanted(name, offset, partition=partition, **named), **more).responses
+        ]
+        return row
+
+    def is_idle(self, node: int = 11) -> bool:
+        """Nobody waits, nothing is counted."""
+        broker = self.cluster.brokers[NodeId(node)]
+        return (broker.service.waiting_fetches, broker.service.queued_bytes, self.responses.used) == (0, 0, 0)
+
+
+def produce_request(
+    *named: tuple[str | bytes, int, bytes | None], acks: int = -1, timeout_ms: int = 5_000, **more: Any
+) -> ProduceRequest:
+    topics = []
+    for topic, partition, records in named:
+        data = [PartitionProduceData(index=partition, records=records)]
+        topics.append(TopicProduceData(**_topic(topic, "name"), partition_data=data))
+    return ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=topics, **more)
+
+
+def wanted(
+    topic: str | bytes, offset: int = 0, *, partition: int = 0, bytes_max: int = 1 << 20, **more: Any
+) -> FetchTopic:
+    one = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=bytes_max, **more)
+    return FetchTopic(**_topic(topic), partitions=[one])
+
+
+def forgotten(topic: str | bytes, *partitions: int) -> ForgottenTopic:
+    return ForgottenTopic(**_topic(topic), partitions=list(partitions))
+
+
+def fetch_request(*topics: FetchTopic, max_wait_ms: int = 0, min_bytes: int = 1, **more: Any) -> FetchRequest:
+    return FetchRequest(topics=list(topics), max_wait_ms=max_wait_ms, min_bytes=min_bytes, **more)
+
+
+def _topic(topic: str | bytes, name: str = "topic") -> dict[str, Any]:
+    return {"topic_id": topic} if isinstance(topic, bytes) else {name: topic}
+
+
+def rows_of(response: FetchResponse) -> dict[tuple[str | bytes, int], PartitionData]:
+    return {(_named(topic), row.partition_index): row for topic in response.responses for row in topic.partitions}
+
+
+def _named(topic: FetchableTopicResponse) -> str | bytes:
+    return topic.topic or topic.topic_id

@@ -1,0 +1,517 @@
+"""What a client may cost: requests and bytes at once, time, connections; and the clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+import pytest
+from kafka_door import (
+    KafkaClient,
+    KafkaDoor,
+    frame,
+    heartbeat,
+    kafka_door,
+    nothing_produced,
+    number_of,
+    on_uvloop,
+    produce,
+    returns,
+    soon,
+)
+
+from tidelog.model.errors import ErrorCode, TransportError
+from tidelog.rpc.kafka import listener
+from tidelog.rpc.kafka.connection import READ_BYTES_FULL, WRITE_HIGH_BYTES, State
+from tidelog.rpc.kafka.entries import Entry
+from tidelog.rpc.kafka.listener import KafkaServer, Listener
+from tidelog.rpc.kafka.messages import FETCH, HEARTBEAT, JOIN_GROUP, PRODUCE
+from tidelog.rpc.kafka.messages.data import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+    ProduceRequest,
+)
+from tidelog.rpc.kafka.messages.groups import HeartbeatResponse, JoinGroupRequest, JoinGroupResponse
+from tidelog.rpc.kafka.services import AnswerMemory, Context, Later
+from tidelog.rpc.kafka.shared import SocketLimits
+from tidelog.rpc.limits import DoorLimits, RequestMemory, ResponseMemory
+
+HEARTBEATS = {HEARTBEAT.key: Entry(returns(HeartbeatResponse))}
+MIB = 1 << 20
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "LOOK_S", 0.01)
+
+
+class Held:
+    """Writes that are acknowledged when a test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.go = asyncio.Event()
+
+    async def handle(self, request: ProduceRequest, _context: Context) -> Later:
+        self.begun.append(number_of(request))
+
+        async def answer() -> object:
+            await self.go.wait()
+            assert request.topic_data, "what it waits for is in memory"
+            return nothing_produced()
+
+        return Later(answer)
+
+    @property
+    def entries(self) -> dict[int, Entry]:
+        return {PRODUCE.key: Entry(self.handle), **HEARTBEATS}
+
+
+async def send_all(client: KafkaClient, data: bytes) -> None:
+    client.writer.write(data)
+    await client.writer.drain()
+
+
+# Requests.
+
+
+@pytest.mark.source("a:C-19")
+def test_a_connection_with_many_unanswered_requests_is_not_read() -> None:
+    async def main() -> None:
+        held = Held()
+        async with kafka_door(held.entries, sockets=SocketLimits(requests_max=4)) as door:
+            client = await door.client()
+            # Each is larger than what is read at once, so that none comes along with another one.
+            count, size = 40, 300_000
+            sending = asyncio.ensure_future(
+                send_all(client, b"".join(produce(number, size) for number in range(count)))
+            )
+            await soon(lambda: len(held.begun) >= 4, "four are begun")
+            await asyncio.sleep(0.1)
+            assert held.begun == [0, 1, 2, 3]
+            assert door.shared.requests.used < 6 * size, "the rest is with its sender"
+            assert not sending.done()
+            held.go.set()
+            for number in range(count):
+                assert int.from_bytes((await client.answer())[:4], "big") == number
+            await sending
+            assert held.begun == list(range(count))
+
+    on_uvloop(main)
+
+
+@pytest.mark.source("a:C-19")
+def test_bytes_of_requests_are_limited_over_all_connections() -> None:
+    async def main() -> None:
+        held = Held()
+        limits = DoorLimits(request_bytes_max=2 * MIB)
+        async with kafka_door(held.entries, limits=limits) as door:
+            clients = [await door.client() for _ in range(20)]
+            sending = [
+                asyncio.ensure_future(send_all(client, b"".join(produce(at, 200_000) for at in range(5))))
+                for client in clients
+            ]
+            memory = door.shared.requests
+            await soon(lambda: not memory.has_room and memory.waiting > 0, "it is full")
+            most = 0
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+                most = max(most, memory.used)
+            assert most < 2 * MIB + 210_000, "at most one request past the limit"
+            held.go.set()
+            for client in clients:
+                for number in range(5):
+                    assert int.from_bytes((await client.answer())[:4], "big") == number
+            await asyncio.gather(*sending)
+            assert memory.used == 0
+
+    on_uvloop(main)
+
+
+def test_without_room_little_is_read_ahead() -> None:
+    async def main() -> None:
+        held = Held()
+        async with kafka_door(held.entries, limits=DoorLimits(request_bytes_max=MIB)) as door:
+            first = await door.client()
+            await send_all(first, produce(0, 2 * MIB))
+            await soon(lambda: held.begun == [0], "the memory is full")
+            others = [await door.client() for _ in range(10)]
+            for client in others:
+                await send_all(client, heartbeat(7) * 2_000)
+            await soon(lambda: door.shared.requests.waiting == 10, "all of them wait")
+            read = [one._framing.left for one in door.server._connections]
+            assert max(read) <= READ_BYTES_FULL
+            held.go.set()
+            await first.answer()
+            for client in others:
+                for _ in range(2_000):
+                    await client.answer()
+
+    on_uvloop(main)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 7, 100_001, 0x7FFFFFFF, -0x80000000])
+def test_a_size_that_cannot_be_ends_the_connection(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with kafka_door(HEARTBEATS, limits=DoorLimits(message_bytes_max=100_000)) as door:
+            client = await door.client()
+            client.writer.write(heartbeat(1) + size.to_bytes(4, "big", signed=True) + bytes(16) + heartbeat(2))
+            assert int.from_bytes((await client.answer())[:4], "big") == 1
+            assert await client.rest() == b""
+            assert door.counts.malformed == 1
+
+    with caplog.at_level(logging.WARNING):
+        on_uvloop(main)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"a request of {size} bytes" in line
+    assert "socket.request.max.bytes" in line
+
+
+def test_both_doors_share_the_room() -> None:
+    async def main() -> None:
+        memory = RequestMemory(DoorLimits(request_bytes_max=100))
+        calls: list[int] = []
+        assert memory.take(70)
+        assert memory.take(70), "one past the limit"
+        assert not memory.take(1)
+        memory.on_room(lambda: calls.append(memory.used) if memory.take(95) else None)
+        memory.on_room(lambda: calls.append(-1) if memory.take(1) else None)
+        over_grpc = asyncio.ensure_future(memory.enter("peer"))
+        await asyncio.sleep(0)
+        assert (memory.waiting, over_grpc.done(), calls) == (3, False, [])
+        memory.give_back(70)
+        held = await over_grpc
+        assert calls == [165], "the next in line was called, and took the rest"
+        held.count(50)
+        assert memory.waiting == 1
+        memory.give_back(95 + 70)
+        assert calls == [165, -1]
+        held.leave()
+        assert memory.used == 1
+
+    on_uvloop(main)
+
+
+# Time.
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize("first", [b"\0", b"\0\0\0", (64 * 1024).to_bytes(4, "big") + b"\0\x0c\0\4" + bytes(100)])
+def test_a_request_that_does_not_arrive_ends_the_connection(first: bytes) -> None:
+    async def main() -> None:
+        async with kafka_door(HEARTBEATS, limits=DoorLimits(read_timeout_ms=300)) as door:
+            fast, slow = await door.client(), await door.client()
+            began = asyncio.get_running_loop().time()
+            slow.writer.write(first)
+            ended = asyncio.ensure_future(slow.rest())
+            while not ended.done():
+                fast.writer.write(heartbeat(1))
+                await fast.answer()
+                if not slow.writer.transport.is_closing() and len(first) > 4:
+                    slow.writer.write(b"x")  # a byte now and then does not help
+                await asyncio.sleep(0.02)
+            assert await ended == b""
+            assert 0.25 < asyncio.get_running_loop().time() - began < 3
+            assert door.counts.ended_slow == 1
+            assert door.shared.requests.used == 0
+
+    on_uvloop(main)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_who_holds_room_and_sends_nothing_is_cut_off_when_others_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        limits = DoorLimits(request_bytes_max=MIB, message_bytes_max=64 * MIB, slow_read_ms=100)
+        async with kafka_door(HEARTBEATS, limits=limits) as door:
+            liar, honest = await door.client(), await door.client()
+            liar.writer.write((60 * MIB).to_bytes(4, "big") + b"\0\x0c\0\4" + bytes(100))
+            await soon(lambda: not door.shared.requests.has_room, "it has taken all the room")
+            honest.writer.write(heartbeat(5))
+            assert int.from_bytes((await honest.answer())[:4], "big") == 5
+            assert await liar.rest() == b""
+
+    with caplog.at_level(logging.WARNING):
+        on_uvloop(main)
+    assert "of a request while others wait for room" in caplog.text
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_not() -> None:
+    async def main() -> None:
+        held = Held()
+        async with kafka_door(held.entries, sockets=SocketLimits(idle_ms=200)) as door:
+            idle, waiting = await door.client(), await door.client()
+            idle.writer.write(heartbeat(1))
+            await idle.answer()
+            waiting.writer.write(produce(2))
+            assert await idle.rest() == b""
+            await asyncio.sleep(0.3)
+            held.go.set()
+            await waiting.answer()
+            assert await waiting.rest() == b""
+            assert (door.counts.ended_idle, door.counts.ended_slow) == (2, 0)
+
+    on_uvloop(main)
+
+
+# Answers.
+
+
+def fetching(size: int, asked: list[int] | None = None) -> Entry:
+    """Answers of as many bytes as the connection may have, up to `size`, as a fetch has them."""
+    stored = memoryview(bytes(size))
+
+    async def handle(_request: FetchRequest, context: Context) -> FetchResponse:
+        taken = context.memory.take(size)
+        if asked is not None:
+            asked.append(taken)
+        try:
+            row = PartitionData(partition_index=0, records=stored[:taken])
+            return FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[row])])
+        finally:
+            context.memory.give_back(taken)
+
+    return Entry(handle)
+
+
+@pytest.mark.source("a:C-19")
+def test_answers_to_a_client_that_does_not_read_are_bounded() -> None:
+    asked: list[int] = []
+    size = 4 * MIB
+
+    async def main() -> None:
+        async with kafka_door({FETCH.key: fetching(size, asked), **HEARTBEATS}) as door:
+            client = await door.client(limit=1 << 16)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            count = 100
+            client.writer.write(b"".join(frame(FETCH, 11, number, FetchRequest()) for number in range(count)))
+            await soon(lambda: door.shared.responses.used > WRITE_HIGH_BYTES, "answers wait to be written")
+            most = begun = 0
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                most, begun = max(most, door.shared.responses.used), len(asked)
+            assert most <= size + WRITE_HIGH_BYTES, f"{most} bytes of {begun} answers"
+            assert begun < 10, "no more are begun than the kernel has taken, and one"
+            healthy = await door.client()
+            healthy.writer.write(heartbeat(1))
+            await healthy.answer()
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            for number in range(count):
+                assert int.from_bytes((await client.answer())[:4], "big") == number
+            await soon(lambda: door.shared.responses.used == 0, "all is given back")
+
+    on_uvloop(main)
+
+
+def test_answers_behind_a_slow_one_are_bounded() -> None:
+    asked: list[int] = []
+
+    async def main() -> None:
+        held = Held()
+        entries = {**held.entries, FETCH.key: fetching(MIB // 2, asked)}
+        async with kafka_door(entries, sockets=SocketLimits(answer_bytes_max=2 * MIB)) as door:
+            client = await door.client()
+            client.writer.write(produce(0) + b"".join(frame(FETCH, 11, at, FetchRequest()) for at in range(1, 50)))
+            await soon(lambda: len(asked) >= 4, "some are ready")
+            await asyncio.sleep(0.05)
+            assert len(asked) == 4, "until more than 2 MiB wait"
+            assert 2 * MIB < door.shared.responses.used < 3 * MIB
+            held.go.set()
+            for number in range(50):
+                assert int.from_bytes((await client.answer())[:4], "big") == number
+
+    on_uvloop(main)
+
+
+def test_a_connection_gets_less_to_fetch_as_its_answers_pile_up() -> None:
+    limits = DoorLimits(fetch_bytes_max=1_000, fetch_bytes_min=100, response_bytes_max=10_000)
+    responses = ResponseMemory(limits)
+    memory, other = AnswerMemory(responses, limits), AnswerMemory(responses, limits)
+    assert memory.take(700) == 700
+    assert memory.take(700) == 300
+    assert memory.take(700) == 100, "never nothing"
+    assert other.take(5_000) == 1_000, "another connection has its own part"
+    memory.give_back(1_100)
+    memory.set_queued(950)
+    assert memory.take(700) == 100
+    memory.give_back(100)
+    memory.set_queued(0)
+    other.give_back(1_000)
+    assert responses.used == 0
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_client_that_never_takes_its_answers_is_cut_off() -> None:
+    async def main() -> None:
+        sockets = SocketLimits(answer_stall_ms=300)
+        async with kafka_door({FETCH.key: fetching(8 * MIB)}, sockets=sockets) as door:
+            client = await door.client(limit=1 << 16)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.writer.write(frame(FETCH, 11, 1, FetchRequest()) * 3)
+            await soon(lambda: door.counts.ended_slow == 1, "it is ended")
+            await soon(door.holds_nothing, "and nothing of it is held")
+
+    on_uvloop(main)
+
+
+# Connections.
+
+
+def test_connections_are_limited_in_all_and_for_each_address(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(sockets: SocketLimits, why: str) -> None:
+        async with kafka_door(HEARTBEATS, sockets=sockets) as door:
+            inside = [await door.client() for _ in range(3)]
+            await soon(lambda: len(door.server) == 3, "three are in")
+            for _ in range(4):
+                outside = await door.client()
+                assert await outside.rest() == b""
+            assert door.counts.refused == 4
+            for client in inside:
+                client.writer.write(heartbeat(1))
+                await client.answer()
+            inside[0].writer.close()
+            await soon(lambda: len(door.server) == 2, "one has left")
+            again = await door.client()
+            again.writer.write(heartbeat(2))
+            await again.answer()
+        assert [why in record.getMessage() for record in caplog.records] == [True], "one line"
+        caplog.clear()
+
+    with caplog.at_level(logging.WARNING):
+        on_uvloop(lambda: main(SocketLimits(connections_max=3), "max.connections=3"))
+        on_uvloop(lambda: main(SocketLimits(connections_per_ip_max=3), "max.connections.per.ip=3"))
+
+
+def test_sockets_have_the_options_that_were_asked_for() -> None:
+    async def main() -> None:
+        sockets = SocketLimits(send_buffer_bytes=50_000, receive_buffer_bytes=60_000)
+        async with kafka_door(HEARTBEATS, sockets=sockets) as door:
+            client = await door.client()
+            client.writer.write(heartbeat(1))
+            await client.answer()
+            (connection,) = door.server._connections
+            one = socket.socket(fileno=connection._transport.get_extra_info("socket").dup().detach())
+            with one:
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 100_000, "Linux doubles it"
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 120_000
+
+    on_uvloop(main)
+
+
+def test_a_taken_port_is_named() -> None:
+    async def main() -> None:
+        async with kafka_door(HEARTBEATS) as door:
+            second = KafkaServer(door.shared, [Listener(name="KAFKA", host="127.0.0.1", port=door.port)])
+            with pytest.raises(TransportError, match=f"cannot listen on 127.0.0.1:{door.port}: "):
+                await second.start()
+
+    on_uvloop(main)
+
+
+# The end.
+
+
+async def waits_for_ever() -> object:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
+
+
+def test_a_clean_stop_answers_what_has_begun_and_sends_away_who_waits() -> None:
+    async def join(_request: object, _context: Context) -> Later:
+        return Later(waits_for_ever)
+
+    async def main() -> None:
+        held = Held()
+        entries = {**held.entries, JOIN_GROUP.key: Entry(join, on_stop=ErrorCode.NOT_COORDINATOR)}
+        async with kafka_door(entries) as door:
+            waiting, writing, idle = [await door.client() for _ in range(3)]
+            waiting.send(JOIN_GROUP, 5, 1, JoinGroupRequest(group_id="g"))
+            writing.writer.write(produce(1) + produce(2))
+            idle.writer.write(heartbeat(1))
+            await idle.answer()
+            await soon(lambda: held.begun == [1, 2], "both are begun")
+            closing = asyncio.ensure_future(door.server.close(grace_s=10))
+            response: JoinGroupResponse
+            number, response = await waiting.response(JOIN_GROUP, 5)
+            assert (number, response.error_code) == (1, ErrorCode.NOT_COORDINATOR.value.code)
+            assert await waiting.rest() == b""
+            assert await idle.rest() == b""
+            writing.writer.write(heartbeat(3))
+            with pytest.raises(ConnectionRefusedError):
+                await door.client()
+            assert not closing.done()
+            held.go.set()
+            assert [int.from_bytes((await writing.answer())[:4], "big") for _ in range(2)] == [1, 2]
+            assert await writing.rest() == b"", "what came after is not begun"
+            await closing
+
+    on_uvloop(main)
+
+
+def test_a_stop_does_not_wait_longer_than_its_grace() -> None:
+    async def main() -> None:
+        held = Held()
+        async with kafka_door(held.entries) as door:
+            client = await door.client()
+            client.writer.write(produce(1))
+            await soon(lambda: held.begun == [1], "it is begun")
+            async with asyncio.timeout(2):
+                await door.server.close(grace_s=0.05)
+            assert await client.rest() == b""
+            assert door.holds_nothing()
+
+    on_uvloop(main)
+
+
+def test_a_stop_while_a_handler_runs_and_others_stand_in_line() -> None:
+    async def main() -> None:
+        begun: list[int] = []
+        go = asyncio.Event()
+
+        async def handle(_request: object, context: Context) -> HeartbeatResponse:
+            begun.append(context.correlation_id)
+            await go.wait()
+            return HeartbeatResponse()
+
+        async with kafka_door({HEARTBEAT.key: Entry(handle)}) as door:
+            client = await door.client()
+            client.writer.write(heartbeat(1) + heartbeat(2) + heartbeat(3))
+            await soon(lambda: begun == [1], "the first is begun")
+            (connection,) = door.server._connections
+            closing = asyncio.ensure_future(door.server.close(grace_s=10))
+            await soon(lambda: connection.state is State.DRAINING, "it drains")
+            go.set()
+            assert int.from_bytes((await client.answer())[:4], "big") == 1
+            assert await client.rest() == b""
+            await closing
+            assert begun == [1]
+
+    on_uvloop(main)
+
+
+def test_connections_that_come_and_go_leave_no_count_behind() -> None:
+    async def one(door: KafkaDoor, at: int) -> None:
+        client = await door.client()
+        data = produce(at, 5_000) + heartbeat(at)
+        client.writer.write(data[: len(data) - at % 3_000])
+        if at % 2:
+            await client.writer.drain()
+            client.writer.transport.abort()
+        else:
+            client.writer.close()
+
+    async def main() -> None:
+        held: Any = Held()
+        async with kafka_door(held.entries) as door:
+            for start in range(0, 200, 20):
+                await asyncio.gather(*(one(door, start + at) for at in range(20)))
+            await soon(door.holds_nothing, "nothing is held")
+            assert door.counts.accepted == 200
+
+    on_uvloop(main)

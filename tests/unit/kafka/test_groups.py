@@ -1,0 +1,513 @@
+"""Groups and their offsets through the Kafka door: on a simulated broker, over its real coordinator and log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from group_cluster import BROKERS, OFFSETS_TOPIC, GroupCluster
+from kafka_groups import ENTRIES, TABLE, Classic, Door, codes, commit_of, name_of, round_of
+
+from tidelog.coordinator.service import partition_for
+from tidelog.coordinator.shard import Phase
+from tidelog.model.ids import NodeId
+from tidelog.rpc.kafka import dispatch
+from tidelog.rpc.kafka import groups as handlers
+from tidelog.rpc.kafka.groups import GROUPS_MAX, OPERATIONS
+from tidelog.rpc.kafka.messages import groups as messages
+from tidelog.rpc.kafka.messages.metadata import NO_OPERATIONS, FindCoordinatorRequest
+
+NOBODY = (-1, "", -1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[GroupCluster]:
+    with GroupCluster(seed=12, offsets_partitions=1) as made:
+        made.topic("orders", partitions=4)
+        made.topic("others", partitions=2)
+        made.shard("any")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def door(cluster: GroupCluster) -> Door:
+    return Door(cluster, cluster.coordinator("any"))
+
+
+@pytest.fixture(scope="module")
+def other(cluster: GroupCluster, door: Door) -> Door:
+    return Door(cluster, next(broker for broker in BROKERS if broker != door.broker))
+
+
+def fetch_of(group: str, *rows: tuple[str, list[int]]) -> messages.OffsetFetchRequest:
+    """For versions below 8; without rows all that there is."""
+    topics = [messages.OffsetFetchRequestTopic(name=name, partition_indexes=numbers) for name, numbers in rows]
+    return messages.OffsetFetchRequest(group_id=group, topics=topics or None)
+
+
+def fetches_of(*groups: messages.OffsetFetchRequestGroup) -> messages.OffsetFetchRequest:
+    return messages.OffsetFetchRequest(groups=list(groups))
+
+
+def found(topics: Any) -> dict[tuple[str, int], int]:
+    return {(topic.name, row.partition_index): row.committed_offset for topic in topics for row in topic.partitions}
+
+
+def test_every_group_api_is_served_as_far_as_the_codec_goes() -> None:
+    served = dispatch.handlers()
+    assert ENTRIES.keys() <= served.keys(), "the modules stand in the table of the door"
+    assert {TABLE[key].api.name: (TABLE[key].low, TABLE[key].high) for key in ENTRIES} == {
+        "FindCoordinator": (0, 6),
+        "OffsetCommit": (2, 10),
+        "OffsetFetch": (1, 10),
+        "OffsetDelete": (0, 0),
+        "ListGroups": (0, 5),
+        "DescribeGroups": (0, 6),
+        "DeleteGroups": (0, 3),
+        "ConsumerGroupDescribe": (0, 1),
+        "JoinGroup": (0, 9),
+        "SyncGroup": (0, 5),
+        "Heartbeat": (0, 4),
+        "LeaveGroup": (0, 5),
+        "ConsumerGroupHeartbeat": (0, 1),
+    }
+
+
+# Coordinators.
+
+
+@pytest.mark.source("a:F-06")
+def test_the_first_who_asks_makes_the_topic_and_hears_of_this_listener() -> None:
+    with GroupCluster(seed=13, offsets_partitions=3) as fresh:
+        for version in range(7):
+            door = Door(fresh, 12)
+            if version < 4:
+                row = door.ask(FindCoordinatorRequest(key="billing"), version)
+            else:
+                (row,) = door.ask(FindCoordinatorRequest(coordinator_keys=["billing"]), version).coordinators
+                assert row.key == "billing"
+            topic = fresh.image().topic_named(OFFSETS_TOPIC)
+            assert topic is not None
+            leader = topic.partitions[partition_for("billing", 3)].leader
+            assert row.error_code == 0
+            assert (row.node_id, row.host, row.port) == (leader, f"host-{leader}", 9092)
+
+
+def test_where_nobody_coordinates(cluster: GroupCluster, door: Door) -> None:
+    def ask(*keys: str, key_type: int = 0, where: Door = door) -> list[Any]:
+        request = FindCoordinatorRequest(coordinator_keys=list(keys), key_type=key_type)
+        rows: list[Any] = where.ask(request).coordinators
+        assert [row.key for row in rows] == list(keys)
+        return rows
+
+    good, empty, long, again = ask("any", "", "x" * 2_000, "any")
+    assert (good.node_id, name_of(good.error_code)) == (door.broker, "")
+    assert again == good
+    for row in (empty, long):
+        assert (name_of(row.error_code), (row.node_id, row.host, row.port)) == ("INVALID_GROUP_ID", NOBODY)
+        assert row.error_message
+    for key_type in (1, 2, 7):
+        (row,) = ask("any", key_type=key_type)
+        assert name_of(row.error_code) == "INVALID_REQUEST"
+    (row,) = ask("any", key_type=1)
+    assert "transactional.id" in row.error_message
+    old = door.ask(FindCoordinatorRequest(key="any", key_type=1), 2)
+    assert (name_of(old.error_code), old.error_message) == ("INVALID_REQUEST", row.error_message)
+    (row,) = ask("any", where=Door(cluster, door.broker, listener="NOWHERE"))
+    assert name_of(row.error_code) == "COORDINATOR_NOT_AVAILABLE"
+    assert "NOWHERE" in row.error_message
+    many = ask(*(f"g{number}" for number in range(GROUPS_MAX + 1)))
+    assert {name_of(row.error_code) for row in many} == {"INVALID_REQUEST"}
+
+
+# Offsets.
+
+
+@pytest.mark.source("a:F-20", "a:E-07", "a:C-14")
+@pytest.mark.parametrize("version", range(2, 11))
+def test_offsets_are_committed_and_fetched_in_every_version(cluster: GroupCluster, door: Door, version: int) -> None:
+    group = f"offsets-{version}"
+    ids = cluster.image().topic_ids
+    orders, others, unknown = ids["orders"].bytes, ids["others"].bytes, bytes(range(16))
+    rows = [
+        messages.OffsetCommitRequestTopic(
+            name="orders",
+            topic_id=orders,
+            partitions=[
+                messages.OffsetCommitRequestPartition(
+                    partition_index=0, committed_offset=7, committed_leader_epoch=3, committed_metadata="half way"
+                ),
+                messages.OffsetCommitRequestPartition(partition_index=9, committed_offset=1),
+                messages.OffsetCommitRequestPartition(partition_index=1, committed_offset=-5),
+                messages.OffsetCommitRequestPartition(
+                    partition_index=2, committed_offset=1, committed_metadata="x" * 5_000
+                ),
+            ],
+        ),
+        messages.OffsetCommitRequestTopic(
+            name="others",
+            topic_id=others,
+            partitions=[
+                messages.OffsetCommitRequestPartition(partition_index=1, committed_offset=8, committed_metadata=None)
+            ],
+        ),
+        messages.OffsetCommitRequestTopic(
+            name="nothing",
+            topic_id=unknown,
+            partitions=[messages.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)],
+        ),
+    ]
+    response = door.ask(messages.OffsetCommitRequest(group_id=group, topics=rows), version)
+    gone = "UNKNOWN_TOPIC_ID" if version >= 10 else "UNKNOWN_TOPIC_OR_PARTITION"
+    assert codes(response) == [
+        "",
+        "UNKNOWN_TOPIC_OR_PARTITION",
+        "INVALID_REQUEST",
+        "OFFSET_METADATA_TOO_LARGE",
+        "",
+        gone,
+    ]
+    names = [topic.name for topic in response.topics]
+    assert names == (["", "", ""] if version >= 10 else ["orders", "others", "nothing"])
+    assert cluster.committed(group) == {("orders", 0): 7, ("others", 1): 8}, "the other door tells the same"
+    if version >= 8:
+        topics = [
+            messages.OffsetFetchRequestTopics(name="orders", topic_id=orders, partition_indexes=[0, 1, 99]),
+            messages.OffsetFetchRequestTopics(name="nothing", topic_id=unknown, partition_indexes=[0]),
+        ]
+        request = fetches_of(messages.OffsetFetchRequestGroup(group_id=group, topics=topics))
+        (told,) = door.ask(request, version).groups
+        assert (told.group_id, told.error_code) == (group, 0)
+        answer = told.topics
+    else:
+        request = fetch_of(group, ("orders", [0, 1, 99]), ("nothing", [0]))
+        told = door.ask(request, version)
+        assert told.error_code == 0
+        answer = told.topics
+    by_id = version >= 10
+    assert [topic.name for topic in answer] == (["", ""] if by_id else ["orders", "nothing"])
+    if by_id:
+        assert [topic.topic_id for topic in answer] == [orders, unknown]
+    first, *none = (row for topic in answer for row in topic.partitions)
+    epoch = 3 if version >= 6 else -1
+    assert (first.partition_index, first.committed_offset, first.metadata) == (0, 7, "half way")
+    assert first.committed_leader_epoch == epoch
+    assert [(row.committed_offset, row.metadata) for row in none] == [(-1, "")] * 3, "there are none, and no error"
+    assert [name_of(row.error_code) for row in none] == ["", "", "UNKNOWN_TOPIC_ID" if by_id else ""]
+
+
+def test_all_offsets_of_several_groups(cluster: GroupCluster, door: Door) -> None:
+    cluster.commit("all-1", {("orders", 3): 30, ("orders", 1): 10, ("others", 0): 5})
+    cluster.commit("all-2", {("orders", 0): 1})
+    wanted = [messages.OffsetFetchRequestGroup(group_id=name, topics=None) for name in ("all-1", "all-2", "all-3", "")]
+    one, two, three, four = door.ask(fetches_of(*wanted), 9).groups
+    assert found(one.topics) == {("orders", 1): 10, ("orders", 3): 30, ("others", 0): 5}
+    assert found(two.topics) == {("orders", 0): 1}
+    assert (three.topics, three.error_code) == ([], 0), "a group that is not there has none"
+    assert name_of(four.error_code) == "INVALID_GROUP_ID"
+    by_id = door.ask(fetches_of(wanted[1]), 10).groups[0].topics
+    assert [topic.topic_id for topic in by_id] == [cluster.image().topic_ids["orders"].bytes]
+    assert found(door.ask(fetch_of("all-1"), 2).topics) == found(one.topics)
+    stable = fetch_of("all-1")
+    stable.require_stable = True
+    assert found(door.ask(stable, 7).topics) == found(one.topics), "without transactions all are"
+
+
+def test_a_member_fetches_with_its_epoch(cluster: GroupCluster, door: Door) -> None:
+    member = cluster.member("asking", "orders")
+    cluster.until(lambda: len(member.owned) == 4)
+    assert cluster.commit("asking", {("orders", 0): 4}, member=member) == [""]
+
+    def ask(member_id: str | None, epoch: int) -> tuple[str, dict[tuple[str, int], int]]:
+        group = messages.OffsetFetchRequestGroup(
+            group_id="asking", member_id=member_id, member_epoch=epoch, topics=None
+        )
+        (told,) = door.ask(fetches_of(group), 9).groups
+        return name_of(told.error_code), found(told.topics)
+
+    assert ask(member.member_id, member.epoch) == ("", {("orders", 0): 4})
+    assert ask(None, -1) == ("", {("orders", 0): 4})
+    assert ask("stranger", member.epoch) == ("UNKNOWN_MEMBER_ID", {})
+    assert ask(member.member_id, member.epoch + 5) == ("STALE_MEMBER_EPOCH", {})
+    member.leave()
+
+
+@pytest.mark.source("a:F-23", "a:C-16")
+def test_a_commit_that_cannot_be(cluster: GroupCluster, door: Door) -> None:
+    def commit(group: str, version: int = 9, where: Door = door, **more: Any) -> list[str]:
+        request = commit_of(group, {("orders", 0): 1, ("orders", 1): 2})
+        for name, value in more.items():
+            setattr(request, name, value)
+        return codes(where.ask(request, version))
+
+    assert commit("", 9) == ["INVALID_GROUP_ID"] * 2
+    # A member of a group that is not there, or that has none.
+    late: dict[str, Any] = {"generation_id_or_member_epoch": 3, "member_id": "late"}
+    assert commit("nowhere", 8, **late) == ["ILLEGAL_GENERATION"] * 2
+    assert commit("nowhere", 9, **late) == ["GROUP_ID_NOT_FOUND"] * 2
+    assert commit("plain") == ["", ""]
+    assert commit("plain", 8, **late) == ["UNKNOWN_MEMBER_ID"] * 2
+    assert commit("plain", member_id="late") == ["UNKNOWN_MEMBER_ID"] * 2
+    # While there are members, nobody else.
+    member = cluster.member("live", "orders")
+    assert commit("live") == ["UNKNOWN_MEMBER_ID"] * 2
+    assert commit("live", group_instance_id="slot") == ["UNKNOWN_MEMBER_ID"] * 2
+    member.leave()
+    small = Door(cluster, door.broker, partitions_max=1)
+    assert commit("plain", where=small) == ["INVALID_REQUEST"] * 2
+    nothing = messages.OffsetCommitRequest(group_id="plain")
+    assert door.ask(nothing, 9).topics == []
+    twice = commit_of("twice", {("orders", 0): 1})
+    again = messages.OffsetCommitRequestPartition(partition_index=0, committed_offset=2)
+    twice.topics[0].partitions.append(again)
+    assert codes(door.ask(twice, 9)) == ["", ""]
+    assert cluster.committed("twice") == {("orders", 0): 2}, "the last word counts"
+
+
+def test_a_commit_in_the_middle_of_a_round(door: Door) -> None:
+    member = Classic(door, "between")
+    door.run(member.join)
+    assert door.run(lambda: member.commit(1)) == "REBALANCE_IN_PROGRESS", "the assignment is not there yet"
+    (row,) = door.ask(messages.DescribeGroupsRequest(groups=["between"])).groups
+    assert (row.group_state, row.members[0].member_metadata) == ("CompletingRebalance", b"")
+    door.run(member.sync)
+    assert door.run(lambda: member.commit(1)) == ""
+    assert door.run(member.leave) == ""
+
+
+def test_offsets_are_deleted(cluster: GroupCluster, door: Door) -> None:
+    def delete(group: str, *rows: tuple[str, int], where: Door = door) -> tuple[str, list[str]]:
+        request = messages.OffsetDeleteRequest(
+            group_id=group,
+            topics=[
+                messages.OffsetDeleteRequestTopic(
+                    name=name, partitions=[messages.OffsetDeleteRequestPartition(partition_index=number)]
+                )
+                for name, number in rows
+            ],
+        )
+        response = where.ask(request)
+        return name_of(response.error_code), codes(response)
+
+    cluster.commit("old", {("orders", 0): 1, ("orders", 1): 2, ("others", 0): 3})
+    unknown = "UNKNOWN_TOPIC_OR_PARTITION"
+    assert delete("old", ("orders", 0), ("nothing", 0), ("orders", 9), ("orders", 0)) == (
+        "",
+        ["", unknown, unknown, ""],
+    )
+    assert cluster.committed("old") == {("orders", 1): 2, ("others", 0): 3}
+    assert delete("nowhere", ("orders", 0)) == ("GROUP_ID_NOT_FOUND", [])
+    assert delete("", ("orders", 0)) == ("INVALID_GROUP_ID", [])
+    small = Door(cluster, door.broker, partitions_max=1)
+    assert delete("old", ("orders", 0), ("orders", 1), where=small) == ("INVALID_REQUEST", [])
+    # What the members of a classic group read is known from their subscriptions.
+    member = Classic(door, "old")
+    door.run(lambda: round_of(member))
+    assert delete("old", ("orders", 1), ("others", 0)) == ("", ["GROUP_SUBSCRIBED_TO_TOPIC", ""])
+    assert cluster.committed("old") == {("orders", 1): 2}
+    assert door.run(member.leave) == ""
+    opaque = Classic(door, "opaque")
+    some = messages.JoinGroupRequestProtocol(name="range", metadata=b"?")
+
+    async def opaque_round() -> None:
+        await opaque.join(protocols=[some])
+        await opaque.sync()
+
+    door.run(opaque_round)
+    assert delete("opaque", ("orders", 1)) == ("NON_EMPTY_GROUP", [])
+    assert door.run(opaque.leave) == ""
+
+
+# Groups.
+
+
+def test_groups_are_listed_by_state_and_type(cluster: GroupCluster, door: Door) -> None:
+    cluster.commit("l-simple", {("orders", 0): 1})
+    consumer = cluster.member("l-consumer", "orders")
+    cluster.until(lambda: len(consumer.owned) == 4)
+    classic, waiting = Classic(door, "l-classic"), Classic(door, "l-waiting")
+    door.run(lambda: round_of(classic))
+    door.run(waiting.join)
+
+    def listed(version: int = 5, **filters: list[str]) -> dict[str, tuple[str, str, str]]:
+        response = door.ask(messages.ListGroupsRequest(**filters), version)
+        assert response.error_code == 0
+        return {
+            row.group_id: (row.protocol_type, row.group_state, row.group_type)
+            for row in response.groups
+            if row.group_id.startswith("l-")
+        }
+
+    everything = {
+        "l-simple": ("", "Empty", "classic"),
+        "l-consumer": ("consumer", "Stable", "consumer"),
+        "l-classic": ("consumer", "Stable", "classic"),
+        "l-waiting": ("consumer", "CompletingRebalance", "classic"),
+    }
+    assert listed() == everything
+    assert listed(4) == {name: (row[0], row[1], "") for name, row in everything.items()}
+    assert listed(0) == {name: (row[0], "", "") for name, row in everything.items()}
+    assert listed(states_filter=["stable"]).keys() == {"l-consumer", "l-classic"}
+    assert listed(states_filter=["Empty", "CompletingRebalance"]).keys() == {"l-simple", "l-waiting"}
+    assert listed(types_filter=["Consumer"]).keys() == {"l-consumer"}
+    assert listed(types_filter=["classic"], states_filter=["STABLE"]).keys() == {"l-classic"}
+    assert listed(states_filter=["Sleeping"]) == listed(types_filter=["share"]) == {}
+    assert [door.run(member.leave) for member in (classic, waiting)] == ["", ""]
+    consumer.leave()
+
+
+def test_groups_are_described_by_the_api_of_their_kind(cluster: GroupCluster, door: Door) -> None:
+    cluster.commit("d-simple", {("orders", 0): 1})
+    consumer = cluster.member("d-consumer", "orders", instance_id="slot-1")
+    cluster.until(lambda: len(consumer.owned) == 4)
+    classic = Classic(door, "d-classic", instance_id="slot-2")
+    door.run(lambda: round_of(classic))
+    names = ["d-simple", "d-consumer", "d-classic", "d-nowhere", ""]
+
+    old = door.ask(messages.DescribeGroupsRequest(groups=names), 3).groups
+    assert [(row.group_id, row.group_state) for row in old] == list(
+        zip(names, ["Empty", "Dead", "Stable", "Dead", ""], strict=True)
+    )
+    assert [name_of(row.error_code) for row in old] == ["", "", "", "", "INVALID_GROUP_ID"]
+    assert {row.authorized_operations for row in old} == {NO_OPERATIONS}
+    new = door.ask(messages.DescribeGroupsRequest(groups=names, include_authorized_operations=True), 6).groups
+    missing = "GROUP_ID_NOT_FOUND"
+    assert [name_of(row.error_code) for row in new] == ["", missing, "", missing, "INVALID_GROUP_ID"]
+    assert "not a classic group" in new[1].error_message
+    assert (new[2].authorized_operations, new[2].error_message) == (OPERATIONS, None)
+    (member,) = new[2].members
+    assert (member.member_id, member.group_instance_id) == (classic.member_id, "slot-2")
+    assert member.member_assignment == classic.assignment
+
+    for version in (0, 1):
+        request = messages.ConsumerGroupDescribeRequest(group_ids=names, include_authorized_operations=True)
+        rows = door.ask(request, version).groups
+        assert [name_of(row.error_code) for row in rows] == [missing, "", missing, missing, "INVALID_GROUP_ID"]
+        assert "not a consumer group" in rows[0].error_message
+        row = rows[1]
+        assert (row.group_id, row.group_state, row.assignor_name) == ("d-consumer", "Stable", "uniform")
+        assert (row.group_epoch, row.assignment_epoch) == (consumer.epoch, consumer.epoch)
+        assert row.authorized_operations == OPERATIONS
+        (one,) = row.members
+        assert (one.member_id, one.instance_id, one.rack_id) == (consumer.member_id, "slot-1", None)
+        assert (one.subscribed_topic_names, one.subscribed_topic_regex) == (["orders"], None)
+        assert one.member_epoch == consumer.epoch
+        assert one.member_type == (1 if version else -1)
+        assert one.assignment == one.target_assignment
+        (topic,) = one.assignment.topic_partitions
+        assert (topic.topic_name, topic.partitions) == ("orders", [0, 1, 2, 3])
+        assert topic.topic_id == cluster.image().topic_ids["orders"].bytes
+    assert door.run(classic.leave) == ""
+    consumer.leave()
+    (row,) = door.ask(messages.ConsumerGroupDescribeRequest(group_ids=["d-consumer"])).groups
+    assert (row.group_state, row.members) == ("Empty", [])
+
+
+def test_groups_are_deleted(cluster: GroupCluster, door: Door) -> None:
+    for name in ("gone-1", "gone-2"):
+        cluster.commit(name, {("orders", 0): 1})
+    classic = Classic(door, "stays")
+    door.run(lambda: round_of(classic))
+    consumer = cluster.member("stays-too", "orders")
+    names = ["gone-1", "stays", "gone-2", "nowhere", "", "stays-too"]
+    for version in range(4):
+        rows = door.ask(messages.DeleteGroupsRequest(groups_names=names), version).results
+        assert bool(rows[1].error_message) == (version >= 3)
+        assert [row.group_id for row in rows] == names
+        first = "GROUP_ID_NOT_FOUND" if version else ""
+        assert [name_of(row.error_code) for row in rows] == [
+            first,
+            "NON_EMPTY_GROUP",
+            first,
+            "GROUP_ID_NOT_FOUND",
+            "INVALID_GROUP_ID",
+            "NON_EMPTY_GROUP",
+        ]
+    assert cluster.committed("gone-1") == {}
+    assert door.run(classic.leave) == ""
+    consumer.leave()
+    many = door.ask(messages.DeleteGroupsRequest(groups_names=["nowhere"] * (GROUPS_MAX + 2))).results
+    assert [name_of(row.error_code) for row in many[-3:]] == [
+        "GROUP_ID_NOT_FOUND",
+        "INVALID_REQUEST",
+        "INVALID_REQUEST",
+    ]
+
+
+# Bounds and trouble.
+
+
+def test_an_answer_does_not_outgrow_its_question(
+    cluster: GroupCluster, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["nowhere"] * (GROUPS_MAX + 1)
+    rows = door.ask(messages.DescribeGroupsRequest(groups=names)).groups
+    assert [name_of(row.error_code) for row in rows[-2:]] == ["GROUP_ID_NOT_FOUND", "INVALID_REQUEST"]
+    rows = door.ask(messages.ConsumerGroupDescribeRequest(group_ids=names)).groups
+    assert [name_of(row.error_code) for row in rows[-2:]] == ["GROUP_ID_NOT_FOUND", "INVALID_REQUEST"]
+    cluster.commit("large", {("orders", 0): 1, ("orders", 1): 2})
+    wanted = messages.OffsetFetchRequestGroup(group_id="large", topics=None)
+    monkeypatch.setattr(handlers, "ANSWER_WEIGHT_MAX", 40)
+    first, second = door.ask(fetches_of(wanted, wanted), 9).groups
+    assert len(found(first.topics)) == 2, "the first one is told however large it is"
+    assert (name_of(second.error_code), second.topics) == ("INVALID_REQUEST", [])
+    small = Door(cluster, door.broker, partitions_max=1)
+    assert name_of(small.ask(fetch_of("large", ("orders", [0, 1])), 5).error_code) == "INVALID_REQUEST"
+    (row,) = small.ask(fetch_of("large", ("orders", [0, 1])), 1).topics
+    assert {name_of(one.error_code) for one in row.partitions} == {"INVALID_REQUEST"}, "there is no other place"
+
+
+def every_answer(door: Door, group: str) -> dict[str, str]:
+    """The error of each api that asks the coordinator of a group."""
+    names = [group]
+    fetch = fetches_of(messages.OffsetFetchRequestGroup(group_id=group, topics=None))
+    delete = messages.OffsetDeleteRequest(
+        group_id=group,
+        topics=[
+            messages.OffsetDeleteRequestTopic(name="orders", partitions=[messages.OffsetDeleteRequestPartition()]),
+        ],
+    )
+    return {
+        "commit": codes(door.ask(commit_of(group, {("orders", 0): 1}), 9))[0],
+        "fetch": name_of(door.ask(fetch, 9).groups[0].error_code),
+        "old fetch": name_of(door.ask(fetch_of(group, ("orders", [0])), 3).error_code),
+        "oldest fetch": name_of(door.ask(fetch_of(group, ("orders", [0])), 1).topics[0].partitions[0].error_code),
+        "delete": name_of(door.ask(delete).error_code),
+        "describe": name_of(door.ask(messages.DescribeGroupsRequest(groups=names)).groups[0].error_code),
+        "consumer": name_of(door.ask(messages.ConsumerGroupDescribeRequest(group_ids=names)).groups[0].error_code),
+        "end": name_of(door.ask(messages.DeleteGroupsRequest(groups_names=names)).results[0].error_code),
+    }
+
+
+def test_a_broker_that_does_not_coordinate_says_so(other: Door) -> None:
+    assert set(every_answer(other, "any").values()) == {"NOT_COORDINATOR"}
+    assert other.ask(messages.ListGroupsRequest()).groups == [], "it lists its own"
+
+
+def test_a_coordinator_that_reads_its_groups_or_cannot(cluster: GroupCluster, door: Door) -> None:
+    shard = cluster.shard("any")
+    shard.phase = Phase.LOADING
+    try:
+        assert set(every_answer(door, "any").values()) == {"COORDINATOR_LOAD_IN_PROGRESS"}
+        listed = door.ask(messages.ListGroupsRequest())
+        assert (name_of(listed.error_code), listed.groups) == ("COORDINATOR_LOAD_IN_PROGRESS", [])
+        shard.phase = Phase.BROKEN
+        answers = every_answer(door, "any")
+        fetches = {answers.pop(name) for name in ("fetch", "old fetch", "oldest fetch")}
+        assert fetches == {"NOT_COORDINATOR"}, "what old clients repeat a fetch after"
+        assert set(answers.values()) == {"COORDINATOR_NOT_AVAILABLE"}
+    finally:
+        shard.phase = Phase.LEADING
+
+
+def test_a_commit_that_is_not_replicated_in_time() -> None:
+    """Of three replicas two are away: nobody can say that it is done."""
+    with GroupCluster(seed=14, offsets_partitions=1) as cluster:
+        cluster.topic("orders")
+        cluster.shard("slow")
+        door = Door(cluster, cluster.coordinator("slow"))
+        for broker in BROKERS:
+            if broker != door.broker:
+                cluster.kill(NodeId(broker))
+        assert codes(door.ask(commit_of("slow", {("orders", 0): 1}), 9)) == ["COORDINATOR_NOT_AVAILABLE"]
