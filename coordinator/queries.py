@@ -67,12 +67,13 @@ def list_groups(
     in_states, of_kinds = frozenset(states), frozenset(kinds)
     return tuple(
         summary
-        for summary in (
-            GroupSummary(group_id, group.kind, group_state(group), group.member_count, _protocol_type(group))
-            for group_id, group in sorted_items(state.groups)
-        )
+        for summary in (summary_of(group_id, group) for group_id, group in sorted_items(state.groups))
         if (not in_states or summary.state in in_states) and (not of_kinds or summary.kind in of_kinds)
     )
+
+
+def summary_of(group_id: str, group: Group) -> GroupSummary:
+    return GroupSummary(group_id, group.kind, group_state(group), group.member_count, _protocol_type(group))
 
 
 def describe_group(state: CoordinatorState, group_id: str) -> GroupDetails:

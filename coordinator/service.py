@@ -27,8 +27,8 @@ from uuid import UUID
 
 from tidelog.coordinator.classic_requests import ClassicDetails, JoinReply, SyncReply
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC, GroupCoordinator
-from tidelog.coordinator.machine import describe_group, fetch_offsets, list_groups
-from tidelog.coordinator.queries import describe_classic
+from tidelog.coordinator.machine import describe_group, fetch_offsets
+from tidelog.coordinator.queries import describe_classic, summary_of
 from tidelog.coordinator.requests import (
     JOIN_EPOCH,
     CommitOffsets,
@@ -77,6 +77,8 @@ T = TypeVar("T")
 
 CREATE_MS = 5_000
 """For the controller, and for this broker to hear of it."""
+MEMBERS_PER_SLICE = 500
+"""And groups, that are told of in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,14 +425,23 @@ class GroupService:
 
     # Groups.
 
-    def list_groups(self, states: Sequence[str] = (), kinds: Sequence[str] = ()) -> tuple[list[GroupSummary], int]:
-        """Those that this broker coordinates, by name; and of how many partitions it does not know them yet."""
-        found = [
-            summary
-            for shard in self.coordinator.leading_shards()
-            for summary in map(shard.as_it_is, list_groups(shard.state, (), kinds))
-            if not states or summary.state in states
-        ]
+    async def list_groups(
+        self, states: Sequence[str] = (), kinds: Sequence[str] = ()
+    ) -> tuple[list[GroupSummary], int]:
+        """Those that this broker coordinates, by name; and of how many partitions it does not know them yet.
+
+        Others have a turn every `MEMBERS_PER_SLICE`; of one partition all groups are as they were at one moment.
+        """
+        found, seen = [], 0
+        for shard in list(self.coordinator.leading_shards()):
+            for group_id, group in shard.state.groups.items():
+                summary = shard.as_it_is(summary_of(group_id, group))
+                if (not kinds or group.kind in kinds) and (not states or summary.state in states):
+                    found.append(summary)
+                seen += 1 + group.member_count
+                if seen >= MEMBERS_PER_SLICE:
+                    seen = 0
+                    await asyncio.sleep(0)
         return sorted(found, key=lambda summary: summary.group), self.coordinator.loading
 
     def describe_group(self, group: str) -> GroupDetails:

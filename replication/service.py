@@ -69,6 +69,7 @@ APPENDS_PER_SLICE = 50
 NEWEST_WAIT_MS = 1_000
 """Of who asks for the record with the largest timestamp, until that is replicated."""
 REPLICAS_PER_SLICE = 500
+"""That are told of in one turn of the event loop."""
 ROWS_PER_SLICE = 500
 """Producers that are described in one turn of the event loop."""
 
@@ -83,14 +84,16 @@ class ServiceConfig:
     items_max: int = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProduceItem:
+    """A value, and `ProduceResult` too: nobody changes it. Frozen ones are slow to make, and this is one a batch."""
+
     partition: PartitionId
     batches: bytes | memoryview
     leader_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProduceResult:
     error: TidelogError | None = None
     base_offset: int = -1
@@ -476,7 +479,10 @@ class Producing:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing to wait for."""
-        return all(future.done() for _, future, _ in self._waits.values())
+        for _, future, _ in self._waits.values():  # noqa: SIM110
+            if not future.done():
+                return False
+        return True
 
     def on_done(self, call: Callable[[], None]) -> None:
         """`call` is called once, when nothing is left to wait for or the time is over, in a later turn of the loop;
@@ -485,11 +491,11 @@ class Producing:
         loop = asyncio.get_running_loop()
         self._call = call
         self._timer = loop.call_at(self._deadline_s, self._end_wait)
-        waiting = [future for _, future, _ in self._waits.values() if not future.done()]
-        self._left = len(waiting)
-        for future in waiting:
-            future.add_done_callback(self._one_done)
-        if not waiting:
+        for _, future, _ in self._waits.values():
+            if not future.done():
+                self._left += 1
+                future.add_done_callback(self._one_done)
+        if self._left == 0:
             loop.call_soon(self._end_wait)
 
     def _one_done(self, _future: asyncio.Future[None]) -> None:
@@ -546,11 +552,5 @@ class Producing:
 
 
 def _stored(leading: Leading, appended: Appended) -> ProduceResult:
-    return ProduceResult(
-        None,
-        base_offset=appended.base_offset,
-        append_time_ms=appended.append_time,
-        start_offset=leading.log.start_offset,
-        leader_epoch=leading.leader_epoch,
-        leader=-1,
-    )
+    log = leading.log
+    return ProduceResult(None, appended.base_offset, appended.append_time, log.start_offset, leading.leader_epoch)

@@ -200,7 +200,7 @@ class GroupsDoor:
     # Groups.
 
     async def list_groups(self, request: pb.ListGroupsRequest, _caller: Caller) -> pb.ListGroupsResponse:
-        found, loading = self._service.list_groups(request.states, request.types)
+        found, loading = await self._service.list_groups(request.states, request.types)
         return pb.ListGroupsResponse(
             groups=[
                 pb.GroupListing(group=one.group, type=one.kind, state=one.state, members=one.members) for one in found

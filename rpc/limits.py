@@ -63,6 +63,8 @@ class DoorLimits:
     """Requests of one ProduceStream that wait for their acknowledgement."""
     partitions_max: int = 10_000
     """In one request."""
+    admin_items_max: int = 4_000
+    """Topics or resources that one request may change: the controller decides on all of them in one turn."""
     admin_timeout_ms: int = 30_000
     admin_timeout_max_ms: int = 300_000
     calls_max: int = 20_000

@@ -81,6 +81,7 @@ class Assault:
         self._left = self._checked = 0
         self._recent: deque[bytes] = deque(maxlen=2 * CLIENTS)
         self._written: list[bytes] = []
+        self._checking = asyncio.Lock()
         self._keys = [key for key in sorted(node.shared.table) for _ in range(OFTEN.get(key, 1))]
 
     async def run(self, count: int) -> None:
@@ -99,8 +100,7 @@ class Assault:
 
     async def _client(self, number: int) -> None:
         draw = Random(f"{self._seed}/{number}/{self._left}")
-        image = lambda: self._node.shared.services.image  # noqa: E731
-        strange = Strange(draw, lambda: [one.topic_id.bytes for one in image().topics.values() if one.name in TOPICS])
+        strange = Strange(draw, self._topic_ids, f"own-{number}")
         client: KafkaClient | None = None
         while self._left > 0:
             self._left -= 1
@@ -126,6 +126,10 @@ class Assault:
                 client = None
         if client is not None:
             self._node.drop(client)
+
+    def _topic_ids(self) -> list[bytes]:
+        topics = self._node.shared.services.image.topics.values()
+        return [one.topic_id.bytes for one in topics if one.name in TOPICS]
 
     async def _one(self, client: KafkaClient, frame: bytes, strange: Strange, draw: Random) -> str:
         (size,) = struct.unpack_from(">i", frame)
@@ -167,7 +171,8 @@ class Assault:
             assert 4 <= size < 64 << 20, size
             return await client.reader.readexactly(size)
         except asyncio.IncompleteReadError as error:
-            assert not error.partial, "half an answer"
+            if error.partial:
+                raise
             return None
         except ConnectionResetError:
             return None
@@ -180,6 +185,10 @@ class Assault:
 
     async def check(self) -> None:
         """Writes to a topic and reads it again, and puts right what strange requests may change."""
+        async with self._checking:
+            await self._check()
+
+    async def _check(self) -> None:
         client = await self._node.client()
         try:
             await self._put_right(client)
@@ -195,7 +204,7 @@ class Assault:
                     if row.error_code != ErrorCode.LEADER_NOT_AVAILABLE.value.code:
                         break
                     await asyncio.sleep(0.01)
-            assert (row.error_code, row.base_offset) == (0, len(self._written)), row
+            assert (row.error_code, row.base_offset) == (0, len(self._written)), (row, len(self._written))
             self._written.append(value)
             start = max(0, len(self._written) - 5)
             wanted = FetchPartition(partition=0, fetch_offset=start, partition_max_bytes=1 << 20)
@@ -222,7 +231,9 @@ class Assault:
         image = self._node.shared.services.image
         large = [one for one in image.topics.values() if one.name in TOPICS and len(one.partitions) > 20]
         kept = {CONTROL, "__consumer_offsets", *TOPICS}
-        gone = [DeleteTopicState(name=one.name) for one in [*image.topics.values()] if one.name not in kept or one in large]
+        gone = [
+            DeleteTopicState(name=one.name) for one in [*image.topics.values()] if one.name not in kept or one in large
+        ]
         if gone:
             await self.ask(client, DELETE_TOPICS, 6, DeleteTopicsRequest(topics=gone, timeout_ms=10_000))
         missing = [CreatableTopic(name=CONTROL, num_partitions=1, replication_factor=1)]

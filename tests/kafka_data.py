@@ -5,6 +5,7 @@ Each request and each answer passes through its encoder and its decoder, in the 
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from typing import Any, cast
 
@@ -85,7 +86,13 @@ class DataWorld:
         if isinstance(outcome, Later):
             later = outcome
             try:
-                outcome = await later.answer()
+                if later.soon is None:
+                    outcome = await later.answer()
+                else:
+                    is_over = asyncio.Event()
+                    later.soon.on_done(is_over.set)
+                    await is_over.wait()
+                    outcome = later.soon.make()
             finally:
                 later.leave()
         if outcome is None:

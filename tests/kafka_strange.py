@@ -36,10 +36,10 @@ TOPICS = ("strange-0", "strange-1", "strange-2")
 NAMES = ("", ".", "..", "a b", "x" * 249, "x" * 250, "é" * 40, "line\nbreak", "nul\0", "__consumer_offsets",
          "__cluster_metadata", "not-there", "strange_0", "*")  # fmt: skip
 CONSUMERS = ("group-0", "group-1", "group-2")
-CLASSIC = ("group-3", "group-4", "group-5")
-GROUPS = (*CONSUMERS, *CLASSIC, "", "g" * 1_024, "g" * 1_025, "gr\noup", "é")
+SHARED = "group-3"
+GROUPS = (*CONSUMERS, SHARED, "", "g" * 1_024, "g" * 1_025, "gr\noup", "é")
 PATTERNS = ("", ".*", "strange-.", "(", "(a*)*b", "[" * 500, "x" * 2_000)
-KEYS = tuple(name for table in TABLES.values() for name in table) + ("", "no.such.key")
+KEYS = (*(name for table in TABLES.values() for name in table), "", "no.such.key")
 TOPIC_KEYS = tuple(TABLES[Scope.TOPIC])
 VALUES = ("", "0", "1", "-1", "100", "2147483648", "true", "delete", "compact,delete", "nan", "é", "x" * 9_000, "zstd")
 _SMALL = (0, 0, 0, 1, 1, 2, 3, -1, -1, -2, 5, 100)
@@ -67,15 +67,17 @@ _CALM: dict[str, tuple[int, ...]] = {
     "config_operation": (0, 1, 2, 3),
 }
 MEMBER_ID_REQUIRED = ErrorCode.MEMBER_ID_REQUIRED.value.code
-LEARNED = ("member_id", "generation_id", "member_epoch", "session_id", "producer_id", "leader_epoch", "topic_id")
+LEARNED = ("member_id", "generation_id", "member_epoch", "session_id", "producer_id", "leader_epoch")
 
 
 class Strange:
-    """One stream of requests; `ids` are topic ids that are there."""
+    """One stream of requests; `ids` are topic ids that are there. `own` is the name of classic groups that others do
+    not name, so that they become stable now and then."""
 
-    def __init__(self, draw: Random, ids: Callable[[], Sequence[bytes]]) -> None:
+    def __init__(self, draw: Random, ids: Callable[[], Sequence[bytes]], own: str) -> None:
         self.draw = draw
         self._ids = ids
+        self._classic = (f"{own}-0", f"{own}-1", SHARED)
         self._is_calm = False
         """This request is to get far: most of its values are such that a good client could send them."""
         self._members: deque[tuple[str, str, int]] = deque(maxlen=6)
@@ -194,7 +196,7 @@ class Strange:
             case Kind.STRING:
                 return self._text(name, owner)
             case Kind.UUID:
-                known = [*self._ids(), *self._learned["topic_id"]]
+                known = list(self._ids())
                 return draw.choice(known if self._is_calm and known else [*known, bytes(16), draw.randbytes(16)])
             case Kind.RECORDS:
                 return self.records()
@@ -238,11 +240,14 @@ class Strange:
     def _text(self, name: str, owner: str) -> str:
         draw = self.draw
         if draw.random() < (0.01 if self._is_calm else 0.05):
-            return draw.choice(["", "x" * 5_000, "x" * 32_767, "\udfff".encode("utf-8", "replace").decode(), "\U0001f600"])
+            return draw.choice(
+                ["", "x" * 5_000, "x" * 32_767, "\udfff".encode("utf-8", "replace").decode(), "\U0001f600"]
+            )
         if "member" in name:
             if self._is_calm:
                 return str(draw.choice([*self._learned["member_id"], ""]))
-            return draw.choice([*self._learned["member_id"], *self._learned["member_id"], "", "nobody", "m" * 1_025])
+            told = self._learned["member_id"]
+            return str(draw.choice([*told, *told, "", "nobody", "m" * 1_025]))
         if "instance" in name or "rack" in name:
             return draw.choice(["static-0", "static-1", "", "x" * 2_000])
         if "regex" in name:
@@ -254,7 +259,7 @@ class Strange:
         if "protocol" in name or "Protocol" in owner:
             return draw.choice(["consumer", "consumer", "range", "range", "", "connect"])
         if "group" in name or name in ("key", "coordinator_keys", "groups"):
-            return draw.choice(CLASSIC if self._is_calm or draw.random() < 0.7 else GROUPS)
+            return draw.choice(self._classic if self._is_calm or draw.random() < 0.7 else GROUPS)
         if "filter" in name:
             return draw.choice(["Stable", "empty", "consumer", "", "NoState"])
         if name == "resource_name":

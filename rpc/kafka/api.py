@@ -8,7 +8,15 @@ from typing import Generic, TypeVar
 from tidelog.rpc.kafka.decoder import Decode, decoder
 from tidelog.rpc.kafka.encoder import Encode, EncodeRows, encoder, rows_encoder
 from tidelog.rpc.kafka.schema import HEADINGS
-from tidelog.rpc.kafka.wire import Buffer, MalformedError, UnencodableError
+from tidelog.rpc.kafka.wire import (
+    ANSWER_ELEMENTS_MAX,
+    ANSWER_NUMBERS_MAX,
+    ELEMENTS_MAX,
+    NUMBERS_MAX,
+    Buffer,
+    MalformedError,
+    UnencodableError,
+)
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -86,7 +94,13 @@ class Api(Generic[Request, Response]):
     def _decoder(self, cls: type, made: dict[int, Decode], version: int) -> Decode:
         if not self.serves(version):
             raise MalformedError(f"{self.name} v{version} is not served: {self.low} to {self.high}")
-        made[version] = decoder(cls, version)
+        is_request = cls is self.request
+        made[version] = decoder(
+            cls,
+            version,
+            elements_max=ELEMENTS_MAX if is_request else ANSWER_ELEMENTS_MAX,
+            numbers_max=NUMBERS_MAX if is_request else ANSWER_NUMBERS_MAX,
+        )
         return made[version]
 
     def _encoder(self, cls: type, made: dict[int, Encode], version: int) -> Encode:

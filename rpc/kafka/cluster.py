@@ -22,6 +22,7 @@ from tidelog.replication.service import DirectoryDescription, ReplicaSize
 from tidelog.rpc.door_quorum_report import describe_quorum as quorum_of
 from tidelog.rpc.kafka import errors
 from tidelog.rpc.kafka.entries import Entry
+from tidelog.rpc.kafka.finding import check_count
 from tidelog.rpc.kafka.messages import (
     ALTER_PARTITION_REASSIGNMENTS,
     DESCRIBE_LOG_DIRS,
@@ -105,9 +106,12 @@ def _no_quorum(topic: str, partition: int) -> QuorumPartitionData:
 def _quorum(found: pb.DescribeQuorumResponse, now_ms: int) -> QuorumPartitionData:
     members = [(member.is_voter, _replica(found, member, now_ms)) for member in found.members]
     observers = [state for is_voter, state in members if not is_voter]
-    # Brokers that tail the log: what they were sent.
+    # Brokers that tail the log: what they were sent. One that is a member too is told once, as Kafka does.
+    known = {member.node for member in found.members}
     observers += [
-        QuorumReplicaState(replica_id=observer.node, log_end_offset=observer.offset) for observer in found.observers
+        QuorumReplicaState(replica_id=observer.node, log_end_offset=observer.offset)
+        for observer in found.observers
+        if observer.node not in known
     ]
     return QuorumPartitionData(
         partition_index=0,
@@ -203,6 +207,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: Context) -> Elect
     if request.topic_partitions is not None:
         named = [(topic.topic, number) for topic in request.topic_partitions for number in topic.partitions]
     try:
+        check_count(len(named or ()), context.services.limits.partitions_max)
         outcomes = await _elect(request, named, context)
     except TidelogError as error:
         if context.version >= ERROR_SINCE:
@@ -255,6 +260,7 @@ async def alter_reassignments(
         for topic in request.topics
         for item in topic.partitions
     )
+    check_count(len(wanted), context.services.limits.partitions_max)
     question = reassignments.AlterReassignments(
         partitions=wanted, keeps_factor=not request.allow_replication_factor_change
     )
@@ -284,6 +290,7 @@ async def list_reassignments(
     named = None
     if request.topics is not None:
         named = tuple((topic.name, number) for topic in request.topics for number in topic.partition_indexes)
+        check_count(len(named), context.services.limits.partitions_max)
     timeout_ms = context.services.limits.admin_timeout(request.timeout_ms)
     reply = await context.services.link.ask(ListReassignments(partitions=named), timeout_ms=timeout_ms)
     assert isinstance(reply, ListedReassignments), "the reply to its question"

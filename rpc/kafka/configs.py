@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from tidelog.metadata import settings
-from tidelog.metadata.config_table import Scope
+from tidelog.metadata.config_table import TABLES, Scope
 from tidelog.metadata.configs import CLUSTER
 from tidelog.metadata.decision import Outcome
 from tidelog.metadata.describe import DescribeConfigs, DescribedConfigs, DescribedTopics, DescribeTopics
 from tidelog.metadata.topics import Outcomes
-from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 from tidelog.rpc.kafka import config_rows, errors
 from tidelog.rpc.kafka.config_rows import ConfigRow, Entries, by_name
 from tidelog.rpc.kafka.entries import Entry
@@ -204,6 +204,8 @@ def _changed(item: IncrementalAlterConfigsResource) -> settings.ResourceChange:
         operation = _OPERATIONS.get(config.config_operation)
         if operation is None:
             raise InvalidRequestError(f"{config.name}: there is no operation {config.config_operation}")
+        if operation == settings.DELETE and config.name not in TABLES[Scope(scope)]:
+            continue  # Never set, so there is nothing to delete: tools clear throttles of Kafka that are not ours.
         value = "" if operation == settings.DELETE else _given(config.name, config.value)
         changes.append(settings.ConfigChange(key=config.name, operation=operation, value=value))
     return settings.ResourceChange(resource_type=scope, resource=resource, changes=tuple(changes))
@@ -230,6 +232,11 @@ async def _alter(
     """The controller's outcome for what is well formed here, in the order of the request."""
     outcomes: dict[int, Outcome] = {}
     good: list[tuple[int, settings.ResourceChange]] = []
+    most = context.services.limits.admin_items_max
+    if len(resources) > most:
+        message = f"{len(resources)} resources in one request: at most {most}"
+        refusal = Outcome("", ErrorCode.INVALID_REQUEST, message)
+        return [_row(item, refusal) for item in resources]
     for at, item in enumerate(resources):
         try:
             good.append((at, change(item)))

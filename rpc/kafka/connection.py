@@ -29,7 +29,8 @@ Invariants
 3. Bytes of a request count in `RequestMemory` before it is read and until its answer is made. Without room the
    connection is not read; so it is while `requests_max` are unanswered (and what came in the same read).
 4. Bytes of answers count in `ResponseMemory` from when they are made until the kernel has them (`AnswerMemory`). While
-   the transport is paused, or more than `answer_bytes_max` wait behind an older request, nothing is begun.
+   the transport is paused, or more than `answer_bytes_max` wait behind an older request, nothing is begun; nor is a
+   fetch while another one of the connection is not written: so one answer of fetched data is held for each.
 5. `Later.leave` is called once for each; a connection that is closed has given back all that it took.
 
 A request that is not whole after `read_timeout_ms`, and a second for each `BYTES_PER_SECOND_MIN` of it, ends the
@@ -123,6 +124,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_reading = True
         self._is_write_paused = False
         self._needs_room = False
+        self._single: Pending | None = None
+        """The one of its kind that is begun and not written (`Entry.is_single`)."""
         self._worker: asyncio.Task[None] | None = None
         self._gate: asyncio.Future[None] | None = None
         """What the worker waits for while answers pile up."""
@@ -177,6 +180,7 @@ class Connection(asyncio.BufferedProtocol):
             self.state = State.DEAF
             self._open_gate()
             return True
+        self._flush()  # what is ready, and was to leave in the next turn
         return False
 
     def pause_writing(self) -> None:
@@ -281,7 +285,9 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _must_wait(self) -> bool:
-        return self._is_write_paused or self._waiting_bytes > self._shared.sockets.answer_bytes_max
+        if self._is_write_paused or self._waiting_bytes > self._shared.sockets.answer_bytes_max:
+            return True
+        return self._single is not None and self._shared.is_single(self._arrived[0].data)
 
     def _open_gate(self) -> None:
         if self._gate is not None and not self._gate.done():
@@ -320,6 +326,8 @@ class Connection(asyncio.BufferedProtocol):
         if found is None:
             return
         served, request, context = found
+        if served.is_single:
+            self._single = pending
         try:
             outcome = await served.handle(request, context)
         except TidelogError as error:
@@ -371,6 +379,8 @@ class Connection(asyncio.BufferedProtocol):
     def _drop(self, pending: Pending) -> None:
         """It is not answered any more."""
         pending.is_dropped = True
+        if pending is self._single:
+            self._single = None
         if pending.task is not None:
             pending.task.cancel()
         if pending.later is not None:
@@ -475,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
             pending.answer_bytes = sum(map(len, answer))
             self._waiting_bytes += pending.answer_bytes
         pending.answer = answer
-        counts = shared.counts.of(pending.name)
+        counts = shared.counts.of(served.api.name)
         counts.requests += 1
         counts.errors += bool(getattr(response, "error_code", 0))
         counts.seconds += self._loop.time() - pending.since_s
@@ -500,7 +510,10 @@ class Connection(asyncio.BufferedProtocol):
         buffers: list[Buffer] = []
         size = 0
         while unanswered and (answer := unanswered[0].answer) is not None:
-            size += unanswered.popleft().answer_bytes
+            done = unanswered.popleft()
+            if done is self._single:
+                self._single = None
+            size += done.answer_bytes
             buffers += answer
         if buffers:
             self._active_s = self._loop.time()

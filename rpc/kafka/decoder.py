@@ -4,7 +4,7 @@ Of `MetadataRequest`, version 1, comes (shortened):
 
     def decode(data, pos):
         end = len(data)
-        room = ELEMENTS_MAX
+        room, numbers = 32000, 50000
         o1 = new(MetadataRequest)
         n2, = unpack(data, pos)
         pos += 4
@@ -30,7 +30,6 @@ from typing import Any
 from tidelog.rpc.kafka.schema import DEFAULTS, FIELDS, HEADINGS, Field, Kind
 from tidelog.rpc.kafka.source import Source
 from tidelog.rpc.kafka.wire import (
-    ELEMENTS_MAX,
     STRING_BYTES_MAX,
     Buffer,
     MalformedError,
@@ -46,7 +45,6 @@ INT32S = tuple(Struct(f">{count}i").unpack_from for count in range(8))
 """Arrays of a few numbers: replicas of a partition, mostly."""
 
 _OBJECTS: dict[str, object] = {
-    "ELEMENTS_MAX": ELEMENTS_MAX,
     "INT32S": INT32S,
     "MalformedError": MalformedError,
     "malformed": malformed,
@@ -60,14 +58,15 @@ _OBJECTS: dict[str, object] = {
 }
 
 
-def decoder(cls: type, version: int) -> Decode:
-    """Takes the data and the position of the message, which must reach to the end, but for its slack."""
+def decoder(cls: type, version: int, *, elements_max: int, numbers_max: int) -> Decode:
+    """Takes the data and the position of the message, which must reach to the end, but for its slack. It may have so
+    many structs and strings in arrays, and so many numbers."""
     heading = HEADINGS[cls]
     title = f"{cls.__name__} v{version}"
     source = Source(dict(_OBJECTS))
     with source.block("def decode(data, pos):"):
         source.line("end = len(data)")
-        source.line("room = ELEMENTS_MAX")
+        source.line(f"room, numbers = {elements_max}, {numbers_max}")
         if _has_records(cls, version):
             source.line("view = data if type(data) is memoryview else memoryview(data)")
         with source.block("try:"):
@@ -271,9 +270,10 @@ class _Decoder:
         count = self._length("i")
         word = self._null(count, target, nullable=one.nullable(self._version))
         if one.element is Kind.INT32:
-            with source.block(f"{word} {count} < 0 or {count} * 4 > end - pos:"):
+            with source.block(f"{word} {count} < 0 or {count} * 4 > end - pos or {count} > numbers:"):
                 self._malformed(one.name, "no count that can be", count)
             with source.block("else:"):
+                source.line(f"numbers -= {count}")
                 short, long = f"INT32S[{count}](data, pos)", f"unpack_from(f'>{{{count}}}i', data, pos)"
                 source.line(f"{target} = list({short} if {count} < {len(INT32S)} else {long})")
                 source.line(f"pos += {count} * 4")

@@ -57,7 +57,7 @@ def build(entries: Mapping[int, Entry] | None = None) -> Table:
         high = api.high if entry.high is None else entry.high
         assert api.low <= low <= high <= api.high, f"{api.name} {low} to {high}: there is {api.low} to {api.high}"
         told_low = low if entry.told_low is None else entry.told_low
-        table[key] = Served(api, entry.handle, low, high, told_low, entry.on_stop)
+        table[key] = Served(api, entry.handle, low, high, told_low, entry.on_stop, entry.is_single)
     api_versions.add_to(table)
     return table
 

@@ -24,6 +24,8 @@ class Entry:
     for one that has Produce unless it begins at 0."""
     on_stop: ErrorCode | None = None
     """Of an api that waits for long (by `Later`): it is cancelled when the node stops, and this is its answer."""
+    is_single: bool = False
+    """Its answers may be large: of one connection, the next is begun when the one before was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Served:
     high: int
     told_low: int
     on_stop: ErrorCode | None = None
+    is_single: bool = False
 
     def carries(self, version: int) -> frozenset[str]:
         """The fields of the response itself, in a version."""

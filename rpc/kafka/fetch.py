@@ -234,4 +234,4 @@ def _said(error: TidelogError, version: int) -> int:
     return code(row if row in _KNOWN else ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
-HANDLERS: dict[int, Entry] = {FETCH.key: Entry(handle, on_stop=ErrorCode.NOT_LEADER_OR_FOLLOWER)}
+HANDLERS: dict[int, Entry] = {FETCH.key: Entry(handle, on_stop=ErrorCode.NOT_LEADER_OR_FOLLOWER, is_single=True)}

@@ -41,6 +41,7 @@ GROUPS_SINCE = 8
 GROUP_ERROR_SINCE = 2
 """OffsetFetch: before, an error of the group stands in each partition."""
 ROWS_AT_A_TIME = 1_000
+GROUPS_AT_A_TIME = 200
 
 
 def _topic(image: ClusterImage, version: int, name: str, topic_id: bytes) -> Topic | None:
@@ -138,7 +139,12 @@ class _Row:
 async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messages.OffsetFetchResponse:
     room = Room()
     if context.version >= GROUPS_SINCE:
-        return messages.OffsetFetchResponse(groups=[await _group(one, context, room) for one in request.groups])
+        response = messages.OffsetFetchResponse()
+        for number, one in enumerate(request.groups, start=1):
+            response.groups.append(await _group(one, context, room))
+            if number % GROUPS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return response
     topics = (
         None
         if request.topics is None

@@ -158,7 +158,7 @@ async def list_groups(request: messages.ListGroupsRequest, context: Context) -> 
     """Those of this broker. While it reads some of them, it says so beside those that it knows."""
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
-    found, loading = context.services.groups.list_groups()
+    found, loading = await context.services.groups.list_groups()
     rows: list[messages.ListedGroup] = []
     for number, one in enumerate(found, start=1):
         state, group_type = STATES[one.state], "consumer" if one.kind == "consumer" else "classic"

@@ -13,8 +13,10 @@ REBALANCE_IN_PROGRESS: clients do not expect COORDINATOR_LOAD_IN_PROGRESS there.
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 from tidelog.coordinator.classic_requests import JoinReply
@@ -60,14 +62,34 @@ MEMBERS_SINCE = 3
 OWN_ID_SINCE = 1
 """ConsumerGroupHeartbeat: members choose their ids themselves."""
 
+T = TypeVar("T")
+
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
 # Joining.
 
 
+async def _begun(work: Coroutine[Any, Any, T]) -> Later:
+    """The group hears of it before the next request of the connection is begun: who joins and leaves is out."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.sleep(0)
+    except BaseException:
+        task.cancel()
+        raise
+
+    async def answer() -> T:
+        return await task
+
+    def leave() -> None:
+        task.cancel()  # nothing, where it has ended
+
+    return Later(answer, leave)
+
+
 async def join(request: messages.JoinGroupRequest, context: Context) -> Later:
-    return Later(lambda: _join(request, context))
+    return await _begun(_join(request, context))
 
 
 async def _join(request: messages.JoinGroupRequest, context: Context) -> messages.JoinGroupResponse:
@@ -147,7 +169,7 @@ def subscribed_topics(metadata: bytes) -> tuple[str, ...]:
 
 
 async def sync(request: messages.SyncGroupRequest, context: Context) -> Later:
-    return Later(lambda: _sync(request, context))
+    return await _begun(_sync(request, context))
 
 
 async def _sync(request: messages.SyncGroupRequest, context: Context) -> messages.SyncGroupResponse:

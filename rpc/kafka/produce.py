@@ -102,12 +102,13 @@ async def _items(request: ProduceRequest, context: Context, found: Found) -> lis
     version, image = context.version, context.services.image
     items: list[ProduceItem] = []
     seen: set[PartitionId] = set()
+    is_alone = _count(request) == 1
     for topic in request.topic_data:
         named = topic.topic_id if version >= _IDS_SINCE else topic.name
         for asked in topic.partition_data:
             where = find(image, named, asked.index)
             refusal = _refusal(asked.records, version) if isinstance(where, PartitionId) else None
-            if where in seen:
+            if seen and where in seen:
                 refusal = InvalidRequestError("the partition is named twice in one request")
             if refusal is not None:
                 found.append(refusal)
@@ -115,7 +116,8 @@ async def _items(request: ProduceRequest, context: Context, found: Found) -> lis
                 found.append(where)
                 if isinstance(where, PartitionId):
                     assert asked.records is not None, "checked before"
-                    seen.add(where)
+                    if not is_alone:
+                        seen.add(where)
                     items.append(ProduceItem(where, asked.records))
             if len(found) % NAMES_PER_SLICE == 0:
                 await asyncio.sleep(0)
@@ -186,13 +188,13 @@ def _rows(
     response: ProduceResponse,
 ) -> Iterator[None]:
     """Fills the response; stops after every `NAMES_PER_SLICE` rows, for others to have their turn."""
-    leaders = Leaders(context.services.image, context.listener)
+    leaders: Leaders | None = None
     outcomes = _outcomes(found, results)
-    numbered = enumerate(found, start=1)
+    number = 0
     for topic in request.topic_data:
         rows = []
-        for asked in topic.partition_data:
-            (number, where), done = next(numbered), next(outcomes)
+        for asked, done in zip(topic.partition_data, outcomes, strict=False):
+            number += 1
             if done.error is None:
                 row = PartitionProduceResponse(
                     index=asked.index,
@@ -207,7 +209,9 @@ def _rows(
                     base_offset=-1,
                     error_message=message_of(done.error),
                 )
+                where = found[number - 1]
                 if is_moved(done.error) and isinstance(where, PartitionId):
+                    leaders = leaders or Leaders(context.services.image, context.listener)
                     row.current_leader = leaders.of(where)
             rows.append(row)
             if number % NAMES_PER_SLICE == 0:
@@ -215,7 +219,8 @@ def _rows(
         response.responses.append(
             TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=rows)
         )
-    response.node_endpoints = leaders.endpoints()
+    if leaders is not None:
+        response.node_endpoints = leaders.endpoints()
 
 
 HANDLERS: dict[int, Entry] = {PRODUCE.key: Entry(handle, told_low=0)}

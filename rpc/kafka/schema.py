@@ -23,7 +23,7 @@ over it when it is encoded. A field with a `tag` is written only when it differs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from inspect import get_annotations
 from typing import Any, TypeVar, cast, dataclass_transform, overload
@@ -258,7 +258,7 @@ def _declare(cls: type[T], *, frozen: bool) -> type[T]:
     for name in get_annotations(cls):
         given = cls.__dict__.get(name)
         assert isinstance(given, Field), f"{cls.__name__}.{name} is not declared with a field"
-        one = Field(*(name if slot == "name" else getattr(given, slot) for slot in Field.__slots__))
+        one = replace(given, name=name)
         declared.append(one)
         setattr(cls, name, _held(one))
     if cls.__doc__ is None:

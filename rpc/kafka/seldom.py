@@ -6,6 +6,8 @@ import asyncio
 import logging
 
 EVERY_S = 10.0
+LENGTH_MAX = 1_000
+"""Of a line."""
 
 
 class Seldom:
@@ -22,4 +24,6 @@ class Seldom:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._told_s.get(kind, -EVERY_S) >= EVERY_S:
             self._told_s[kind] = now_s
-            self._logger.warning(f"{message} (%d so far)", *values, count)
+            # What strangers call things stays within its line.
+            text = "".join(one if one.isprintable() else "?" for one in (message % values)[:LENGTH_MAX])
+            self._logger.warning("%s (%d so far)", text, count)

@@ -134,7 +134,7 @@ class Later:
 @dataclass(slots=True, eq=False)
 class Soon:
     """`on_done` takes what is called when the wait is over, once, in a later turn of the loop, and never after `leave`;
-    then `make` gives the response."""
+    then `make` gives the response. Not for an api with `on_stop`: it cannot be cancelled."""
 
     on_done: Callable[[Callable[[], None]], None]
     make: Callable[[], Any]

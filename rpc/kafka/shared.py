@@ -88,3 +88,8 @@ class Shared:
     """Where clients belong that speak something else, in words."""
     seldom: Seldom = field(default_factory=lambda: Seldom(LOGGER))
     read: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+
+    def is_single(self, request: bytes | memoryview) -> bool:
+        """Whether its api is one of which a connection has one at a time; of what is no request, no."""
+        served = self.table.get(int.from_bytes(request[:2], "big", signed=True))
+        return served is not None and served.is_single

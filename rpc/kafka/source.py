@@ -58,7 +58,7 @@ class Source:
         return "\n".join(self._lines) + "\n"
 
     def function(self, name: str, title: str) -> Callable[..., Any]:
-        namespace = dict(self._objects)
+        namespace: dict[str, Any] = dict(self._objects)
         exec(compile(self.text(), f"<{title}>", "exec"), namespace)
         made: Callable[..., Any] = namespace[name]
         return made

@@ -61,6 +61,7 @@ from tidelog.rpc.kafka.messages.topics import (
 )
 from tidelog.rpc.kafka.services import Context
 from tidelog.rpc.kafka.wire import ZERO_UUID, EncodedRows
+from tidelog.rpc.limits import DoorLimits
 
 HEAR_MS = 500
 """For this broker to hear of a change."""
@@ -88,8 +89,9 @@ async def _heard(link: QuorumLink, condition: Callable[[ClusterImage], bool]) ->
 async def create_topics(request: CreateTopicsRequest, context: Context) -> CreateTopicsResponse:
     link, limits = context.services.link, context.services.limits
     is_detailed = context.version >= DETAILS_SINCE
+    refusal = _too_many(len(request.topics), limits)
     wanted: list[tuple[CreatableTopic, NewTopic | TidelogError]] = [
-        (topic, _or_error(_new_topic, topic)) for topic in request.topics
+        (topic, refusal or _or_error(_new_topic, topic)) for topic in request.topics
     ]
     good = [new for _, new in wanted if isinstance(new, NewTopic)]
     failed: TidelogError | None = None
@@ -201,7 +203,7 @@ async def delete_topics(request: DeleteTopicsRequest, context: Context) -> Delet
     ids = tuple(UUID(bytes=topic.topic_id) for _, topic in good if topic.name is None)
     if good:
         question = DeleteTopics(names=names, ids=ids)
-        outcomes = await _outcomes(link, question, len(good), limits.admin_timeout(request.timeout_ms))
+        outcomes = await _outcomes(link, question, len(good), limits, request.timeout_ms)
         gone = set()
         for (at, topic), item in zip(good, outcomes, strict=True):
             code = errors.code(item.error)
@@ -238,23 +240,28 @@ def _deleted(image: ClusterImage, topic: DeleteTopicState, code: int, message: s
 
 async def create_partitions(request: CreatePartitionsRequest, context: Context) -> CreatePartitionsResponse:
     link, limits = context.services.link, context.services.limits
+    refusal = _too_many(len(request.topics), limits)
+    if refusal is not None:
+        rows = [_grown(topic.name, refusal.code, str(refusal)) for topic in request.topics]
+        return CreatePartitionsResponse(results=rows)
     more = tuple(_more(topic) for topic in request.topics)
     outcomes: Sequence[Outcome] = ()
     if more:
         question = AddPartitions(topics=more, validate_only=request.validate_only)
-        outcomes = await _outcomes(link, question, len(more), limits.admin_timeout(request.timeout_ms))
+        outcomes = await _outcomes(link, question, len(more), limits, request.timeout_ms)
     totals = {topic.name: topic.total for topic, item in zip(more, outcomes, strict=True) if item.error is None}
     if totals and not request.validate_only:
         await _heard(link, lambda image: all(_has(image, name, total) for name, total in totals.items()))
     return CreatePartitionsResponse(
-        results=[
-            CreatePartitionsTopicResult(
-                name=topic.name,
-                error_code=errors.code(item.error),
-                error_message=None if item.error is None else item.message[: errors.MESSAGE_LENGTH_MAX],
-            )
-            for topic, item in zip(more, outcomes, strict=True)
-        ]
+        results=[_grown(topic.name, item.error, item.message) for topic, item in zip(more, outcomes, strict=True)]
+    )
+
+
+def _grown(name: str, error: ErrorCode | None, message: str) -> CreatePartitionsTopicResult:
+    return CreatePartitionsTopicResult(
+        name=name,
+        error_code=errors.code(error),
+        error_message=None if error is None else message[: errors.MESSAGE_LENGTH_MAX],
     )
 
 
@@ -269,10 +276,20 @@ def _has(image: ClusterImage, name: str, total: int) -> bool:
     return topic is None or len(topic.partitions) >= total
 
 
-async def _outcomes(link: QuorumLink, question: object, count: int, timeout_ms: int) -> Sequence[Outcome]:
+def _too_many(count: int, limits: DoorLimits) -> InvalidRequestError | None:
+    if count <= limits.admin_items_max:
+        return None
+    return InvalidRequestError(f"{count} topics in one request: at most {limits.admin_items_max}")
+
+
+async def _outcomes(
+    link: QuorumLink, question: object, count: int, limits: DoorLimits, timeout_ms: int
+) -> Sequence[Outcome]:
     """One for each item; an error of the whole request is each one's."""
     try:
-        reply = await link.ask(question, timeout_ms=timeout_ms)
+        if (refusal := _too_many(count, limits)) is not None:
+            raise refusal
+        reply = await link.ask(question, timeout_ms=limits.admin_timeout(timeout_ms))
     except TidelogError as error:
         return [Outcome("", error.code, str(error))] * count
     assert isinstance(reply, Outcomes), "one outcome for each item"

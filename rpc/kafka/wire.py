@@ -18,9 +18,15 @@ Records = bytes | memoryview | Sequence[bytes | memoryview]
 
 ZERO_UUID = bytes(16)
 STRING_BYTES_MAX = 0x7FFF
-ELEMENTS_MAX = 100_000
-"""Of all arrays of structs and strings of one message: a byte of input may cost a hundred bytes of objects, and the
-event loop does nothing else while it decodes."""
+ELEMENTS_MAX = 32_000
+"""Of all arrays of structs and strings of one request: a byte of input may cost a hundred bytes of objects, and the
+event loop does nothing else while it decodes, 50 ms for so many. The largest that is served is a fetch that names
+10,000 topics with a partition each (`DoorLimits.partitions_max`) and forgets 10,000 others."""
+NUMBERS_MAX = 50_000
+"""Of all arrays of numbers of one request: partitions, or replicas of partitions."""
+ANSWER_ELEMENTS_MAX = 100_000
+ANSWER_NUMBERS_MAX = 1 << 22
+"""Of answers, which only tests and tools decode."""
 
 ONE_BYTE = tuple(bytes([value]) for value in range(128))
 """The varints of one byte."""

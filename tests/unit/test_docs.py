@@ -6,7 +6,7 @@ directory, with this environment's commands first in the path. `make` lines are 
 
 `tidelog dev` stays in the foreground until Ctrl-C: it is started on free ports, awaited, serves the commands after it
 (they find it by TIDELOG_BOOTSTRAP), and is stopped by Ctrl-C at the end of the document, which must go well too. A
-program says `localhost:9292`, and is run with the port that was free.
+program says `localhost:9292` (or 9092, Kafka's), and is run with the port that was free.
 """
 
 import contextlib
@@ -109,7 +109,8 @@ def test_the_commands_and_programs_of_a_document_run(path: Path, tmp_path: Path)
                 continue
             interpreter = [sys.executable, "-"] if kind == "python" else ["bash"]
             if kind == "python":
-                program = program.replace("localhost:9292", environment["TIDELOG_BOOTSTRAP"])
+                for port in (9092, 9292):
+                    program = program.replace(f"localhost:{port}", f"localhost:{port + offset}")
             run = subprocess.run(
                 interpreter, input=program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
             )

@@ -37,11 +37,11 @@ def build(tree: Path, target: Path) -> Path:
 
 
 def check_names(wheel: Path, tree: Path) -> None:
-    """One top-level name; every module of every room; typed, and with its license."""
+    """Our name and the one that Spark looks for; every module of every room; typed, and with its license."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"tidelog"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tidelog", "pyspark_tidelog.py"}
     rooms = [path for path in (tree / "src" / "tidelog").iterdir() if path.is_symlink()]
     assert {"model", "world", "log", "cli"} <= {room.name for room in rooms}
     wanted = {

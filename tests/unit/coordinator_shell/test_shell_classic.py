@@ -87,7 +87,7 @@ def test_two_members_go_through_their_rounds() -> None:
                 await service.classic_heartbeat(GROUP, member_id=one.member_id, generation=one.generation + 1)
             details = service.describe_group(GROUP)
             assert (details.kind, details.state, len(details.members)) == ("classic", "stable", 2)
-            assert [summary.state for summary in service.list_groups(("stable",))[0]] == ["stable"]
+            assert [summary.state for summary in (await service.list_groups(("stable",)))[0]] == ["stable"]
             # A third: everybody joins again.
             third = asyncio.ensure_future(join(service))
             await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ from tidelog.rpc.kafka.messages import (
     API_VERSIONS,
     CONSUMER_GROUP_HEARTBEAT,
     CREATE_TOPICS,
+    DESCRIBE_PRODUCERS,
     DESCRIBE_QUORUM,
     DESCRIBE_TOPIC_PARTITIONS,
     FETCH,
@@ -21,11 +22,14 @@ from tidelog.rpc.kafka.messages import (
 )
 from tidelog.rpc.kafka.messages.cluster import DescribeQuorumResponse, QuorumListener, QuorumNode
 from tidelog.rpc.kafka.messages.data import (
+    DescribeProducersRequest,
+    DescribeProducersTopicRequest,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
+    ForgottenTopic,
     LeaderIdAndEpoch,
     NodeEndpoint,
     PartitionData,
@@ -64,12 +68,14 @@ from tidelog.rpc.kafka.messages.versions import (
 )
 from tidelog.rpc.kafka.wire import (
     ELEMENTS_MAX,
+    NUMBERS_MAX,
     EncodedRows,
     MalformedError,
     UnencodableError,
     read_varint,
     unsigned_varint,
 )
+from tidelog.rpc.limits import DoorLimits
 
 TOPIC_ID = bytes(range(16))
 
@@ -507,6 +513,27 @@ def test_a_message_of_too_many_elements_is_malformed() -> None:
     data = unsigned_varint(count + 1) + plain("01 00") * count + plain("00000000 ff 00")
     with pytest.raises(MalformedError, match=f"topics: no count that can be: {count}"):
         DESCRIBE_TOPIC_PARTITIONS.decode_request(0, data)
+
+
+def test_a_message_of_too_many_numbers_is_malformed() -> None:
+    """Four bytes of input make an object of 32: of all arrays together there are only so many."""
+    half = NUMBERS_MAX // 2
+    request = DescribeProducersRequest(topics=[DescribeProducersTopicRequest(partition_indexes=[0] * half)] * 2)
+    data = b"".join(DESCRIBE_PRODUCERS.encode_request(0, request))
+    assert DESCRIBE_PRODUCERS.decode_request(0, data) == request
+    request.topics[1] = DescribeProducersTopicRequest(partition_indexes=[0] * (half + 1))
+    with pytest.raises(MalformedError, match=f"partition_indexes: no count that can be: {half + 1}"):
+        DESCRIBE_PRODUCERS.decode_request(0, b"".join(DESCRIBE_PRODUCERS.encode_request(0, request)))
+
+
+def test_the_largest_fetch_that_is_served_is_no_malformed_one() -> None:
+    """10,000 topics with a partition each, and as many that are forgotten."""
+    most = DoorLimits().partitions_max
+    one = FetchTopic(topic_id=bytes(range(16)), partitions=[FetchPartition(partition=0)])
+    gone = ForgottenTopic(topic_id=bytes(range(16)), partitions=[0])
+    request = FetchRequest(topics=[one] * most, forgotten_topics_data=[gone] * most)
+    version = FETCH.high
+    assert FETCH.decode_request(version, b"".join(FETCH.encode_request(version, request))) == request
 
 
 def test_a_compact_string_longer_than_kafka_allows_is_malformed() -> None:

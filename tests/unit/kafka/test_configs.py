@@ -289,6 +289,17 @@ def test_a_change_that_cannot_be_is_refused_with_a_sentence(cluster: KafkaCluste
     assert describe(cluster, kept)["retention.ms"].config_source == DEFAULT_CONFIG
 
 
+def test_deleting_what_nobody_can_set_changes_nothing(cluster: KafkaCluster) -> None:
+    """Kafka's tool for reassignments clears its throttle of moves between directories together with the others."""
+    where = (BROKER, "11")
+    done(alter(cluster, where, ("leader.replication.throttled.rate", SET, "7")))
+    keys = ("leader.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second")
+    done(alter(cluster, where, *((key, DELETE, None) for key in keys)))
+    assert describe(cluster, where)[keys[0]].config_source == DEFAULT_CONFIG
+    row = alter(cluster, (BROKER, "99"), (keys[1], DELETE, None))
+    assert code_names([row]) == ["BROKER_ID_NOT_REGISTERED"]
+
+
 def test_one_bad_resource_does_not_keep_the_others_from_being_changed(cluster: KafkaCluster) -> None:
     cluster.create("good-one")
     cluster.create("good-two")

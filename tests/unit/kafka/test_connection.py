@@ -260,6 +260,19 @@ def test_what_is_not_served_ends_the_connection_with_one_line(
     assert "peer=127.0.0.1:" in line
 
 
+def test_what_strangers_call_things_stays_within_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with kafka_door(HEARTBEATS) as door:
+            for _ in range(3):
+                door.shared.seldom.warn("kind", "peer=%s %s", "x", "a\nERROR node=1 all is lost\x1b[2J" + "y" * 5_000)
+
+    with caplog.at_level(logging.WARNING):
+        on_uvloop(main)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("peer=x a?ERROR node=1 all is lost?[2Jyy")
+    assert len(line) < 1_100
+
+
 def test_the_table_of_a_broker_serves_only_what_has_a_codec() -> None:
     table = build()
     assert API_VERSIONS.key in table

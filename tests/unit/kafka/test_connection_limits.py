@@ -307,6 +307,38 @@ def test_answers_to_a_client_that_does_not_read_are_bounded() -> None:
     on_uvloop(main)
 
 
+def test_a_connection_has_one_fetch_at_a_time() -> None:
+    """Each may bring a batch of any size: the next is begun when the one before was written."""
+
+    async def main() -> None:
+        held, begun, go = Held(), [], asyncio.Event()
+
+        async def handle(_request: FetchRequest, context: Context) -> Later:
+            async def answer() -> FetchResponse:
+                begun.append(context.correlation_id)
+                await go.wait()
+                return FetchResponse()
+
+            return Later(answer)
+
+        entries = {**held.entries, FETCH.key: Entry(handle, is_single=True)}
+        async with kafka_door(entries) as door:
+            client, other = await door.client(), await door.client()
+            client.writer.write(frame(FETCH, 11, 1, FetchRequest()) + produce(2))
+            client.writer.write(b"".join(frame(FETCH, 11, at, FetchRequest()) for at in range(3, 60)))
+            other.writer.write(frame(FETCH, 11, 100, FetchRequest()))
+            await soon(lambda: sorted(begun) == [1, 100] and held.begun == [2], "one of each, and the write between")
+            held.go.set()
+            await asyncio.sleep(0.05)
+            assert sorted(begun) == [1, 100]
+            go.set()
+            for number in range(1, 60):
+                assert int.from_bytes((await client.answer())[:4], "big") == number
+            assert [at for at in begun if at != 100] == [1, *range(3, 60)]
+
+    on_uvloop(main)
+
+
 def test_answers_behind_a_slow_one_are_bounded() -> None:
     asked: list[int] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from group_cluster import BROKERS, OFFSETS_TOPIC, GroupCluster
 from kafka_groups import ENTRIES, TABLE, Classic, Door, codes, commit_of, name_of, round_of
 
+from tidelog.coordinator import service
 from tidelog.coordinator.service import partition_for
 from tidelog.coordinator.shard import Phase
 from tidelog.model.ids import NodeId
@@ -320,6 +322,33 @@ def test_offsets_are_deleted(cluster: GroupCluster, door: Door) -> None:
 
 
 # Groups.
+
+
+def test_many_groups_are_listed_in_turns_and_in_order(
+    cluster: GroupCluster, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MEMBERS_PER_SLICE", 4)
+    names = [f"m-{number:02}" for number in range(18)]
+    for name in reversed(names):
+        cluster.commit(name, {("orders", 0): 1})
+
+    async def listed() -> tuple[list[str], int]:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        found, _ = await door.groups.list_groups(kinds=["simple"])
+        counting.cancel()
+        return [one.group for one in found if one.group.startswith("m-")], turns
+
+    found, turns = door.run(listed)
+    assert found == names
+    assert turns >= len(names) // 4, "the others had their turn after each four"
 
 
 def test_groups_are_listed_by_state_and_type(cluster: GroupCluster, door: Door) -> None:

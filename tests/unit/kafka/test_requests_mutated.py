@@ -54,7 +54,7 @@ def test_mutated_requests_are_answered_or_end_the_connection(which: str, tmp_pat
             )
             assert grown < GROWTH_MAX, f"{grown / MIB:.0f} MiB more after {count} requests"
             assert min(assault.seen[one] for one in ("answered", "closed", "silent", "left")) > 0, assault.seen
-            print({APIS[k].name: f"{assault.done[k]}/{n}" for k, n in sorted(assault.of_key.items())})
+            print({APIS[key].name: f"{assault.done[key]} of {sent}" for key, sent in sorted(assault.of_key.items())})
             assert set(assault.of_key) == set(node.shared.table), "every api was asked"
 
     on_uvloop(main)

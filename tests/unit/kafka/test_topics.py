@@ -84,6 +84,20 @@ def test_topics_are_made_in_every_version_and_this_broker_knows_them_at_once(
     assert bool(made.configs) == (version >= 5)
 
 
+def test_more_topics_than_are_decided_at_once_are_refused_each(cluster: KafkaCluster) -> None:
+    """The controller decides on all topics of a request in one turn of its loop."""
+    most = cluster.limits.admin_items_max
+    names = [f"many-{number}" for number in range(most + 1)]
+    refused = ["INVALID_REQUEST"] * len(names)
+    made = create(cluster, *(topic(name) for name in names))
+    assert codes(made) == refused
+    assert made[-1].error_message == f"{most + 1} topics in one request: at most {most}"
+    gone = DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names])
+    assert codes(cluster.send(DELETE_TOPICS, gone).responses) == refused
+    more = CreatePartitionsRequest(topics=[CreatePartitionsTopic(name=name, count=2) for name in names])
+    assert codes(cluster.send(CREATE_PARTITIONS, more).results) == refused
+
+
 def test_the_answer_has_every_setting_of_the_topic_with_its_source(cluster: KafkaCluster) -> None:
     set_cluster(cluster, "log.retention.hours", "2")
     wanted = topic("set", partitions=1, factor=3, configs={"cleanup.policy": "compact", "max.message.bytes": "5000"})

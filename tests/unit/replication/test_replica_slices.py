@@ -153,6 +153,7 @@ def test_a_topic_that_is_deleted_while_its_logs_are_opened_is_led_by_nobody() ->
             opened = [replica for place in places(orders) if (replica := replicas.get(place)) is not None]
             for replica in opened:
                 replicas.end_role(replica)
+                replica.led_epoch = -1  # as if its log was opened just now
             after = replace(image, topics=image.topics.delete(orders.topic_id), topic_ids=Map())
             replicas._changes.metadata_changed(delta_between(image, after), image, after)
             waiting = [replica for replica in opened if not replica.is_dropped]

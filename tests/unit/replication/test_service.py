@@ -18,6 +18,7 @@ from tidelog.model.errors import (
     UnknownTopicIdError,
 )
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.replication import service
 from tidelog.replication.service import FetchItem, PartitionService, ProduceItem, ProduceResult, ServiceConfig
 
 
@@ -363,6 +364,35 @@ def test_batches_that_a_topic_does_not_take_are_refused_one_by_one() -> None:
         ]
         assert cluster.values(orders) == [b"good", b"good too"]
         cluster.check()
+
+
+def test_directories_of_many_replicas_are_told_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "REPLICAS_PER_SLICE", 5)
+    with ReplicationCluster(415) as cluster:
+        cluster.start()
+        cluster.start_brokers(11)
+        orders = cluster.topic("orders", partitions=23, factor=1)
+        replicas = cluster.brokers[NodeId(11)].replicas
+        cluster.until(lambda: len(replicas.leaders()) == 23)
+
+        async def describe(broker: RunningBroker) -> None:
+            turns = 0
+
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            counting = asyncio.ensure_future(count())
+            (found,) = await broker.service.log_directories()
+            counting.cancel()
+            assert [one.partition for one in found.replicas] == [
+                PartitionId(orders.topic_id, number) for number in range(23)
+            ]
+            assert turns == 4, "the others had their turn after each five"
+
+        cluster.on_broker(11, describe)
 
 
 def test_directories_tell_what_they_hold() -> None:

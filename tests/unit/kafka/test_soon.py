@@ -1,0 +1,162 @@
+"""Answers that are waited for without a task, and partitions that are remembered by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kafka_data import BROKERS, DataWorld, produce_request
+from kafka_door import kafka_door, nothing_produced, number_of, on_uvloop, produce, soon
+from replication_cluster import ReplicationCluster, RunningBroker, batch
+
+from tidelog.metadata.topics import DeleteTopics
+from tidelog.model.errors import OverloadedError
+from tidelog.replication.service import ProduceItem
+from tidelog.rpc.kafka.entries import Entry
+from tidelog.rpc.kafka.finding import find
+from tidelog.rpc.kafka.messages import PRODUCE
+from tidelog.rpc.kafka.messages.data import ProduceRequest
+from tidelog.rpc.kafka.services import Context, Later, Soon
+
+
+class Waits:
+    """A handler whose answers are made when a test says so; no task may be needed for them."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Callable[[], None]] = {}
+        self.left: list[int] = []
+        self.failing: dict[int, Exception] = {}
+
+    async def produce(self, request: ProduceRequest, _context: Context) -> Later:
+        number = number_of(request)
+
+        async def answer() -> object:
+            raise AssertionError("it is waited for without a task")
+
+        def make() -> object:
+            if number in self.failing:
+                raise self.failing[number]
+            return nothing_produced()
+
+        def on_done(call: Callable[[], None]) -> None:
+            self.calls[number] = call
+
+        return Later(answer, lambda: self.left.append(number), Soon(on_done, make))
+
+    @property
+    def entries(self) -> dict[int, Entry]:
+        return {PRODUCE.key: Entry(self.produce)}
+
+
+async def numbers(client: Any, count: int) -> list[int]:
+    return [int.from_bytes((await client.answer())[:4], "big", signed=True) for _ in range(count)]
+
+
+def test_answers_without_a_task_leave_in_order_and_each_is_left_once() -> None:
+    waits = Waits()
+
+    async def main() -> None:
+        async with kafka_door(waits.entries) as door:
+            client = await door.client()
+            client.writer.write(produce(1) + produce(2) + produce(3))
+            await soon(lambda: len(waits.calls) == 3, "all are begun while the first one waits")
+            for number in (3, 1, 2):
+                waits.calls[number]()
+            assert await numbers(client, 3) == [1, 2, 3]
+        assert waits.left == [3, 1, 2]
+
+    on_uvloop(main)
+
+
+def test_what_is_not_answered_is_left_when_its_connection_ends() -> None:
+    waits = Waits()
+
+    async def main() -> None:
+        async with kafka_door(waits.entries) as door:
+            client = await door.client()
+            client.writer.write(produce(1) + produce(2))
+            await soon(lambda: len(waits.calls) == 2, "both are begun")
+            waits.calls[2]()
+            client.writer.transport.abort()
+            await soon(lambda: sorted(waits.left) == [1, 2], "both are left")
+            waits.calls[1]()  # too late: nobody is answered, nothing is left twice
+        assert sorted(waits.left) == [1, 2]
+
+    on_uvloop(main)
+
+
+def test_an_error_of_making_the_answer_ends_the_connection_that_cannot_be_told() -> None:
+    waits = Waits()
+    waits.failing[1] = OverloadedError("no room")
+
+    async def main() -> None:
+        async with kafka_door(waits.entries) as door:
+            client = await door.client()
+            client.writer.write(produce(1))
+            await soon(lambda: len(waits.calls) == 1, "it is begun")
+            waits.calls[1]()
+            assert await client.reader.read() == b""
+        assert waits.left == [1]
+
+    on_uvloop(main)
+
+
+# Whole brokers.
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[DataWorld]:
+    with ReplicationCluster(703) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        yield DataWorld(cluster)
+        cluster.check()
+
+
+def test_a_produce_that_is_left_calls_nobody(world: DataWorld) -> None:
+    where = world.topic("left")
+
+    async def job(broker: RunningBroker) -> list[str]:
+        told: list[str] = []
+        items = [ProduceItem(where, batch(b"x"))]
+        first = await broker.service.start_produce(items, acks=-1, timeout_ms=5_000)
+        assert not first.is_done, "two followers have to store it"
+        first.on_done(lambda: told.append("first"))
+        first.leave()
+        second = await broker.service.start_produce(items, acks=-1, timeout_ms=5_000)
+        is_over = asyncio.Event()
+
+        def over() -> None:
+            told.append("second")
+            is_over.set()
+
+        second.on_done(over)
+        assert told == [], "never in the same turn"
+        await is_over.wait()
+        (result,) = second.results()
+        assert (result.error, result.base_offset) == (None, 1)
+        return told
+
+    assert world.cluster.on_broker(11, job) == ["second"]
+    assert world.is_idle()
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_one_that_is_remembered(world: DataWorld) -> None:
+    former = world.topic("renewed")
+    assert world.produce("renewed", batch(b"x")).error_code == 0
+    broker = next(one for one in world.cluster.brokers.values())
+    assert find(broker.tail.image, "renewed", 0) == former
+
+    async def delete(running: RunningBroker) -> None:
+        await running.agent.ask(DeleteTopics(names=("renewed",)))
+
+    world.cluster.on_broker(11, delete)
+    world.cluster.until(lambda: all("renewed" not in b.tail.image.topic_ids for b in world.cluster.brokers.values()))
+    gone = world.ask(PRODUCE, produce_request(("renewed", 0, batch(b"x"))), version=12)
+    assert gone.responses[0].partition_responses[0].error_code == 3
+    later = world.topic("renewed")
+    assert later != former
+    assert find(broker.tail.image, "renewed", 0) == later
+    assert world.produce("renewed", batch(b"y")).base_offset == 0
