@@ -33,11 +33,7 @@ Invariants
    fetch while another one of the connection is not written: so one answer of fetched data is held for each.
 5. `Later.leave` is called once for each; a connection that is closed has given back all that it took.
 
-A request that is not whole after `read_timeout_ms`, and a second for each `BYTES_PER_SECOND_MIN` of it, ends the
-connection; so does an answer of which the client takes nothing for `answer_stall_ms`, and silence for
-`connections.max.idle.ms`. `look` checks that; there is no timer for each connection.
-
-Who does not speak Kafka's protocol is known by its first bytes: one log line, an answer to HTTP, and the end.
+Who takes too long ends the connection (`patience`). `look` checks that; there is no timer for each connection.
 """
 
 from __future__ import annotations
@@ -50,16 +46,18 @@ from struct import Struct
 from typing import Any, Protocol, cast
 
 from tidelog.model.errors import ErrorCode, TidelogError
-from tidelog.rpc.first_bytes import KNOWN_BYTES, Speech, of_client
+from tidelog.rpc.first_bytes import KNOWN_BYTES
 from tidelog.rpc.kafka import api_versions
 from tidelog.rpc.kafka.dispatch import failure
 from tidelog.rpc.kafka.entries import Served
 from tidelog.rpc.kafka.errors import MESSAGE_LENGTH_MAX
 from tidelog.rpc.kafka.framing import Framing, Request
 from tidelog.rpc.kafka.headers import read_request_header, response_frame
+from tidelog.rpc.kafka.patience import Patience
 from tidelog.rpc.kafka.pending import Pending
 from tidelog.rpc.kafka.services import AnswerMemory, Context, Later, Origin
 from tidelog.rpc.kafka.shared import READ_BYTES, Shared
+from tidelog.rpc.kafka.strangers import turn_away
 from tidelog.rpc.kafka.wire import Buffer, MalformedError
 
 LOGGER = logging.getLogger(__name__)
@@ -67,7 +65,6 @@ LOGGER = logging.getLogger(__name__)
 READ_BYTES_FULL = 4 << 10
 """Read at once while there is no room for requests: what cannot be taken stays with its sender."""
 HEADER_BYTES_MIN = 8
-BYTES_PER_SECOND_MIN = 256 << 10
 JOINED_BYTES_MAX = 32 << 10
 """Answers up to here go out as one buffer: one copy is cheaper than a list of pieces."""
 TURNS = 32
@@ -82,13 +79,6 @@ class State(Enum):
     DRAINING = "draining"
     DEAF = "deaf"
     CLOSED = "closed"
-
-
-def http_answer(text: str) -> bytes:
-    """For who takes this port for one of HTTP."""
-    body = text.encode()
-    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 class Group(Protocol):
@@ -130,13 +120,9 @@ class Connection(asyncio.BufferedProtocol):
         self._gate: asyncio.Future[None] | None = None
         """What the worker waits for while answers pile up."""
         self._flushing: asyncio.Handle | None = None
-        self._active_s = self._loop.time()
-        self._incomplete_s: float | None = None
-        """Since when a request has begun to arrive, while we read."""
+        self._patience = Patience(shared.limits, shared.sockets, self._loop.time())
         self._arriving = 0
         """The size of the request that is arriving."""
-        self._stall: tuple[int, float] = (0, 0.0)
-        """Bytes with the transport, and since when they are so many."""
 
     # The transport's side.
 
@@ -166,12 +152,12 @@ class Connection(asyncio.BufferedProtocol):
         self._shared.counts.bytes_in += nbytes
         if self.state is not State.OPEN:
             return
-        self._active_s = self._loop.time()
+        self._patience.active_s = self._loop.time()
         whole = self._framing.received(nbytes)
         if whole is not None:
             self._arrive(whole, self._arriving)
             self._arriving = 0
-            self._incomplete_s = None
+            self._patience.forget()
         self._take_requests()
 
     def eof_received(self) -> bool:
@@ -211,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
                 shared.requests.on_room(self._room_again)
                 break
             whole = framing.accept(size)
-            self._incomplete_s = None
+            self._patience.forget()
             if whole is None:
                 self._arriving = size
                 break
@@ -224,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take_requests()
 
     def _arrive(self, data: Request, size: int) -> None:
-        pending = Pending(data, size, self._active_s)
+        pending = Pending(data, size, self._patience.active_s)
         self._unanswered.append(pending)
         self._arrived.append(pending)
         if self._worker is None:
@@ -243,31 +229,19 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.pause_reading()
         if not may_read or not self._framing.is_incomplete:
-            self._incomplete_s = None
-        elif self._incomplete_s is None:
-            self._incomplete_s = self._loop.time()
+            self._patience.forget()
+        else:
+            self._patience.expect(self._loop.time())
 
     def _is_kafka(self, head: bytes) -> bool:
-        speech = of_client(head)
-        self._is_known = speech in (Speech.KAFKA, Speech.UNKNOWN)
-        if self._is_known:
-            return True
-        shared = self._shared
-        shared.counts.strangers[speech.name.lower()] = shared.counts.strangers.get(speech.name.lower(), 0) + 1
-        where = shared.doors.get(speech, "there is no such door here")
         port = self._group.port_of(self._listener)
-        shared.seldom.warn(
-            speech.name,
-            "peer=%s speaks %s on port %d, which is for Kafka clients: %s",
-            self._origin.peer,
-            speech.value,
-            port,
-            where,
-        )
-        if speech is Speech.HTTP:
-            self._transport.write(http_answer(f"this port is for Kafka clients: {where}\n"))
-        self._drain()
-        return False
+        said = turn_away(head, self._shared, peer=self._origin.peer, port=port)
+        self._is_known = said is None
+        if said is not None:
+            if said:
+                self._transport.write(said)
+            self._drain()
+        return self._is_known
 
     def _refuse_size(self, size: int) -> None:
         self._shared.counts.malformed += 1
@@ -492,8 +466,8 @@ class Connection(asyncio.BufferedProtocol):
         shared.requests.give_back(pending.size)
         if self._unanswered[0] is pending:
             self._flush_soon()
-        elif self._flushing is None:
-            self._settle()
+        if served.is_single or self._flushing is None:
+            self._settle()  # its data is counted by nobody else from now on
 
     def _flush_soon(self) -> None:
         """All that is done in this turn of the loop goes out together."""
@@ -516,7 +490,7 @@ class Connection(asyncio.BufferedProtocol):
             size += done.answer_bytes
             buffers += answer
         if buffers:
-            self._active_s = self._loop.time()
+            self._patience.active_s = self._loop.time()
             self._waiting_bytes -= size
             self._shared.counts.bytes_out += size
             if size <= JOINED_BYTES_MAX:
@@ -568,6 +542,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _give_up_reading(self) -> None:
         self._shared.requests.forget(self._room_again)
+        self._framing.clear()
         if self._arriving:
             size, self._arriving = self._arriving, 0
             self._shared.requests.give_back(size)
@@ -594,26 +569,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def rate(self, now_s: float) -> float | None:
         """Bytes a second of the request that is arriving; None if none is, or none for long enough to tell."""
-        since_s = self._incomplete_s
-        if not self._arriving or since_s is None or (now_s - since_s) * 1000 < self._shared.limits.slow_read_ms:
-            return None
-        return self._framing.arrived / (now_s - since_s)
+        return self._patience.rate(self._framing.arrived, now_s) if self._arriving else None
 
     def look(self, now_s: float) -> None:
         """Called from time to time: ends what takes too long."""
         if self.state is State.CLOSED:
             return
         self._settle()
-        limits, sockets = self._shared.limits, self._shared.sockets
         written = self._transport.get_write_buffer_size()
-        if written != self._stall[0] or written == 0:
-            self._stall = (written, now_s)
-        late_s = limits.read_timeout_ms / 1000 + self._arriving / BYTES_PER_SECOND_MIN
-        if now_s - self._stall[1] >= sockets.answer_stall_ms / 1000:
-            self.end_slow(f"has taken nothing of {written} bytes of answers for {sockets.answer_stall_ms} ms")
-        elif self._incomplete_s is not None and now_s - self._incomplete_s >= late_s:
-            self.end_slow(f"has not sent the rest of a request in {late_s:.0f} s")
-        elif not self._unanswered and written == 0 and now_s - self._active_s >= sockets.idle_ms / 1000:
+        why = self._patience.too_slow(now_s, arriving=self._arriving, written=written)
+        if why is not None:
+            self.end_slow(why)
+        elif not self._unanswered and written == 0 and self._patience.is_idle(now_s):
             self._shared.counts.ended_idle += 1
             self._transport.close()
 

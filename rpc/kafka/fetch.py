@@ -32,7 +32,7 @@ from tidelog.rpc.kafka.messages.data import (
     FetchResponse,
     PartitionData,
 )
-from tidelog.rpc.kafka.services import Context, Later
+from tidelog.rpc.kafka.services import AnswerMemory, Context, Later
 
 _STORAGE_ERROR_SINCE = 6
 _SESSIONS_SINCE = 7
@@ -63,6 +63,24 @@ def _now_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
 
 
+class _Held:
+    """Data of an answer: it counts from when it was read until the connection counts it, without a gap."""
+
+    __slots__ = ("_memory", "_size")
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+        self._size = 0
+
+    def count(self, size: int) -> None:
+        self._memory.give_back(-size)
+        self._size += size
+
+    def leave(self) -> None:
+        self._memory.give_back(self._size)
+        self._size = 0
+
+
 async def handle(request: FetchRequest, context: Context) -> Later | FetchResponse:
     try:
         turn = await _begin(request, context)
@@ -70,7 +88,8 @@ async def handle(request: FetchRequest, context: Context) -> Later | FetchRespon
         return FetchResponse(error_code=code_of(error))
     except TidelogError as error:
         return _refused(request, context, error)
-    return Later(lambda: _answer(request, context, turn))
+    held = _Held(context.memory)
+    return Later(lambda: _answer(request, context, turn, held), held.leave)
 
 
 async def _begin(request: FetchRequest, context: Context) -> Turn:
@@ -117,7 +136,7 @@ def _refused(request: FetchRequest, context: Context, error: TidelogError) -> Fe
     return response
 
 
-async def _answer(request: FetchRequest, context: Context, turn: Turn) -> FetchResponse:
+async def _answer(request: FetchRequest, context: Context, turn: Turn, held: _Held) -> FetchResponse:
     found = await _find(context, turn)
     items = [
         FetchItem(where, one.offset, one.bytes_max, one.leader_epoch, one.last_epoch)
@@ -134,17 +153,23 @@ async def _answer(request: FetchRequest, context: Context, turn: Turn) -> FetchR
             max_bytes=max(1, min(request.max_bytes, limits.fetch_bytes_max)),
             max_wait_ms=min(max(0, request.max_wait_ms), limits.fetch_wait_max_ms),
             isolation=request.isolation_level,
-            rack=request.rack_id,
+            rack=_rack(request.rack_id, context),
             memory=context.memory,
         )
     done = iter(results)
     rows = [next(done) if isinstance(where, PartitionId) else FetchResult(where) for where in found]
-    size = sum(len(result.data) for result in results)
-    context.memory.give_back(-size)  # until the connection has the answer
-    try:
-        return await _tell(request, context, turn, found, rows)
-    finally:
-        context.memory.give_back(size)
+    held.count(sum(len(result.data) for result in results))
+    return await _tell(request, context, turn, found, rows)
+
+
+def _rack(rack: str, context: Context) -> str:
+    """The reader's, or none if a broker there has no such listener: whoever is sent to that one, without data, comes
+    back to be sent there again."""
+    if not rack:
+        return ""
+    near = (broker for broker in context.services.image.brokers.values() if broker.rack == rack and not broker.fenced)
+    can_be_reached = all(any(name == context.listener for name, *_ in broker.endpoints) for broker in near)
+    return rack if can_be_reached else ""
 
 
 async def _tell(

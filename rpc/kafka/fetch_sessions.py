@@ -22,7 +22,7 @@ error all is told again. What had data goes to the end of the line: the next ans
 A new session finds a place while there are fewer than `slots_max`. Then the one that was not used for longest makes
 room if it was idle for `idle_ms`; else the smallest of those that are older than `idle_ms`, unless that one is larger
 than the new one. Consumers that read much keep theirs (followers, which Kafka keeps longest, do not read here). Without
-a place a client is served all the same, in full.
+a place, or with a name that no topic can have, a client is served all the same, in full.
 
 Invariants (`validate`): sessions are in the order of their last use; each has at least one partition and at most
 `session_partitions_max`; all together have `partitions`, at most `partitions_max`.
@@ -35,6 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.metadata.topics import NAME_LENGTH_MAX
 from tidelog.model.errors import ErrorCode, TidelogError
 
 if TYPE_CHECKING:
@@ -155,6 +156,13 @@ class FetchSessions:
             return Turn(list(wanted.values()), has_ids, epoch)
         session = self._find(session_id, epoch, has_ids=has_ids)
         for one in named:
+            if not _can_be_kept(one.topic):
+                self._drop(session)
+                raise FetchSessionError(
+                    f"fetch session {session_id} would have to remember a name of {len(one.topic)} characters,"
+                    " which no topic can have",
+                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+                )
             known = session.wanted.setdefault((one.topic, one.partition), one)
             if known is not one:
                 known.ask(one)
@@ -214,6 +222,8 @@ class FetchSessions:
     def _create(self, turn: Turn, now_ms: int) -> int:
         size = len(turn.wanted)
         if not 0 < size <= min(self._session_partitions_max, self._partitions_max) or self._slots_max <= 0:
+            return NO_SESSION
+        if not all(_can_be_kept(one.topic) for one in turn.wanted):
             return NO_SESSION
         while len(self._sessions) >= self._slots_max or self.partitions + size > self._partitions_max:
             if not self._evict(size, now_ms):
@@ -275,6 +285,11 @@ class FetchSessions:
             assert 1 <= session.epoch <= EPOCH_MAX
             assert all((one.topic, one.partition) == key for key, one in session.wanted.items())
             assert all(isinstance(topic, bytes) == session.has_ids for topic, _ in session.wanted)
+
+
+def _can_be_kept(topic: Topic) -> bool:
+    """A session outlives its requests, whose memory is counted: names that no topic can have are not kept."""
+    return isinstance(topic, bytes) or (len(topic) <= NAME_LENGTH_MAX and topic.isascii())
 
 
 def _takes(wanted: Wanted, news: News) -> bool:

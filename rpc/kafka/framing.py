@@ -8,6 +8,7 @@ Bytes are read where `buffer` says and `received` takes note of them. Then, in t
     accept         somebody has found room for it: the request, if all of it is here; else it is `arriving`, the rest of
                    it is read straight into its own memory, and `received` gives it when it is whole
     keep           nothing more is taken now: what is left is moved out of the place that all connections share
+    clear          nothing more is taken at all
 
 Invariants: at most one request is arriving, and while it is, nothing is left over. The memory of one that is arriving
 grows as its bytes come (`FIRST_BYTES`, then twofold), never by what its sender says that it will send.
@@ -99,8 +100,8 @@ class Framing:
     def _finish(self) -> Request:
         frame, self._frame = self._frame, None
         assert frame is not None, "it was arriving"
-        self._view.release()
-        self._view = self._shared[:0]
+        # Not even a view of what was read last: it would keep all of the request after its answer.
+        self._view = self._given = self._shared[:0]
         self._filled = self._size = 0
         return bytes(frame) if len(frame) <= SMALL_BYTES else memoryview(frame).toreadonly()
 
@@ -128,3 +129,10 @@ class Framing:
         """Idempotent."""
         self._kept = bytes(self._left)
         self._left = memoryview(self._kept)
+
+    def clear(self) -> None:
+        """What is no request yet is let go: nothing of it will be taken any more."""
+        self._frame = None
+        self._view = self._given = self._left = self._shared[:0]
+        self._kept = b""
+        self._filled = self._size = 0

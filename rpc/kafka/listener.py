@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidelog.model.errors import TransportError
-from tidelog.rpc.kafka.connection import BYTES_PER_SECOND_MIN, Connection
+from tidelog.rpc.kafka.connection import Connection
+from tidelog.rpc.kafka.patience import BYTES_PER_SECOND_MIN
 from tidelog.rpc.kafka.shared import Shared
 
 LOGGER = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class KafkaServer:
         self._of_host: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
-        """While it closes: done when no connection is left."""
+        """From `close` on nobody is let in; done when no connection is left."""
 
     # Life.
 
@@ -126,9 +127,10 @@ class KafkaServer:
         self._servers.clear()
         if self._timer is not None:
             self._timer.cancel()
+        if self._empty is None:
+            self._empty = asyncio.get_running_loop().create_future()
         if not self._connections:
             return
-        self._empty = asyncio.get_running_loop().create_future()
         for connection in list(self._connections):
             connection.stop()
         await asyncio.wait([self._empty], timeout=grace_s)

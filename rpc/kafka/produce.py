@@ -20,18 +20,21 @@ from tidelog.log.batch import Codec
 from tidelog.log.batch_header import CODEC_MASK, HEADER_BYTES, LENGTH_PREFIX_BYTES, TRANSACTIONAL_BIT
 from tidelog.metadata.topics import NAME_LENGTH_MAX
 from tidelog.model.errors import (
+    ErrorCode,
+    FencedLeaderEpochError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidRequiredAcksError,
     InvalidTransactionStateError,
     RemoteError,
     TidelogError,
+    UnknownTopicIdError,
     UnsupportedCompressionError,
 )
 from tidelog.model.ids import PartitionId
 from tidelog.replication.service import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProduceItem, ProduceResult
 from tidelog.rpc.kafka.entries import Entry
-from tidelog.rpc.kafka.errors import data_code_of, message_of
+from tidelog.rpc.kafka.errors import code, data_code_of, message_of
 from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, Leaders, check_count, find, is_moved
 from tidelog.rpc.kafka.messages import PRODUCE
 from tidelog.rpc.kafka.messages.data import (
@@ -162,6 +165,16 @@ def _check_stored(request: ProduceRequest, found: Found, results: list[ProduceRe
                 raise RemoteError(message, code=done.error.code)
 
 
+def code_of_failure(error: TidelogError, version: int) -> int:
+    """What clients know beside a produce: by name a topic that has just gone is one that is not there, and who leads no
+    more, or has had the records cut, does not lead; for any other code librdkafka gives the record up."""
+    if isinstance(error, UnknownTopicIdError) and version < _IDS_SINCE:
+        return code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if isinstance(error, FencedLeaderEpochError):
+        return code(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return data_code_of(error)
+
+
 async def _answer(
     request: ProduceRequest, context: Context, found: Found, results: Iterable[ProduceResult]
 ) -> ProduceResponse:
@@ -205,7 +218,7 @@ def _rows(
             else:
                 row = PartitionProduceResponse(
                     index=asked.index,
-                    error_code=data_code_of(done.error),
+                    error_code=code_of_failure(done.error, context.version),
                     base_offset=-1,
                     error_message=message_of(done.error),
                 )

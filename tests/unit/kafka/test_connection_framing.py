@@ -99,6 +99,49 @@ def test_a_small_request_is_bytes_of_its_own_and_a_large_one_a_view() -> None:
     assert whole.readonly
 
 
+def test_a_request_that_is_whole_is_nobodys_but_its_takers() -> None:
+    """What is answered is counted no longer: the connection must not hold it until its next request."""
+    machine = Framing(memoryview(bytearray(64)))
+    size = framing.SMALL_BYTES + 1
+    (whole,) = _views(machine, size.to_bytes(4, "big") + bytes(size))
+    frame = whole.obj
+    assert isinstance(frame, bytearray)
+    whole.release()
+    frame.clear()  # BufferError while anybody points into it
+
+
+def test_what_is_given_up_is_let_go() -> None:
+    machine = Framing(memoryview(bytearray(64)))
+    assert feed(machine, (3 * FIRST_BYTES).to_bytes(4, "big") + bytes(FIRST_BYTES + 1), 64) == []
+    assert machine.arrived == FIRST_BYTES + 1
+    machine.clear()
+    assert (machine.is_incomplete, machine.arrived, machine.left) == (False, 0, 0)
+    machine.buffer(64)[:3] = b"abc"
+    machine.received(3)
+    machine.keep()
+    machine.clear()
+    assert (machine.is_incomplete, machine.left) == (False, 0)
+
+
+def _views(machine: Framing, data: bytes) -> list[memoryview]:
+    """As `feed`, of large requests: as they are given."""
+    found: list[memoryview] = []
+    while data:
+        place = machine.buffer(64)
+        count = min(len(place), len(data))
+        place[:count] = data[:count]
+        data = data[count:]
+        del place
+        whole = machine.received(count)
+        if whole is not None:
+            assert isinstance(whole, memoryview)
+            found.append(whole)
+        elif (size := machine.next_size()) is not None:
+            assert machine.accept(size) is None
+        machine.keep()
+    return found
+
+
 @pytest.mark.source("a:C-01")
 def test_a_connection_answers_requests_that_are_cut_at_every_byte() -> None:
     async def handle(_request: object, context: Context) -> HeartbeatResponse:

@@ -24,7 +24,7 @@ from kafka_door import (
 
 from tidelog.model.errors import ErrorCode, TransportError
 from tidelog.rpc.kafka import listener
-from tidelog.rpc.kafka.connection import READ_BYTES_FULL, WRITE_HIGH_BYTES, State
+from tidelog.rpc.kafka.connection import READ_BYTES_FULL, WRITE_HIGH_BYTES, Connection, State
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.listener import KafkaServer, Listener
 from tidelog.rpc.kafka.messages import FETCH, HEARTBEAT, JOIN_GROUP, PRODUCE
@@ -335,6 +335,68 @@ def test_a_connection_has_one_fetch_at_a_time() -> None:
             for number in range(1, 60):
                 assert int.from_bytes((await client.answer())[:4], "big") == number
             assert [at for at in begun if at != 100] == [1, *range(3, 60)]
+
+    on_uvloop(main)
+
+
+def test_what_a_fetch_has_read_is_counted_at_every_moment() -> None:
+    """From the fetch to the connection: others that read in the same turn of the loop must know of it."""
+    size = MIB
+    used: list[int] = []
+
+    async def main() -> None:
+        async def handle(_request: FetchRequest, context: Context) -> Later:
+            taken = context.memory.take(size)
+
+            async def answer() -> FetchResponse:
+                row = PartitionData(partition_index=0, records=bytes(taken))
+                return FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[row])])
+
+            def leave() -> None:
+                context.memory.give_back(taken)
+                asyncio.get_running_loop().call_soon(lambda: used.append(door.shared.responses.used))
+
+            return Later(answer, leave)
+
+        async with kafka_door({FETCH.key: Entry(handle, is_single=True)}) as door:
+            client = await door.client()
+            client.writer.write(frame(FETCH, 11, 1, FetchRequest()))
+            await client.answer()
+        assert used[0] >= size
+
+    on_uvloop(main)
+
+
+def test_a_request_that_is_given_up_is_not_kept_for_those_before_it() -> None:
+    """What is not read any more is not counted either, so nobody may hold it."""
+
+    async def main() -> None:
+        held = Held()
+        async with kafka_door(held.entries) as door:
+            client = await door.client()
+            whole = produce(3, 3 * MIB)
+            client.writer.write(produce(1) + whole[: len(whole) // 2])
+            await soon(lambda: door.shared.requests.used > 3 * MIB, "the second one arrives")
+            (connection,) = door.server._connections
+            closing = asyncio.create_task(door.server.close(grace_s=5))
+            await soon(lambda: door.shared.requests.used < MIB, "it is given up")
+            assert not connection._framing.is_incomplete
+            held.go.set()
+            await client.answer()
+            await closing
+
+    on_uvloop(main)
+
+
+def test_nobody_comes_in_after_the_end() -> None:
+    """One that the kernel had accepted before."""
+
+    async def main() -> None:
+        async with kafka_door(HEARTBEATS) as door:
+            await door.server.close()
+            late = Connection(door.shared, "KAFKA", door.server)
+            late.host = "127.0.0.1"
+            assert not door.server.enter(late)
 
     on_uvloop(main)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -18,7 +18,7 @@ from tidelog.replication.service import PartitionService, ServiceConfig
 from tidelog.rpc.kafka import fetch
 from tidelog.rpc.kafka.finding import NAMES_PER_SLICE
 from tidelog.rpc.kafka.messages import FETCH, PRODUCE
-from tidelog.rpc.kafka.messages.data import PartitionData, ReplicaState
+from tidelog.rpc.kafka.messages.data import FetchResponse, PartitionData, ReplicaState
 from tidelog.rpc.kafka.services import Later
 from tidelog.rpc.limits import DoorLimits
 
@@ -84,6 +84,7 @@ def test_stored_batches_become_part_of_the_answer_without_a_copy(world: DataWorl
         later = await fetch.handle(request, world.context(broker, 12))
         assert isinstance(later, Later)
         response = await later.answer()
+        later.leave()
         return response.responses[0].partitions[0].records, FETCH.encode_response(12, response)
 
     records, parts = world.cluster.on_broker(11, job)
@@ -255,6 +256,27 @@ def test_a_reader_is_sent_to_the_replica_in_its_rack(world: DataWorld) -> None:
     world.cluster.until(lambda: world.cluster.following(12, where).high_watermark == 1)
     assert values(world.fetch_row("racks", rack_id="west", node=12)) == [b"near"]
     assert code(world.fetch_row("racks", 5, rack_id="west", node=12)) == "OFFSET_NOT_AVAILABLE"
+
+
+def test_a_reader_is_sent_to_nobody_whom_its_listener_cannot_reach(world: DataWorld) -> None:
+    """It would come back to the leader, and be sent away without data again and again."""
+    where = world.topic("unreachable")
+    write(world, "unreachable", b"near")
+    world.cluster.until_in_sync(where, *BROKERS)
+    request = fetch_request(wanted("unreachable"), rack_id="west")
+
+    async def job(broker: RunningBroker) -> FetchResponse:
+        context = world.context(broker, 12)
+        context.connection.listener = "INSIDE"
+        later = await fetch.handle(request, context)
+        assert isinstance(later, Later)
+        try:
+            return cast(FetchResponse, await later.answer())
+        finally:
+            later.leave()
+
+    row = rows_of(world.cluster.on_broker(11, job))["unreachable", 0]
+    assert (row.preferred_read_replica, values(row)) == (-1, [b"near"])
 
 
 # What is refused.
@@ -458,3 +480,19 @@ def test_what_is_read_counts_in_the_memory_of_the_connection(world: DataWorld, m
     assert len(values(tight.fetch_row("counted"))) == 2
     assert 2_000 < peak < 5_000
     assert tight.responses.used == 5_000
+
+
+def test_what_was_read_counts_until_the_connection_counts_it(world: DataWorld) -> None:
+    world.topic("gapless")
+    write(world, "gapless", bytes(1_000))
+
+    async def job(broker: RunningBroker) -> tuple[int, int]:
+        later = await world.begin(broker, FETCH, 12, fetch_request(wanted("gapless")))
+        await later.answer()
+        read = world.responses.used
+        later.leave()
+        return read, world.responses.used
+
+    read, left = world.cluster.on_broker(11, job)
+    assert read > 1_000
+    assert left == 0

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tidelog.metadata.topics import NAME_LENGTH_MAX
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.kafka.fetch_sessions import (
     EPOCH_MAX,
@@ -288,3 +289,17 @@ def test_a_client_that_applies_the_changes_knows_what_a_full_answer_would_tell(s
         answered += 1
     assert answered > 1_000
     assert cache.sessions.evicted > 0
+
+
+def test_names_that_no_topic_can_have_are_not_remembered() -> None:
+    """A session outlives its request, whose memory is counted: 32 KB for each of its names would not be."""
+    cache = Cache()
+    long = "x" * (NAME_LENGTH_MAX + 1)
+    assert cache.open("a", long) == NO_SESSION
+    session_id = cache.open("a", "x" * NAME_LENGTH_MAX)
+    assert session_id != NO_SESSION
+    with pytest.raises(FetchSessionError, match="characters") as refusal:
+        cache.begin(session_id, 1, want("b"), want(long))
+    assert refusal.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert (len(cache.sessions), cache.sessions.partitions) == (0, 0)
+    cache.sessions.validate()

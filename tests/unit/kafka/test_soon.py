@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from kafka_data import BROKERS, DataWorld, produce_request
 from kafka_door import kafka_door, nothing_produced, number_of, on_uvloop, produce, soon
 from replication_cluster import ReplicationCluster, RunningBroker, batch
 
+from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.topics import DeleteTopics
-from tidelog.model.errors import OverloadedError
+from tidelog.model.errors import ErrorCode, OverloadedError, RecordsTruncatedError
 from tidelog.replication.service import ProduceItem
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.finding import find
 from tidelog.rpc.kafka.messages import PRODUCE
 from tidelog.rpc.kafka.messages.data import ProduceRequest
-from tidelog.rpc.kafka.services import Context, Later, Soon
+from tidelog.rpc.kafka.produce import code_of_failure, handle
+from tidelog.rpc.kafka.services import Context, KafkaServices, Later, Soon
 
 
 class Waits:
@@ -143,17 +147,39 @@ def test_a_produce_that_is_left_calls_nobody(world: DataWorld) -> None:
     assert world.is_idle()
 
 
+async def answer_late(
+    world: DataWorld, broker: RunningBroker, request: ProduceRequest, version: int, image: ClusterImage
+) -> Any:
+    """With the metadata of a while ago."""
+    context = world.context(broker, version)
+    context.services = cast(KafkaServices, SimpleNamespace(partitions=broker.service, limits=world.limits, image=image))
+    return await handle(request, context)
+
+
+def test_what_was_cut_is_to_be_written_to_who_leads_now() -> None:
+    """Kafka's brokers never fence a produce, and clients give a record up for it."""
+    error = RecordsTruncatedError("the log was cut to offset 3")
+    assert code_of_failure(error, 12) == ErrorCode.NOT_LEADER_OR_FOLLOWER.value.code
+
+
 def test_a_topic_made_anew_is_not_taken_for_the_one_that_is_remembered(world: DataWorld) -> None:
     former = world.topic("renewed")
     assert world.produce("renewed", batch(b"x")).error_code == 0
     broker = next(one for one in world.cluster.brokers.values())
-    assert find(broker.tail.image, "renewed", 0) == former
+    image = broker.tail.image
+    assert find(image, "renewed", 0) == former
 
     async def delete(running: RunningBroker) -> None:
         await running.agent.ask(DeleteTopics(names=("renewed",)))
 
     world.cluster.on_broker(11, delete)
     world.cluster.until(lambda: all("renewed" not in b.tail.image.topic_ids for b in world.cluster.brokers.values()))
+    for version, code in ((12, 3), (13, 100)):
+        # A request that was under way: it has found the topic, whose replicas are gone by now.
+        topic = "renewed" if version < 13 else former.topic_id.bytes
+        request = produce_request((topic, 0, batch(b"x")))
+        late = world.cluster.on_broker(11, partial(answer_late, world, request=request, version=version, image=image))
+        assert late.responses[0].partition_responses[0].error_code == code
     gone = world.ask(PRODUCE, produce_request(("renewed", 0, batch(b"x"))), version=12)
     assert gone.responses[0].partition_responses[0].error_code == 3
     later = world.topic("renewed")

@@ -317,7 +317,7 @@ def test_an_offset_that_is_not_there_is_refused() -> None:
     with DoorQuorum(12) as quorum:
         quorum.start()
         quorum.active()
-        quorum.world.run_until(lambda: quorum.controller(1).driver.core.commit > 0, timeout=20)
+        quorum.world.run_until(lambda: quorum.controller(NodeId(1)).driver.core.commit > 0, timeout=20)
         for offset, code in ((-1, ErrorCode.INVALID_REQUEST), (10**9, ErrorCode.OFFSET_OUT_OF_RANGE)):
             with pytest.raises(RemoteError) as refusal:
                 quorum.api_stream(1, "Cluster", "MetadataRecords", pb.MetadataRecordsRequest(from_offset=offset))
