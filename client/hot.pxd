@@ -81,3 +81,17 @@ cpdef tuple split_rows(list rows)
 
 @cython.locals(i=Py_ssize_t, where="int[::1]", targets=list, target=list)
 cpdef list scatter(object places, list column, Py_ssize_t count)
+
+@cython.locals(i=Py_ssize_t, before="long long", bounds="long long[::1]")
+cpdef object check_packed(object ends, bytes data, bytes present, Py_ssize_t count)
+
+@cython.locals(
+    i=Py_ssize_t, row=Py_ssize_t, size="long long", order="int[::1]", keys="long long[::1]", values="long long[::1]",
+    out="long long[::1]", has_keys=bint, has_values=bint,
+)
+cpdef object packed_sizes(object rows, object key_ends, object value_ends)
+
+@cython.locals(
+    i=Py_ssize_t, number=Py_ssize_t, where="int[::1]", bounds="long long[::1]", nexts="long long[::1]", out="int[::1]"
+)
+cpdef list rows_by_partition(object places, Py_ssize_t count)

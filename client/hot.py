@@ -13,7 +13,7 @@ interpreted. `lock` guards every parcel that is not sealed, and the places; who 
 """
 
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from time import time
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ class Parcel:
         self.base_offset = -1
         self.append_time_ms = -1
         self.error: Exception | None = None
-        self.timestamps: list[int] | None = None
+        self.timestamps: Sequence[int] | None = None
         self.data: bytes | None = None
         """Encoded already, of bulk."""
         self.callbacks: list[tuple[int, Told | None, Callable[[Any], object] | None]] | None = None
@@ -377,3 +377,58 @@ def scatter(places: "array[int]", column: list[Any], count: int) -> list[list[An
         target = targets[where[i]]
         target.append(column[i])
     return targets
+
+
+def check_packed(ends: "array[int]", data: bytes, present: bytes, count: int) -> None:
+    """ValueError for what is no packed column of `count` rows, as `log/kernel.py` says what that is."""
+    if not len(ends):
+        return
+    if len(ends) != count + 1 or len(present) not in (0, count):
+        raise ValueError(f"a column of {len(ends) - 1} rows, {len(present)} of them marked, where there are {count}")
+    bounds = ends
+    before = 0
+    for i in range(count + 1):
+        if bounds[i] < before:
+            raise ValueError(f"row {i - 1} ends before it begins")
+        before = bounds[i]
+    if before > len(data):
+        raise ValueError(f"rows up to {before} of {len(data)} bytes")
+
+
+def packed_sizes(rows: "array[int]", key_ends: "array[int]", value_ends: "array[int]") -> "array[int]":
+    """As `sizes_of`, for these rows of packed columns."""
+    sizes = array("q", bytes(8 * len(rows)))
+    order, keys, values, out = rows, key_ends, value_ends, sizes
+    has_keys, has_values = len(key_ends) > 0, len(value_ends) > 0
+    for i in range(len(rows)):
+        row = order[i]
+        size = ROW_BYTES
+        if has_keys:
+            size += keys[row + 1] - keys[row]
+        if has_values:
+            size += values[row + 1] - values[row]
+        out[i] = size
+    return sizes
+
+
+def rows_by_partition(places: "array[int]", count: int) -> list["array[int]"]:
+    """The numbers of the rows of each partition below `count`, in order; `places` has the partition of each row."""
+    where = places
+    ends = array("q", bytes(8 * (count + 1)))
+    bounds = ends
+    for i in range(len(places)):
+        number = where[i]
+        if not 0 <= number < count:
+            raise ValueError(f"row {i} goes to partition {number} of {count}")
+        bounds[number + 1] += 1
+    for number in range(count):
+        bounds[number + 1] += bounds[number]
+    starts = ends[:count]
+    nexts = starts
+    ordered = array("i", bytes(4 * len(places)))
+    out = ordered
+    for i in range(len(places)):
+        number = where[i]
+        out[nexts[number]] = i
+        nexts[number] += 1
+    return [ordered[ends[number] : ends[number + 1]] for number in range(count)]

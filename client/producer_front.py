@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -22,7 +22,8 @@ from tidelog.client.errors import BufferFullError, ForkedError, WriterClosedErro
 from tidelog.client.hot import COMPILED, ROW_BYTES, Delivery, Parcel, Row, Told, are_bytes, headers_bytes
 from tidelog.client.names import ProducerOptions, read_options
 from tidelog.client.new_cluster import new_cluster
-from tidelog.client.partitioners import made_from
+from tidelog.client.packed import PackedChunk, PackedRows, packed_chunks, packed_rows
+from tidelog.client.partitioners import DIRECT, made_from
 from tidelog.client.producer_core import METRICS, ProducerCore, place_of
 from tidelog.client.records import ProducerRecord, headers_of
 from tidelog.client.serializers import as_bytes, dumper
@@ -55,6 +56,8 @@ class ProducerFront:
         on_send = (getattr(one, "on_send", None) for one in self._options.interceptors)
         self._on_send: list[Callable[[ProducerRecord], Any]] = [one for one in on_send if one is not None]
         self._is_plain = not (self._on_send or self._dump_key or self._dump_value or self._options.on_delivery)
+        # Bytes of a table may go into batches as they are.
+        self._is_raw = self._partitioner is DIRECT and not (self._on_send or self._dump_key or self._dump_value)
         self._is_closed = self._are_interceptors_closed = False
         self._begin()
 
@@ -188,15 +191,31 @@ class ProducerFront:
 
     def _columns(
         self, topic: str, records: Any, values: Any, keys: Any, headers: Any, timestamps_ms: Any, partition: Any
-    ) -> tuple[Columns, int | None, int | None]:
+    ) -> tuple[Columns | PackedRows, int | None, int | None]:
         """What `send_many` was given, checked and serialized; the partition of all, if it is one; the highest named."""
+        has_more = not (values is None and keys is None and headers is None and timestamps_ms is None)
+        if self._is_raw and not has_more and (partition is None or type(partition) is int):
+            packed = packed_rows(records)
+            if packed is not None and (partition is None or packed.partitions is None):
+                self._check_open()
+                return packed, partition, partition if packed.partitions is None else max(packed.partitions)
         columns = columns_of(records, values, keys, headers, timestamps_ms, partition)
         self._check_open()
         columns = self._serialized(topic, columns)
         one = partition if isinstance(partition, int) else None
         return columns, one, one if columns.partitions is None else max(columns.partitions, default=None)
 
-    def _chunks(self, columns: Columns, place: TopicPlace, partition: int | None) -> Iterator[Chunk]:
+    def _chunks(
+        self, columns: Columns | PackedRows, place: TopicPlace, partition: int | None
+    ) -> Iterator[Chunk] | Iterator[PackedChunk]:
+        if isinstance(columns, PackedRows):
+            return packed_chunks(
+                columns,
+                place=place,
+                partition=partition,
+                bytes_max=self._in.batch_size,
+                row_bytes_max=self._in.row_bytes_max,
+            )
         return chunks_of(
             columns,
             place=place,
@@ -251,18 +270,24 @@ class ProducerFront:
             partitions if made and partitions[0] is not None else None,  # type: ignore[arg-type]
         )
 
-    def _parcel(self, topic: str, chunk: Chunk, place: TopicPlace) -> Parcel:
+    def _parcel(self, topic: str, chunk: Chunk | PackedChunk, place: TopicPlace) -> Parcel:
         """Encoded, and not yet anywhere."""
-        count = len(chunk.values)
-        stamps = chunk.stamps or [self._stamp()] * count
-        data = encode_columns(
-            stamps,
-            chunk.keys or [None] * count,
-            chunk.values,
-            None if chunk.headers is None else [one or () for one in chunk.headers],
-            codec=self._options.compression,
-            level=self._options.compression_level,
-        )
+        codec, level = self._options.compression, self._options.compression_level
+        stamps: Sequence[int]
+        if isinstance(chunk, PackedChunk):
+            data, stamps = chunk.encode(self._stamp(), codec, level)
+            count = len(stamps)
+        else:
+            count = len(chunk.values)
+            stamps = chunk.stamps or [self._stamp()] * count
+            data = encode_columns(
+                stamps,
+                chunk.keys or [None] * count,
+                chunk.values,
+                None if chunk.headers is None else [one or () for one in chunk.headers],
+                codec=codec,
+                level=level,
+            )
         parcel = Parcel(topic, place.sticky if chunk.partition is None else chunk.partition, len(data), self._now_s())
         parcel.data = data
         parcel.size, parcel.count = len(data), count

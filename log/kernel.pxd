@@ -63,14 +63,36 @@ cdef bytearray _gather(
 )
 
 @cython.locals(
-    source="const unsigned char*", size=Py_ssize_t, position=Py_ssize_t, shift=cython.int,
+    position=Py_ssize_t, end=Py_ssize_t, shift=cython.int,
     mixed="unsigned long long", word="unsigned long long", factor="unsigned long long", mask="unsigned long long",
     signed="long long",
 )
+cdef long long _murmur2_at(const unsigned char* source, Py_ssize_t start, Py_ssize_t size) noexcept
+
 cpdef long long murmur2(bytes data)
 
 @cython.locals(positive="long long", out="int[::1]", i=Py_ssize_t, key=bytes)
 cpdef object partitions_of(list keys, long long partitions)
+
+@cython.locals(
+    positive="long long", out="int[::1]", bounds="long long[::1]", flags="const unsigned char*",
+    source="const unsigned char*", has_nulls=bint, i=Py_ssize_t, count=Py_ssize_t,
+)
+cpdef object packed_partitions(object ends, bytes data, bytes present, long long partitions)
+
+@cython.locals(
+    count=Py_ssize_t, i=Py_ssize_t, row=Py_ssize_t, position=Py_ssize_t, total=Py_ssize_t, size="long long",
+    length="long long", delta="long long", base="long long", order="int[::1]", times="long long[::1]",
+    key_to="long long[::1]", value_to="long long[::1]", body="long long[::1]",
+    key_from="const unsigned char*", key_flag="const unsigned char*",
+    value_from="const unsigned char*", value_flag="const unsigned char*",
+    has_keys=bint, has_values=bint, some_keys=bint, some_values=bint,
+    target="unsigned char*", out=bytearray,
+)
+cpdef bytearray encode_packed(
+    object rows, object stamps, object key_ends, bytes key_data, bytes key_present,
+    object value_ends, bytes value_data, bytes value_present, Py_ssize_t reserve
+)
 
 @cython.locals(
     polynomial="unsigned long long", product="unsigned long long", bit="unsigned long long", odd="unsigned long long"

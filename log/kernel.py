@@ -1,5 +1,5 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False
-"""The hot loops: encoding records, decoding them into columns, murmur2, joining CRCs.
+"""The hot loops: encoding records, also from packed columns, decoding them into columns, murmur2, joining CRCs.
 
 A record, all numbers zigzag varints but for the attributes' one byte:
 
@@ -372,15 +372,18 @@ def slice_rows(ends: "array[int]", data: Bytes, present: Bytes | None) -> list[b
 
 def murmur2(data: bytes) -> int:
     """The hash as Java's signed 32-bit integer."""
+    return _murmur2_at(data, 0, len(data))
+
+
+def _murmur2_at(source: Bytes, start: int, size: int) -> int:
     # Names, not literals: the compiler takes a literal of 32 bits for an object. Sums and products stay in 64 bits.
     factor = 0x5BD1E995
     mask = 0xFFFFFFFF
     mixed = 0x9747B28C
-    source = data
-    size = len(data)
     mixed ^= size
-    position = 0
-    while position + 4 <= size:
+    position = start
+    end = start + size
+    while position + 4 <= end:
         word = source[position + 3]
         word = word << 8 | source[position + 2]
         word = word << 8 | source[position + 1]
@@ -389,9 +392,9 @@ def murmur2(data: bytes) -> int:
         word = (word ^ word >> 24) * factor & mask
         mixed = mixed * factor & mask ^ word
         position += 4
-    if position < size:
+    if position < end:
         shift = 0
-        while position < size:
+        while position < end:
             word = source[position]
             mixed ^= word << shift
             shift += 8
@@ -419,6 +422,89 @@ def partitions_of(keys: list[bytes | None], partitions: int) -> "array[int]":
         key = keys[i]
         out[i] = -1 if key is None else (murmur2(key) & positive) % partitions
     return places
+
+
+# Packed columns: row i is data[ends[i]:ends[i + 1]], 64-bit `ends`. `present` has a byte for each row, 0 for null, or
+# is empty if all are there. Without `ends` all are null. The caller has checked that it is so.
+
+
+def packed_partitions(ends: "array[int]", data: bytes, present: bytes, partitions: int) -> "array[int]":
+    """As `partitions_of`, for the keys of a packed column."""
+    assert partitions > 0, "a topic has a partition"
+    positive = 0x7FFFFFFF
+    bounds, flags, source = ends, present, data
+    has_nulls = len(present) > 0
+    count = len(ends) - 1
+    places = array("i", bytes(4 * count))
+    out = places
+    for i in range(count):
+        if has_nulls and flags[i] == 0:
+            out[i] = -1
+        else:
+            out[i] = (_murmur2_at(source, bounds[i], bounds[i + 1] - bounds[i]) & positive) % partitions
+    return places
+
+
+def encode_packed(
+    rows: "array[int]",
+    stamps: "array[int]",
+    key_ends: "array[int]",
+    key_data: bytes,
+    key_present: bytes,
+    value_ends: "array[int]",
+    value_data: bytes,
+    value_present: bytes,
+    reserve: int,
+) -> bytearray:
+    """As `encode_loop`, of packed columns: the records of these rows, in this order, after `reserve` zero bytes. The
+    first one's timestamp is the base."""
+    count = len(rows)
+    order, times, key_to, value_to = rows, stamps, key_ends, value_ends
+    key_from, key_flag, value_from, value_flag = key_data, key_present, value_data, value_present
+    has_keys, has_values = len(key_ends) > 0, len(value_ends) > 0
+    some_keys, some_values = len(key_present) > 0, len(value_present) > 0
+    sizes = array("q", bytes(8 * count))
+    body = sizes
+    base = times[order[0]] if count else 0
+    total = reserve
+    for i in range(count):
+        row = order[i]
+        delta = times[row] - base
+        if (times[row] >= base) != (delta >= 0) or not _fits(delta):
+            raise OverflowError("a timestamp delta does not fit into 64 bits")
+        length = -1
+        if has_keys and not (some_keys and key_flag[row] == 0):
+            length = key_to[row + 1] - key_to[row]
+        size = 2 + _varint_size(delta) + _varint_size(i) + _varint_size(length) + max(0, length)
+        length = -1
+        if has_values and not (some_values and value_flag[row] == 0):
+            length = value_to[row + 1] - value_to[row]
+        size += _varint_size(length) + max(0, length)
+        body[i] = size
+        total += size + _varint_size(size)
+    out = bytearray(total)
+    target = out
+    position = reserve
+    for i in range(count):
+        row = order[i]
+        position = _put_varint(target, position, body[i]) + 1
+        position = _put_varint(target, position, times[row] - base)
+        position = _put_varint(target, position, i)
+        length = -1
+        if has_keys and not (some_keys and key_flag[row] == 0):
+            length = key_to[row + 1] - key_to[row]
+        position = _put_varint(target, position, length)
+        if length > 0:
+            position = _put_bytes(target, position, key_from, key_to[row], length)
+        length = -1
+        if has_values and not (some_values and value_flag[row] == 0):
+            length = value_to[row + 1] - value_to[row]
+        position = _put_varint(target, position, length)
+        if length > 0:
+            position = _put_bytes(target, position, value_from, value_to[row], length)
+        position += 1
+    assert position == total, "both passes agree on the size"
+    return out
 
 
 # CRC-32C

@@ -1,0 +1,173 @@
+"""A table of pyarrow on its way into batches without an object for any record: buffers in, encoded batches out.
+
+For tables of value, key, partition and time that need no serializer, interceptor or partitioner of the user's, where
+the loops are compiled; `bulk.py` does the rest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tidelog.client.hot import COMPILED, check_packed, cuts_of, packed_sizes, rows_by_partition
+from tidelog.log import kernel
+from tidelog.log.batch import encode_packed
+from tidelog.log.batch_header import Codec
+from tidelog.model.errors import RecordTooLargeError, UnknownTopicOrPartitionError
+
+IS_HERE = COMPILED and kernel.COMPILED
+
+Layout = tuple["array[int]", bytes, bytes]
+"""Ends, data and marks of a packed column: see `log/kernel.py`."""
+NOTHING: Layout = (array("q"), b"", b"")
+_BYTES = ("binary", "string", "large_binary", "large_string")
+_NAMES = {"value", "key", "partition", "timestamp_ms"}
+
+
+@dataclass(slots=True)
+class PackedRows:
+    """The columns of a table."""
+
+    count: int
+    values: Layout
+    keys: Layout
+    partitions: array[int] | None
+    stamps: array[int] | None
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@dataclass(slots=True)
+class PackedChunk:
+    """Rows that will be one batch. `partition` None: where keyless records go now."""
+
+    partition: int | None
+    table: PackedRows
+    rows: array[int]
+
+    def encode(self, now_ms: int, codec: Codec, level: int | None) -> tuple[bytes, array[int]]:
+        """The batch, and the time of each record."""
+        table, count = self.table, len(self.rows)
+        if table.stamps is None:
+            stamps = array("q", [now_ms]) * table.count
+            own = stamps[:count]
+            newest = now_ms
+        else:
+            stamps = table.stamps
+            own = array("q", map(stamps.__getitem__, self.rows))
+            newest = max(own)
+        data = encode_packed(
+            self.rows, stamps, table.keys, table.values, codec=codec, level=level, max_timestamp=newest
+        )
+        return data, own
+
+
+def packed_rows(table: Any) -> PackedRows | None:
+    """None if it is none of those that go this way; `bulk.columns_of` says what is wrong with it, or takes it."""
+    names = getattr(table, "column_names", None)
+    if not IS_HERE or names is None or "value" not in names or not _NAMES.issuperset(names) or not table.num_rows:
+        return None
+    found = {name: _whole(table.column(name)) for name in names}
+    if any(column is None for column in found.values()):
+        return None
+    if any(str(found[name].type) not in _BYTES for name in ("value", "key") if name in found):
+        return None
+    partitions, stamps = found.get("partition"), found.get("timestamp_ms")
+    if partitions is not None and (partitions.null_count or str(partitions.type) != "int32"):
+        return None
+    if stamps is not None and (stamps.null_count or str(stamps.type) != "int64"):
+        return None
+    made = PackedRows(
+        table.num_rows,
+        _layout(found["value"]),
+        _layout(found["key"]) if "key" in found else NOTHING,
+        None if partitions is None else _numbers(partitions, "i"),
+        None if stamps is None else _numbers(stamps, "q"),
+    )
+    if made.stamps is not None and not 0 <= min(made.stamps) <= max(made.stamps) < 1 << 62:
+        raise ValueError("timestamps are milliseconds since 1970, as whole numbers")
+    return made
+
+
+def packed_chunks(
+    table: PackedRows, *, place: Any, partition: int | None, bytes_max: int, row_bytes_max: int
+) -> Iterator[PackedChunk]:
+    """As `bulk.chunks_of`. Raises RecordTooLargeError or UnknownTopicOrPartitionError before the first piece."""
+    parts: list[tuple[int | None, array[int]]]
+    places = _places(table, place, partition)
+    if places is None:
+        parts = [(partition, array("i", range(table.count)))]
+    else:
+        found = enumerate(rows_by_partition(places, place.count))
+        parts = [(number, rows) for number, rows in found if rows]
+    key_ends, value_ends = table.keys[0], table.values[0]
+    sized = [(number, rows, packed_sizes(rows, key_ends, value_ends)) for number, rows in parts]
+    for _, rows, sizes in sized:
+        largest = max(sizes)
+        if largest > row_bytes_max:
+            row = rows[sizes.index(largest)]
+            raise RecordTooLargeError(f"record {row} takes {largest} bytes, more than max_request_size={row_bytes_max}")
+    return _cut(table, sized, bytes_max)
+
+
+def _cut(
+    table: PackedRows, sized: list[tuple[int | None, array[int], array[int]]], bytes_max: int
+) -> Iterator[PackedChunk]:
+    for number, rows, sizes in sized:
+        start = 0
+        for end in cuts_of(sizes, bytes_max):
+            yield PackedChunk(number, table, rows[start:end])
+            start = end
+
+
+def _places(table: PackedRows, place: Any, partition: int | None) -> array[int] | None:
+    """The partition of each row; None if it is one for all."""
+    if table.partitions is not None:
+        low, high = min(table.partitions), max(table.partitions)
+        if not 0 <= low <= high < place.count:
+            raise UnknownTopicOrPartitionError(
+                f"'{place.topic}' has {place.count} partitions from 0 on, there is no {low if low < 0 else high}"
+            )
+        return table.partitions
+    if partition is not None or not table.keys[0]:
+        return None
+    places = kernel.packed_partitions(*table.keys, place.count)
+    if not table.keys[2]:
+        return places
+    sticky = place.sticky
+    return array("i", [sticky if one < 0 else one for one in places])
+
+
+def _whole(column: Any) -> Any:
+    """In one piece; None if it cannot be."""
+    if hasattr(column, "combine_chunks"):
+        column = column.combine_chunks()
+    if not hasattr(column, "chunks"):
+        return column
+    return column.chunks[0] if len(column.chunks) == 1 else None
+
+
+def _layout(column: Any) -> Layout:
+    count = len(column)
+    present = b""
+    if column.null_count:
+        marks = column.is_valid().cast("uint8")
+        present = bytes(marks.buffers()[1])[marks.offset : marks.offset + count]
+    whole = column.cast("large_binary")
+    _, ends_buffer, data = whole.buffers()
+    ends = array("q")
+    ends.frombytes(memoryview(ends_buffer).cast("B")[8 * whole.offset : 8 * (whole.offset + count + 1)])
+    made = (ends, b"" if data is None else bytes(data), present)
+    check_packed(*made, count)
+    return made
+
+
+def _numbers(column: Any, code: str) -> array[int]:
+    numbers = array(code)
+    width = numbers.itemsize
+    buffer = memoryview(column.buffers()[1]).cast("B")
+    numbers.frombytes(buffer[width * column.offset : width * (column.offset + len(column))])
+    return numbers
