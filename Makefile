@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+SPARK_STAMP := $(VENV)/.stamp-spark
 export PYTHONSAFEPATH := 1
 UV := $(shell command -v uv 2>/dev/null)
+
+JVM := build/jvm
 
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: help setup demo test lint format bench sim sources fuzz proto docs build clean
+.PHONY: help setup setup-spark demo test lint format bench sim sources fuzz interop-jvm proto docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,10 +32,25 @@ else
 endif
 	@touch $@
 
-demo: setup ## the main job, told in plain sentences
-	@$(BIN)/python -m tidelog demo
+# Apart from `setup`: 456 MB. The demo's second act wants it; `make test` only if REQUIRE_SPARK is set.
+setup-spark: $(SPARK_STAMP) ## PySpark into .venv: a large download, once
 
-test: setup ## the whole suite on 2 cores, under 10 minutes
+$(SPARK_STAMP): constraints.txt | $(STAMP)
+	@$(BIN)/python -c "import pyspark" 2>/dev/null || echo "Downloading PySpark, once: 456 MB, and 490 MB on disk."
+ifneq ($(UV),)
+	@$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group spark
+else
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group spark
+endif
+	@touch $@
+
+# Without a Java nothing is downloaded, and the second act says what to install.
+demo: setup ## the main job, told in plain sentences; then Spark reads it
+	@$(BIN)/python -m tidelog demo
+	@if $(BIN)/python -m tidelog.spark.java >/dev/null 2>&1; then $(MAKE) --no-print-directory setup-spark || true; fi
+	@$(BIN)/python -m tidelog demo spark
+
+test: setup $(if $(REQUIRE_SPARK),setup-spark) ## the whole suite on 2 cores, under 10 minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup ## ruff, mypy --strict, import contracts
@@ -49,7 +67,19 @@ bench: setup ## benchmarks, as ratios of one run; writes build/bench.json
 	PYTHONSAFEPATH= $(BIN)/python -m bench # bench/ is no installed package: found from here
 
 fuzz: setup ## mutated bytes, a long campaign
-	FUZZ_MUTATIONS=$${FUZZ_MUTATIONS:-200000} $(BIN)/python -m pytest -n 2 tests/unit/log -k mutated --timeout 3600
+	FUZZ_MUTATIONS=$${FUZZ_MUTATIONS:-200000} $(BIN)/python -m pytest -n 2 tests/unit/log tests/unit/kafka -k mutated --timeout 3600
+
+interop-jvm: setup $(JVM)/.stamp ## Kafka's own tools, which need Java and Maven, at a cluster; not in make test
+	KAFKA_CLIENTS_JAR=$(CURDIR)/$(JVM)/definitions/kafka-clients.jar KAFKA_TOOLS=$(CURDIR)/$(JVM)/tools \
+		$(BIN)/python -m pytest tests/jvm
+
+$(JVM)/.stamp: tests/jvm/pom.xml
+	@command -v java >/dev/null || { echo "make interop-jvm: there is no java here; Kafka's tools want 17 or newer"; exit 1; }
+	@command -v mvn >/dev/null || { echo "make interop-jvm: there is no mvn here; Maven fetches Kafka's tools"; exit 1; }
+	rm -rf $(JVM)
+	mvn -B -q -f tests/jvm/pom.xml generate-resources || \
+		{ echo "make interop-jvm: Maven could not fetch what tests/jvm/pom.xml names; its own words are above"; exit 1; }
+	@touch $@
 
 sim: setup ## the whole cluster in one process: SEED=n shows one run, SEEDS=n FIRST=k (or MINUTES=m) runs many
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(if $(MINUTES),--minutes $(MINUTES),--seeds $(SEEDS))) \

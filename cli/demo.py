@@ -65,7 +65,7 @@ def value_of(number: int) -> bytes:
 def run(options: argparse.Namespace) -> int:
     if options.records < RECORDS_MIN:
         raise WrongCallError(f"--records: at least {RECORDS_MIN}")
-    data = _directory(options.data)
+    data = data_directory(options.data)
     # What the client says while a node is killed on purpose is told in the story.
     logging.getLogger("tidelog").addHandler(logging.NullHandler())
     began_s = time.monotonic()
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
             shutil.rmtree(data, ignore_errors=True)
         raise
     except Exception as error:
-        raise RefusedError(f"the demo failed: {_reason(error)}\nThe nodes' logs: {data}/node-*/node.log") from error
+        raise RefusedError(f"the demo failed: {reason(error)}\nThe nodes' logs: {data}/node-*/node.log") from error
     if options.data is None:
         shutil.rmtree(data)
     kept = "" if options.data is None else f" The nodes' files are in {data}."
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _directory(asked: str | None) -> Path:
+def data_directory(asked: str | None) -> Path:
     if asked is None:
         return Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
     if os.path.exists(asked) and (not os.path.isdir(asked) or os.listdir(asked)):
@@ -105,7 +105,7 @@ def _run(data: Path, records: int) -> None:
         raise failure
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The first thing that went wrong, as a line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

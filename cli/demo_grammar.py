@@ -11,11 +11,11 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
         help="a cluster of three nodes loses its leader, and nothing else",
         description="Starts three nodes on free ports of this machine, writes to a topic with three replicas, kills "
         "the leader with SIGKILL, goes on writing, and reads everything back. `tidelog demo log` shows the same of one "
-        "log on one disk.",
+        "log on one disk, `tidelog demo spark` a query of Spark over a topic.",
     )
     _options(demo, records=20_000, what="records to write, half of them after the kill")
     demo.set_defaults(run="tidelog.cli.demo:run")
-    kinds = demo.add_subparsers(dest="demo command", metavar="[log]", parser_class=kind, required=False)
+    kinds = demo.add_subparsers(dest="demo command", metavar="[log|spark]", parser_class=kind, required=False)
     log = kinds.add_parser(
         "log",
         help="one log on one disk: write it, kill the writer, recover, read everything that was acknowledged",
@@ -24,6 +24,15 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
     )
     _options(log, records=20_000, what="acknowledged records before the kill")
     log.set_defaults(run="tidelog.cli.demo_log:run")
+    spark = kinds.add_parser(
+        "spark",
+        help="Spark reads a topic as a stream and writes its result to another one",
+        description="Starts three nodes, writes orders to a topic, and runs a streaming query of Spark over it whose "
+        "result goes into another topic and is printed. Needs PySpark and a Java; says what to install if there is "
+        "none, and fails only if REQUIRE_SPARK is set.",
+    )
+    _options(spark, records=20_000, what="orders to write")
+    spark.set_defaults(run="tidelog.cli.demo_spark:run")
 
 
 def _options(made: argparse.ArgumentParser, *, records: int, what: str) -> None:

@@ -1,0 +1,69 @@
+"""`TidelogDataSource`: `format("tidelog")`, for reading and writing, in batches and in streams.
+
+Importing it imports Spark, but neither Arrow nor gRPC: Spark's daemons load it, and fork afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+
+from tidelog.client.errors import OptionError
+from tidelog.model.errors import TidelogError
+from tidelog.spark.options import SourceOptions, source_options
+from tidelog.spark.schema import check_schema, source_schema
+from tidelog.spark.worker import plain_errors
+from tidelog.world.real.clock import SystemClock
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+
+class TidelogDataSource(DataSource):
+    """Options are read when it is known what they are for: the same object serves sources and sinks."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog"
+
+    def schema(self) -> StructType:
+        with plain_errors(OptionError, TidelogError):
+            # Whether it is a stream is not known yet; an end is looked at when it is.
+            given = {key: value for key, value in self.options.items() if not key.lower().startswith("ending")}
+            return source_schema(source_options(given, is_streaming=True, now_ms=SystemClock().now_ms()))
+
+    def _source_options(self, schema: StructType, *, is_streaming: bool) -> SourceOptions:
+        from tidelog.spark.access import client_options
+
+        check_schema(schema)
+        options = source_options(self.options, is_streaming=is_streaming, now_ms=SystemClock().now_ms())
+        client_options(options)
+        return options
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from tidelog.spark.batch_source import BatchSource, FilteringBatchSource
+
+        with plain_errors(OptionError, TidelogError):
+            options = self._source_options(schema, is_streaming=False)
+            return (FilteringBatchSource if options.pushes_filters else BatchSource)(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Raises nothing: Spark 4.3 would tell of an error of its own instead. The first call tells of it."""
+        from tidelog.spark.source import RefusedSource, StreamSource
+
+        try:
+            return StreamSource(self._source_options(schema, is_streaming=True), schema)
+        except OptionError as error:
+            return RefusedSource(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from tidelog.spark.sink import make_writer
+
+        return make_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from tidelog.spark.sink import make_stream_writer
+
+        return make_stream_writer(self.options, schema, overwrite)

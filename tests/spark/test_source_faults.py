@@ -1,0 +1,86 @@
+"""Tasks that fail and a driver that is killed: every row arrives, and only replayed batches come twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from patience import until
+
+import tidelog
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+DRIVER = Path(__file__).parent / "counting_driver.py"
+RUN_S = 300.0
+ROWS = 4_000
+
+Line = tuple[int, list[tuple[int, int, str]]]
+
+
+class Driver:
+    def __init__(self, *arguments: object, log: Path) -> None:
+        self._log = log
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, DRIVER, *map(str, arguments)],
+                stdout=file,
+                stderr=file,
+                start_new_session=True,  # so that Java dies with it
+            )
+
+    def check(self) -> bool:
+        """Spark gives its processes ten seconds to start; on a busy machine a driver may end for that."""
+        if self._process.poll() is not None:
+            raise AssertionError(f"the driver has ended: {self._log.read_text(errors='replace')[-3000:]}")
+        return True
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def lines(out: Path) -> list[Line]:
+    if not out.exists():
+        return []
+    whole = [line for line in out.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    return [(number, [tuple(row) for row in rows]) for number, rows in map(json.loads, whole)]
+
+
+def test_a_driver_killed_twice_and_tasks_that_fail(
+    bootstrap: str, topic: Callable[..., str], producer: tidelog.Producer, tmp_path: Path
+) -> None:
+    name = topic("faulty", partitions=3)
+    for part in range(ROWS // 100):
+        values = [str(number) for number in range(100 * part, 100 * part + 100)]
+        producer.send_many(name, values=values, partition=part % 3).result(60)
+    out = tmp_path / "out"
+    arguments = (bootstrap, name, tmp_path / "checkpoint", out)
+    for wanted in (2, 5, ROWS // 400):
+        driver = Driver(*arguments, log=tmp_path / "log")
+        try:
+            until(
+                lambda: driver.check() and len(dict(lines(out))) >= wanted,  # noqa: B023 - called here only
+                f"{wanted} batches",
+                timeout_s=RUN_S,
+            )
+        finally:
+            driver.kill()
+    found = lines(out)
+    batches = dict(found)
+    assert all(rows == batches[number] for number, rows in found), "a replayed batch is the same"
+    repeats = len(found) - len(batches)
+    assert repeats <= 2, "one for each kill at most"
+    assert sorted(batches) == list(range(len(batches)))
+    rows = [row for _, one in sorted(batches.items()) for row in one]
+    assert sorted(int(value) for *_, value in rows) == list(range(ROWS))
+    for number in range(3):
+        offsets = [offset for partition, offset, _ in rows if partition == number]
+        assert offsets == list(range(len(offsets)))

@@ -1,0 +1,176 @@
+"""The data source as Spark handles it before any cluster is asked: what it imports, pickles and refuses."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tidelog.client.errors import OptionError, UnknownTopicError
+from tidelog.model.errors import CallTimeoutError
+from tidelog.spark.errors import ExpiredRangeError
+
+pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'tidelog[spark-local]'")
+
+from pyspark.sql import types
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition, IsNotNull
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+
+from tidelog.spark.batch_source import BatchSource, FilteringBatchSource
+from tidelog.spark.data_source import TidelogDataSource
+from tidelog.spark.schema import check_schema
+from tidelog.spark.source import StreamSource
+
+GIVEN = {"bootstrap.servers": "localhost:1", "subscribe": "orders"}
+
+
+def stream(**options: str) -> Any:
+    source = TidelogDataSource(GIVEN | options)
+    return source.streamReader(source.schema())
+
+
+def test_it_imports_neither_grpc_nor_arrow() -> None:
+    code = "import sys, tidelog.spark.data_source; print([n for n in ('grpc', 'uvloop') if n in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_what_spark_pickles_holds_nothing_open() -> None:
+    source = stream(maxOffsetsPerTrigger="5")
+    source._driver_made = object()
+    source._initial = {"v": 1}
+    again = pickle.loads(pickle.dumps(source))
+    assert (again._options, again._schema) == (source._options, source._schema)
+    assert (again._driver_made, again._initial) == (None, None)
+    assert pickle.loads(pickle.dumps(TidelogDataSource(GIVEN))).options == GIVEN
+
+
+def test_headers_are_a_column_only_if_asked_for() -> None:
+    assert "headers" not in TidelogDataSource(GIVEN).schema().names
+    assert TidelogDataSource(GIVEN | {"includeheaders": "true"}).schema().names[-1] == "headers"
+    assert TidelogDataSource(GIVEN | {"columns": "value,headers"}).schema().names == ["value", "headers"]
+
+
+def test_spark_is_told_that_there_are_limits() -> None:
+    assert stream().getDefaultReadLimit() == ReadAllAvailable()
+    assert stream(maxOffsetsPerTrigger="5").getDefaultReadLimit() == ReadMaxRows(5)
+    assert stream(maxBytesPerTrigger="5k").getDefaultReadLimit() == ReadMaxBytes(5120)
+    assert stream(minOffsetsPerTrigger="5", maxTriggerDelay="2s").getDefaultReadLimit() == ReadMinRows(5)
+
+
+def test_a_task_of_nothing_reads_nothing() -> None:
+    assert list(stream().read(InputPartition(None))) == []
+
+
+def test_only_a_reader_that_was_asked_to_takes_filters() -> None:
+    def reader(**options: str) -> Any:
+        source = TidelogDataSource(GIVEN | options)
+        return source.reader(source.schema())
+
+    assert type(reader()) is BatchSource
+    filtering = reader(pushfilters="true")
+    assert type(filtering) is FilteringBatchSource
+    filters = [
+        EqualTo(("partition",), 1),
+        GreaterThan(("offset",), 5),
+        In(("topic",), ("a", "b")),
+        IsNotNull(("offset",)),
+        EqualTo(("value", "field"), 1),
+    ]
+    assert list(filtering.pushFilters(filters)) == filters[2:]
+    assert pickle.loads(pickle.dumps(filtering))._narrowing == filtering._narrowing
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("value", types.StringType(), "column 'value' is binary, not string"),
+        ("headers", types.ArrayType(types.BinaryType()), "column 'headers' is array<struct<key:string,value:binary>>"),
+        ("Value", types.BinaryType(), "there is no column 'Value'"),
+        ("timestamp", types.TimestampNTZType(), "column 'timestamp' is timestamp, not timestamp_ntz"),
+    ],
+)
+def test_a_schema_that_is_not_the_sources_is_one_line(name: str, kind: Any, words: str) -> None:
+    with pytest.raises(OptionError) as error:
+        check_schema(types.StructType([types.StructField(name, kind)]))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kafka.linger.ms": "5"}, r"linger.ms is no option of a consumer"),
+        ({"kafka.request.timeout.ms": "soon"}, r"request.timeout.ms='soon'"),
+        ({"bootstrap.servers": "a b"}, r"bootstrap.servers='a b'"),
+        ({"endingTimestamp": "5"}, r"endingTimestamp='5'"),
+    ],
+)
+def test_a_stream_that_cannot_be_says_so_when_it_is_asked_not_when_it_is_made(
+    options: dict[str, str], words: str
+) -> None:
+    found = stream(**options)
+    for call in (found.initialOffset, found.getDefaultReadLimit, lambda: found.latestOffset({}, None)):
+        with pytest.raises(OptionError, match=words):
+            call()
+    found.stop()
+    source = TidelogDataSource(GIVEN | {key: one for key, one in options.items() if not key.startswith("ending")})
+    if "endingTimestamp" not in options:
+        with pytest.raises(OptionError, match=words):
+            source.reader(source.schema())
+
+
+class StandIn:
+    """A driver that does as it is told."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.access = type("Access", (), {"cluster": type("Cluster", (), {"answered": "localhost:9292"})})
+
+    def report(self, _: object) -> None: ...
+
+    def failing_s(self) -> None: ...
+
+    def following(self, _: object, *, is_unlimited: bool) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class TestTrouble:
+    START = {"v": 1, "t": {"orders": {"id": "a" * 32, "p": {"0": [5, 1]}}}}  # noqa: RUF012
+
+    def source(self, **options: str) -> tuple[StreamSource, StandIn]:
+        found, driver = stream(**options), StandIn()
+        found._driver_made = driver
+        return found, driver
+
+    def test_what_may_pass_is_waited_out(self) -> None:
+        source, driver = self.source()
+        driver.error = CallTimeoutError("no answer")
+        assert source.latestOffset(self.START, ReadAllAvailable()) is self.START
+        driver.error = None
+        assert source.latestOffset(self.START, ReadAllAvailable()) is self.START
+
+    def test_but_not_for_longer_than_the_query_has_patience(self) -> None:
+        source, driver = self.source(brokertimeoutms="1")
+        driver.error = CallTimeoutError("no answer")
+        source.latestOffset(self.START, None)
+        source._trouble_s = 0.0
+        with pytest.raises(CallTimeoutError):
+            source.latestOffset(self.START, None)
+
+    def test_a_loss_is_told_at_once(self) -> None:
+        source, driver = self.source()
+        driver.error = ExpiredRangeError("orders", 0, offset=1, start=5)
+        with pytest.raises(ExpiredRangeError):
+            source.latestOffset(self.START, None)
+
+    def test_a_cluster_that_was_never_met_is_told_at_once(self) -> None:
+        source, driver = self.source()
+        driver.access.cluster.answered = ""  # type: ignore[attr-defined]
+        driver.error = UnknownTopicError("orders")
+        with pytest.raises(UnknownTopicError):
+            source.latestOffset(self.START, None)
