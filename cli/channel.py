@@ -8,6 +8,7 @@ Where: `--bootstrap`, else TIDELOG_BOOTSTRAP, else the profile, else localhost:9
 """
 
 import argparse
+import asyncio
 import os
 import socket
 import tomllib
@@ -20,8 +21,10 @@ import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import Message
 
 from tidelog.cli.main import RefusedError, WrongCallError
-from tidelog.model.errors import CallTimeoutError, TidelogError, TransportError
+from tidelog.client.wrong_door import DoorLook
+from tidelog.model.errors import CallTimeoutError, TidelogError, TransportError, UnreachableError
 from tidelog.rpc.errors import ERROR_KEY
+from tidelog.rpc.first_bytes import told_in
 from tidelog.server.listeners import ListenerError, parse_address
 from tidelog.world.transport import decode_error
 
@@ -98,6 +101,9 @@ class ClusterChannel:
             except grpc.FutureTimeoutError:
                 channel.close()
         if opened:
+            door = asyncio.run(DoorLook().look(opened[0]))
+            if door is not None:
+                raise RefusedError(f"{opened[0]} {door}")
             raise RefusedError(f"{opened[0]} is open, but it is no gRPC door; that of a node is 9292 as a rule")
         raise RefusedError(f"no cluster at {', '.join(addresses)}; start one with: tidelog dev")
 
@@ -143,4 +149,6 @@ class ClusterChannel:
             return CallTimeoutError(f"{self.address} did not answer {method} in time")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return TransportError(f"{self.address} does not know {method}: the gRPC door of a node is 9292 as a rule")
+        if (door := told_in(error.details() or "")) is not None:
+            return UnreachableError(f"{self.address} is {door}")
         return TransportError(f"{self.address}: {error.code().name}: {error.details()}")

@@ -26,7 +26,7 @@ Job = Callable[[ClusterClient], Awaitable[int]]
 _NOBODY = ("connection refused", "connect failed")
 _NO_TOPIC = re.compile(r"there is no topic (\S+)")
 """As a controller says it."""
-_OTHER_DOOR = " speaks "
+_OTHER_DOOR = (" speaks ", " is for ")
 """As `grpc_connections` says it of a port that is not for clients."""
 
 
@@ -71,7 +71,7 @@ def _no_cluster(error: NoClusterError) -> str:
     ]
     told = f" ({'; '.join(odd)})" if odd else ""
     # Something that runs is at hand where another door answers: it says which one is right.
-    advice = "" if any(_OTHER_DOOR in why for why in odd) else "; start one with: tidelog dev"
+    advice = "" if any(word in why for word in _OTHER_DOOR for why in odd) else "; start one with: tidelog dev"
     return f"no cluster at {', '.join(error.addresses)}{told}{advice}"
 
 

@@ -33,6 +33,7 @@ from tidelog.model.errors import (
 )
 from tidelog.rpc.door import Kind, Method
 from tidelog.rpc.errors import ERROR_KEY
+from tidelog.rpc.first_bytes import told_in
 from tidelog.world.transport import decode_error
 
 MESSAGE_BYTES_MAX = 128 << 20
@@ -249,6 +250,8 @@ def _error(code: Any, details: str, trailing: Any, address: str, method: Method)
         return UnsupportedVersionError(
             f"{what}: it speaks gRPC but not this call; 9292 is the usual port for clients, 9192 is for controllers"
         )
+    if (door := told_in(details)) is not None:
+        return UnreachableError(f"{address} is {door}")
     if (door := _other_door(details)) is not None:
         return UnreachableError(f"{address} {door}; {USUAL}")
     if code is _CODE.UNAVAILABLE and details.lower().startswith(_UNSENT):

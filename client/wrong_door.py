@@ -1,8 +1,9 @@
 """What stands at an address where gRPC could not connect: asked once, by one connection of its own.
 
-gRPC tells HTTP/1 servers by itself; of any other it says only that the socket was closed. Then, and only then, `look`
-connects, begins as gRPC does, and reads the first bytes of the answer (`rpc.first_bytes`). A door that is ours costs
-nothing: it is never looked at. An address is looked at again after `AGAIN_S` at the earliest.
+gRPC tells HTTP/1 servers by itself, and shows what another door of a node says of itself (`told_in`); of any other it
+says only that the socket was closed. Then, and only then, `look` connects, begins as gRPC does, and reads the first
+bytes of the answer (`rpc.first_bytes`). A door that is ours costs nothing: it is never looked at. An address is looked
+at again after `AGAIN_S` at the earliest.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from tidelog.rpc.first_bytes import EMPTY_SETTINGS, PREFACE, Speech, of_server
+from tidelog.rpc.first_bytes import EMPTY_SETTINGS, PREFACE, Speech, of_server, told_in
 
 LOOK_S = 1.0
 AGAIN_S = 10.0
 ADDRESSES_MAX = 1_024
+FIRST_BYTES_MAX = 1_024
 USUAL = "9292 is the usual gRPC port"
 _SENTENCES = {
     Speech.HTTP: f"speaks HTTP, not gRPC (the metrics port?); {USUAL}",
@@ -28,6 +30,8 @@ def sentence(answer: bytes) -> str | None:
     """What to say of a server that answered so; None if it is gRPC after all."""
     if not answer:
         return _CLOSED
+    if (door := told_in(answer.decode("latin-1"))) is not None:
+        return f"is {door}"
     return _SENTENCES.get(of_server(answer))
 
 
@@ -69,9 +73,9 @@ async def _ask(address: str) -> str | None:
 
 
 async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
-    """Up to 16; fewer if it hangs up before, which a server that does not understand often does by a reset."""
+    """At least 16, and what came with them; fewer if it hangs up before, by a reset as often as in order."""
     data = b""
     with contextlib.suppress(ConnectionError):
-        while len(data) < 16 and (more := await reader.read(16 - len(data))):
+        while len(data) < 16 and (more := await reader.read(FIRST_BYTES_MAX - len(data))):
             data += more
     return data

@@ -6,7 +6,8 @@ It reads no bodies, knows no upgrade and no compression. Connections are bounded
 closed at once, so that a scraper gone wild costs the node nothing.
 
 Who speaks something else (gRPC, TLS, Kafka's protocol) is known by its first bytes: the log has a line that says what
-it was and where it belongs, one of each kind in `WRONG_DOOR_S`. gRPC is answered in HTTP, which its libraries know.
+it was and where it belongs, one of each kind in `WRONG_DOOR_S`. gRPC is answered in HTTP/2,
+and its libraries show the text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tidelog.model.errors import TransportError
-from tidelog.rpc.first_bytes import KNOWN_BYTES, Speech, of_client
+from tidelog.rpc.first_bytes import KNOWN_BYTES, Speech, http2_answer, of_client, wrong_door
 from tidelog.server.listeners import Address
 
 LOGGER = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ LOGGER = logging.getLogger(__name__)
 HEAD_BYTES_MAX = 16 << 10
 HEAD_TIMEOUT_S = 30.0
 CONNECTIONS_MAX = 64
+LINGER_S = 2.0
 WRONG_DOOR_S = 10.0
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
 _REASONS |= {431: "Request Header Fields Too Large", 503: "Service Unavailable"}
@@ -109,7 +111,14 @@ class HttpServer:
         speech = of_client(first)
         if speech is not Speech.HTTP:
             self._stranger(speech, writer.get_extra_info("peername"))
-        if speech in (Speech.TLS, Speech.KAFKA):
+        if speech is Speech.GRPC:
+            where = self._doors.get(speech, "there is no such door here")
+            writer.write(http2_answer(wrong_door("HTTP, /metrics and /healthz", where)))
+            writer.write_eof()
+            async with asyncio.timeout(LINGER_S):
+                while await reader.read(HEAD_BYTES_MAX):
+                    pass
+        if speech in (Speech.TLS, Speech.KAFKA, Speech.GRPC):
             raise ConnectionAbortedError(f"it speaks {speech.value}")
         return first
 
@@ -144,8 +153,7 @@ class HttpServer:
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
         }
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            grpc = self._doors.get(Speech.GRPC)
-            told = f"this is HTTP/1.1: /metrics and /healthz{f'; {grpc}' if grpc else ''}\n"
+            told = "this is HTTP/1.1: /metrics and /healthz\n"
             await _write(writer, Page(told, 400), stays=False, has_body=True)
             return False
         method, target, version = parts

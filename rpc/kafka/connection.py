@@ -70,6 +70,7 @@ JOINED_BYTES_MAX = 32 << 10
 TURNS = 32
 """Requests that are begun before others have their turn, if none of them waits."""
 WRITE_HIGH_BYTES = 256 << 10
+LINGER_S = 2.0
 _HEAD = Struct(">hhi")
 """Api key, version, correlation id: of every header there is."""
 
@@ -237,9 +238,14 @@ class Connection(asyncio.BufferedProtocol):
         port = self._group.port_of(self._listener)
         said = turn_away(head, self._shared, peer=self._origin.peer, port=port)
         self._is_known = said is None
-        if said is not None:
-            if said:
-                self._transport.write(said)
+        if said:
+            # To close with bytes of its own unread would reset the connection, and the answer may be lost with it.
+            self.state = State.DRAINING
+            self._give_up_reading()
+            self._transport.write(said)
+            self._transport.write_eof()
+            self._loop.call_later(LINGER_S, self._transport.close)
+        elif said is not None:
             self._drain()
         return self._is_known
 

@@ -1,9 +1,11 @@
-"""Who does not speak Kafka's protocol is known by its first bytes: one log line, an answer to HTTP, and the end."""
+"""Who does not speak Kafka's protocol is known by its first bytes: a log line, an answer to HTTP and gRPC, the end."""
 
 from __future__ import annotations
 
-from tidelog.rpc.first_bytes import Speech, of_client
+from tidelog.rpc.first_bytes import Speech, http2_answer, http_answer, of_client, wrong_door
 from tidelog.rpc.kafka.shared import Shared
+
+_ANSWERS = {Speech.HTTP: http_answer, Speech.GRPC: http2_answer}
 
 
 def is_kafka(speech: Speech) -> bool:
@@ -27,11 +29,5 @@ def turn_away(head: bytes, shared: Shared, *, peer: str, port: int) -> bytes | N
         port,
         where,
     )
-    return http_answer(f"this port is for Kafka clients: {where}\n") if speech is Speech.HTTP else b""
-
-
-def http_answer(text: str) -> bytes:
-    """For who takes this port for one of HTTP."""
-    body = text.encode()
-    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Connection: close\r\n\r\n".encode() + body
+    answer = _ANSWERS.get(speech)
+    return b"" if answer is None else answer(wrong_door("Kafka clients", where))

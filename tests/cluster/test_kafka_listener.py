@@ -15,6 +15,8 @@ from confluent_kafka.admin import AdminClient
 from kafka_door import KafkaClient, api_versions
 from patience import until
 
+import tidelog
+from tidelog.cli.main import main as run_command
 from tidelog.rpc.kafka.dispatch import build
 from tidelog.rpc.kafka.messages import API_VERSIONS, METADATA
 from tidelog.rpc.kafka.messages.metadata import MetadataRequest, MetadataResponse
@@ -83,6 +85,30 @@ def test_the_wrong_door_is_told_which_is_right(cluster: LocalCluster) -> None:
         one.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert f"HTTP is on port {http}".encode() in one.recv(4_096)
     until(lambda: f"speaks HTTP on port {port}, which is for Kafka clients" in cluster.log(2), "the log tells")
+
+
+@pytest.mark.parametrize("command", [["topics", "list"], ["quorum", "describe"], ["groups", "list"]])
+@pytest.mark.parametrize("door", ["kafka", "http"])
+def test_our_command_on_another_door_names_the_right_one(
+    cluster: LocalCluster, command: list[str], door: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = cluster.ports(2)
+    wrong = f"localhost:{ports.kafka if door == 'kafka' else ports.http}"
+    assert run_command([*command, "--bootstrap", wrong]) == 1
+    told = capsys.readouterr().err
+    assert f"{wrong} is for {'Kafka clients' if door == 'kafka' else 'HTTP, /metrics and /healthz'}" in told
+    assert f"gRPC is on port {ports.grpc}" in told
+    assert "tidelog dev" not in told, "something runs there: to start another would not help"
+
+
+def test_our_clients_on_the_kafka_port_name_the_right_one(cluster: LocalCluster) -> None:
+    ports = cluster.ports(1)
+    with (
+        tidelog.Producer(f"localhost:{ports.kafka}") as producer,
+        pytest.raises(tidelog.TidelogError, match=f"is for Kafka clients: gRPC is on port {ports.grpc}"),
+    ):
+        producer.send("anything", b"x").result(timeout=30)
+    until(lambda: f"speaks gRPC (HTTP/2) on port {ports.kafka}, which is" in cluster.log(1), "the log tells")
 
 
 def test_the_metrics_count_what_kafka_clients_do(cluster: LocalCluster) -> None:

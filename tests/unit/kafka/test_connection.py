@@ -23,7 +23,7 @@ from kafka_door import (
 )
 
 from tidelog.model.errors import ErrorCode, InvalidRequestError
-from tidelog.rpc.first_bytes import PREFACE
+from tidelog.rpc.first_bytes import EMPTY_SETTINGS, PREFACE
 from tidelog.rpc.kafka.dispatch import build
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.messages import API_VERSIONS, APIS, FETCH, HEARTBEAT, METADATA, PRODUCE
@@ -440,15 +440,25 @@ def test_large_data_goes_through_in_both_directions_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "told", "answer"),
+    ("first", "told", "head", "answer"),
     [
-        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "speaks HTTP on port", b"HTTP is on port 9392"),
-        (PREFACE + bytes(30), "speaks gRPC (HTTP/2) on port", b""),
-        (bytes.fromhex("16030100c8010000c40303") + bytes(80), "speaks TLS on port", b""),
+        (
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+            "speaks HTTP on port",
+            b"HTTP/1.1 400 Bad Request\r\n",
+            b"this port is for Kafka clients: HTTP is on port 9392",
+        ),
+        (
+            PREFACE + EMPTY_SETTINGS + bytes(30),
+            "speaks gRPC (HTTP/2) on port",
+            EMPTY_SETTINGS,
+            b"this port is for Kafka clients: gRPC is on port 9292",
+        ),
+        (bytes.fromhex("16030100c8010000c40303") + bytes(80), "speaks TLS on port", b"", b""),
     ],
 )
 def test_the_wrong_door_is_known_by_the_first_bytes(
-    first: bytes, told: str, answer: bytes, caplog: pytest.LogCaptureFixture
+    first: bytes, told: str, head: bytes, answer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         async with kafka_door(HEARTBEATS) as door:
@@ -460,7 +470,7 @@ def test_the_wrong_door_is_known_by_the_first_bytes(
                 found = await client.rest()
                 assert answer in found
                 assert bool(found) == bool(answer)
-                assert not found or found.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+                assert found.startswith(head)
             await soon(lambda: sum(door.counts.strangers.values()) == 4, "all are counted")
 
     with caplog.at_level(logging.WARNING):

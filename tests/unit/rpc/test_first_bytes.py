@@ -16,7 +16,17 @@ from tidelog.client.grpc_connections import GrpcConnections
 from tidelog.client.wrong_door import DoorLook, sentence
 from tidelog.model.errors import UnreachableError
 from tidelog.rpc.door import method_named
-from tidelog.rpc.first_bytes import EMPTY_SETTINGS, KNOWN_BYTES, PREFACE, Speech, of_client, of_server
+from tidelog.rpc.first_bytes import (
+    EMPTY_SETTINGS,
+    KNOWN_BYTES,
+    PREFACE,
+    Speech,
+    http2_answer,
+    of_client,
+    of_server,
+    told_in,
+    wrong_door,
+)
 from tidelog.rpc.v1 import cluster_pb2
 from tidelog.server import http as http_module
 from tidelog.server.http import HttpServer, Page
@@ -24,6 +34,7 @@ from tidelog.server.listeners import Address, Door, Listener, where_doors_are
 from tidelog.server.local_nodes import free_ports
 
 CLUSTER = method_named("Cluster", "DescribeCluster")
+PRODUCE = method_named("Log", "ProduceStream")
 # ApiVersions (18) version 3 of a client called "rdkafka": the size, key, version, correlation id, client id.
 API_VERSIONS = bytes.fromhex("0000001c 0012 0003 00000001 0007") + b"rdkafka" + bytes(11)
 CLIENT_HELLO = bytes.fromhex("16030100f8010000f40303") + bytes(32)
@@ -205,8 +216,8 @@ def test_the_http_port_names_who_came_to_the_wrong_door_once(caplog: pytest.LogC
                 assert await node.say(API_VERSIONS) == b""
                 assert await node.say(CLIENT_HELLO) == b""
                 told = await node.say(PREFACE + EMPTY_SETTINGS)
-                assert told.startswith(b"HTTP/1.1 400 ")
-                assert b"gRPC is on port 9292" in told
+                assert told.startswith(EMPTY_SETTINGS), "in HTTP/2, which is what it speaks"
+                assert b"this port is for HTTP, /metrics and /healthz: gRPC is on port 9292" in told
             assert b"good" in await node.say(b"GET /good HTTP/1.1\r\nConnection: close\r\n\r\n")
             return node.server.strangers
 
@@ -230,4 +241,37 @@ def test_our_client_on_the_http_port_of_a_node_says_so() -> None:
             await connections.close()
             return str(caught.value)
 
-    assert "speaks HTTP, not gRPC (the metrics port?); 9292 is the usual gRPC port" in asyncio.run(run())
+    assert asyncio.run(run()).endswith(" is for HTTP, /metrics and /healthz: gRPC is on port 9292")
+
+
+async def kafka_door(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(100)
+    writer.write(http2_answer(wrong_door("Kafka clients", "gRPC is on port 9293")))
+    writer.write_eof()
+    while await reader.read(1_000):
+        pass
+
+
+def test_what_another_door_of_a_node_says_of_itself_is_shown_by_every_call() -> None:
+    async def run() -> None:
+        connections = GrpcConnections()
+        async with standing(kafka_door) as (address, _):
+            for _ in range(50):
+                with pytest.raises(UnreachableError) as caught:
+                    await connections.call(address, CLUSTER, cluster_pb2.DescribeClusterRequest(), timeout_ms=5_000)
+                assert str(caught.value) == f"{address} is for Kafka clients: gRPC is on port 9293"
+            assert await DoorLook().look(address) == "is for Kafka clients: gRPC is on port 9293"
+            with pytest.raises(UnreachableError, match="is for Kafka clients: gRPC is on port 9293"):
+                await (await connections.open(address, PRODUCE)).receive()
+            await connections.close()
+
+    asyncio.run(run())
+
+
+def test_only_what_a_door_can_have_said_is_repeated() -> None:
+    assert told_in("x: this port is for Kafka clients: gRPC is on port 9292)]") == (
+        "for Kafka clients: gRPC is on port 9292"
+    )
+    assert told_in("this port is for \x1b[31mred") is None
+    assert told_in("this port is closed") is None
+    assert len(told_in(f"this port is for {'x' * 5_000}") or "") < 250
