@@ -362,7 +362,7 @@ def _places(columns: Columns, place: Any, partition: int | None, partitioner: Pa
     keys = columns.keys
     if columns.partitions is not None:
         found = array("i", columns.partitions)
-    elif partition is not None or (partitioner is DIRECT and keys is None) or partitioner.is_sticky(b""):
+    elif partition is not None or (keys is None and partitioner.is_sticky(None)) or partitioner.is_sticky(b"any"):
         return None
     elif partitioner is DIRECT:
         assert keys is not None

@@ -160,7 +160,8 @@ class ProducerOptions(CommonOptions):
     )
     """The largest record, before compression."""
     partitioner: str | Callable[..., int] = _option("default", "partitioner", kind="partitioner")
-    """"default" (murmur2 of the key, sticky without one), "round_robin", "uniform_sticky", or a function."""
+    """"default" (murmur2 of the key, sticky without one), "round_robin", "uniform_sticky", a name of librdkafka's
+    ("consistent_random", which is its default, "fnv1a", ...), or a function."""
     key_serializer: Callable[..., Any] | None = _option(None, "key.serializer", kind="serializer")
     """As `value_serializer`, for keys."""
     value_serializer: Callable[..., Any] | None = _option(None, "value.serializer", kind="serializer")
@@ -236,11 +237,9 @@ class ConsumerOptions(CommonOptions):
         "read_uncommitted", "isolation.level", kind="choice", choices=("read_uncommitted", "read_committed")
     )
     """With read_committed records of transactions that were aborted, or are under way, are not given out."""
-    assignor: str = _option(
-        "uniform", "group.remote.assignor", "partition.assignment.strategy", kind="choice",
-        choices=("uniform", "range", "roundrobin"),
-    )  # fmt: skip
-    """How the coordinator shares out partitions."""
+    assignor: str = _option("uniform", "group.remote.assignor", "partition.assignment.strategy", kind="assignor")
+    """How the coordinator shares out partitions: uniform, range or roundrobin. Sticky and cooperative-sticky are
+    uniform, which is both; Java's names of classes are known; of a list the first that is known counts."""
     key_deserializer: Callable[..., Any] | None = _option(None, "key.deserializer", kind="deserializer")
     """As `value_deserializer`, for keys."""
     value_deserializer: Callable[..., Any] | None = _option(None, "value.deserializer", kind="deserializer")
@@ -476,6 +475,21 @@ def _partitioner(value: object, _: Mapping[str, Any]) -> object:
     raise ValueError(f"one of {', '.join(sorted(set(NAMES)))}, or a function (topic, key, value, partitions) -> int")
 
 
+_ASSIGNORS = {name: name for name in ("uniform", "range", "roundrobin")}
+_ASSIGNORS |= {"sticky": "uniform", "cooperative-sticky": "uniform", "cooperativesticky": "uniform"}
+_ASSIGNOR_CLASS = re.compile(r"(?:org\.apache\.kafka\.clients\.consumer\.)?(\w+)assignor")
+
+
+def _assignor(value: object, _: Mapping[str, Any]) -> str:
+    parts = value.split(",") if isinstance(value, str) else value
+    for part in parts if isinstance(parts, (list, tuple)) else ():
+        name = part.strip().lower() if isinstance(part, str) else ""
+        match = _ASSIGNOR_CLASS.fullmatch(name)
+        if (found := _ASSIGNORS.get(match[1] if match else name)) is not None:
+            return found
+    raise ValueError("uniform (also called sticky and cooperative-sticky), range or roundrobin, or a list of them")
+
+
 _SERIALIZERS = {"bytes": "plain", "str": "string", "json": "json", "int": "integer", "long": "long", "double": "double"}
 """Names of those in `serializers`."""
 
@@ -515,6 +529,7 @@ _READERS: dict[str, Callable[[object, Mapping[str, Any]], Any]] = {
     "reset": _reset,
     "addresses": addresses_of,
     "partitioner": _partitioner,
+    "assignor": _assignor,
     "serializer": _serializer,
     "deserializer": _serializer,
     "function": _function,

@@ -17,7 +17,7 @@ ADDRESS = "localhost:9092"
 PRODUCER = """
 from confluent_kafka import Producer
 
-producer = Producer({"bootstrap.servers": "localhost:9092"})
+producer = Producer({"bootstrap.servers": "localhost:9092", "partitioner": "murmur2_random"})
 
 
 def delivery_report(err, msg):

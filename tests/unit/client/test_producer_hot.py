@@ -223,6 +223,14 @@ def test_bulk_goes_where_single_records_would() -> None:
     assert spread(DIRECT) == {None: values}, "wherever keyless records go now"
     assert spread(DIRECT, partition=3, keys=keys) == {3: values}
     assert spread(made_from("uniform_sticky"), keys=keys) == {None: values}
+    for name in ("consistent", "consistent_random", "fnv1a"):
+        hashed = made_from(name)
+        one_by_one: dict[int, list[bytes]] = {}
+        for key, value in zip(keys, values, strict=True):
+            one_by_one.setdefault(hashed.partition(place, key, value), []).append(value)
+        assert spread(hashed, keys=keys) == one_by_one
+        assert len(one_by_one) == 4
+        assert spread(hashed) == {None: values}
     assert spread(made_from("round_robin")) == {part: values[part::4] for part in range(4)}
 
     def banana(topic: str, key: bytes | None, value: bytes | None, partitions: int) -> int:
@@ -403,3 +411,21 @@ def test_many_threads_lose_no_row() -> None:
     assert sorted(rows) == sorted(b"%d-%d" % (number, row) for number in range(4) for row in range(3_000))
     assert made.records == sum(counts) == 12_000
     made.validate()
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions"),
+    [("consistent", [0, 3, 3, 0, 3, 2, 2]), ("fnv1a", [3, 0, 1, 1, 3, 1, 3]), ("default", [1, 0, 0, 0, 2, 2, 0])],
+)
+def test_hashes_of_keys_are_those_of_librdkafka(name: str, partitions: list[int]) -> None:
+    """The numbers are its own: version 2.16 against its mock cluster; tests/interop asks it again."""
+    keys = [b"", b"a", b"kafka", b"42", bytes(range(256)), b"x" * 1000, "ключ".encode()]
+    made = made_from(name)
+    assert [made.partition(FakePlace(), key, b"v") for key in keys] == partitions
+    place = FakePlace()
+    place.sticky = 2
+    assert made.partition(place, None, b"v") == 2
+    assert made.is_sticky(None)
+    assert not made.is_sticky(b"a")
+    assert made_from("consistent_random").partition(place, b"", b"v") == 2, "an empty key is none"
+    assert made_from("consistent_random").partition(place, b"kafka", b"v") == 3

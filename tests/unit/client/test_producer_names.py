@@ -103,7 +103,7 @@ def test_what_contradicts_itself_is_refused_when_the_producer_is_made(given: dic
         ({"compression.type": "rar"}, "one of none, gzip, snappy, lz4, zstd"),
         ({"enable.idempotence": "maybe"}, "True or False"),
         ({"client_id": 5}, "client_id=5: text"),
-        ({"partitioner": "consistent"}, "one of default, murmur2"),
+        ({"partitioner": "nearest"}, "one of consistent, consistent_random, default, fnv1a"),
         ({"value_serializer": 5}, "a function"),
         ({"interceptors": "my.Class"}, "a list of objects"),
         ({"sasl.mechanism": "PLAIN"}, "not encrypted or authenticated yet"),
@@ -203,3 +203,46 @@ def test_options_of_consumers_are_read_and_checked() -> None:
     ):
         with pytest.raises(OptionError, match=said):
             read_options(ConsumerOptions, "x", wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "assignor"),
+    [
+        ("uniform", "uniform"),
+        ("cooperative-sticky", "uniform"),
+        ("sticky", "uniform"),
+        ("range,roundrobin", "range"),
+        (" RoundRobin , range", "roundrobin"),
+        (["range", "cooperative-sticky"], "range"),
+        ("org.apache.kafka.clients.consumer.RangeAssignor", "range"),
+        ("org.apache.kafka.clients.consumer.RoundRobinAssignor", "roundrobin"),
+        (["org.apache.kafka.clients.consumer.CooperativeStickyAssignor"], "uniform"),
+        ("org.apache.kafka.clients.consumer.StickyAssignor,range", "uniform"),
+        ("com.example.MyAssignor,range", "range"),
+    ],
+)
+def test_assignors_have_the_names_that_other_clients_give_them(given: Any, assignor: str) -> None:
+    for spelling in ("partition.assignment.strategy", "group.remote.assignor", "assignor"):
+        assert read_options(ConsumerOptions, "a:1", {spelling: given}).assignor == assignor
+
+
+@pytest.mark.parametrize("given", ["com.example.MyAssignor", "rack", "", [], [5], 5, ["cooperative"]])
+def test_an_assignor_that_is_not_there_is_refused_with_those_that_are(given: Any) -> None:
+    with pytest.raises(OptionError, match=r"cooperative-sticky.*, range or roundrobin, or a list"):
+        read_options(ConsumerOptions, "a:1", {"partition.assignment.strategy": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("murmur2", "default"),
+        ("murmur2_random", "default"),
+        ("random", "uniform_sticky"),
+        ("consistent", "consistent"),
+        ("consistent_random", "consistent_random"),
+        ("fnv1a", "fnv1a"),
+        ("FNV1A_random", "fnv1a"),
+    ],
+)
+def test_partitioners_have_the_names_that_librdkafka_gives_them(given: str, name: str) -> None:
+    assert read_options(ProducerOptions, "a:1", {"partitioner": given}).partitioner == name
