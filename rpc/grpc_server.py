@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +78,8 @@ class GrpcServer:
         """Of each listener by name, after `start`."""
         self.memory = RequestMemory(limits)
         self.responses = responses or ResponseMemory(limits)
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """Messages of clients that were read, by service and method."""
         self.doors = doors
         self._listeners = tuple(listeners)
         self._limits = limits
@@ -256,6 +258,7 @@ class GrpcServer:
         if not isinstance(data, bytes):
             return None
         held.count(len(data))
+        self.requests[method.service, method.name] += 1
         self._limits.check_message(len(data))
         return method.parse(data)
 

@@ -114,6 +114,8 @@ class PublicDoors:
         yield gauge("request_bytes", server.memory.used, "Bytes of requests that are being answered.")
         yield gauge("requests_waiting", server.memory.waiting, "Requests that wait for room to be read.")
         yield counter("requests_refused_total", server.memory.refused, "Requests that waited for room in vain.")
+        for (service, method), count in sorted(server.requests.items()):
+            yield counter("grpc_requests_total", count, "Requests that were read.", service=service, method=method)
         yield gauge("response_bytes", server.responses.used, "Fetched bytes that clients have not taken yet.")
         if self._service is not None:
             yield gauge("produce_bytes", self._service.queued_bytes, "Bytes of writes that are not acknowledged yet.")
