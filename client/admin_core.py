@@ -21,6 +21,7 @@ from tidelog.client.admin_values import (
     GroupDescription,
     GroupList,
     GroupOffset,
+    ListedOffset,
     LogDir,
     NewTopic,
     OffsetChange,
@@ -34,7 +35,7 @@ from tidelog.client.admin_values import (
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.durations import time_ms
 from tidelog.client.metadata import TopicInfo
-from tidelog.client.offset_resets import When, read_target
+from tidelog.client.offset_resets import When, read_target, read_time
 from tidelog.client.offsets import LATEST, delete_records
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
 from tidelog.client.tasks import Ending
@@ -290,6 +291,20 @@ class AdminCore:
                 raise InvalidRequestError(f"{place}: '{place.topic}' has partitions 0 to {last}")
             found[place] = topic.partitions[place.partition]
         return found
+
+    async def list_offsets(
+        self, topics: Topics, at: When, *, timeout_ms: int | None
+    ) -> Outcomes[TopicPartition, ListedOffset]:
+        if topics is None:
+            raise InvalidRequestError("no topic is named")
+        limit_ms = self._limit_ms(timeout_ms)
+        asked = read_time(at, self.cluster.clock.now_ms())
+        places = await self.groups.partitions_of("", topics, timeout_ms=limit_ms)
+        found = await self.groups.look_up(places, asked, timeout_ms=limit_ms)
+        return Outcomes(
+            {place: rows.listed_offset(row) for place, row in found.items() if not isinstance(row, TidelogError)},
+            {place: row for place, row in found.items() if isinstance(row, TidelogError)},
+        )
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, timeout_ms: int | None

@@ -49,6 +49,7 @@ from tidelog.client.admin_values import (
     GroupDescription,
     GroupList,
     GroupOffset,
+    ListedOffset,
     LogDir,
     NewTopic,
     OffsetChange,
@@ -407,6 +408,24 @@ class Admin:
         )
 
     # Records.
+
+    def list_offsets(
+        self,
+        topics: Scope,
+        *,
+        at: Literal["earliest", "latest", "max_timestamp"] | When = "latest",
+        partial: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Outcomes[TopicPartition, ListedOffset]:
+        """Of all partitions of topics, or of those that are named: where the log begins ("earliest"), the next offset
+        that readers will see ("latest"), the record with the greatest time ("max_timestamp"), or the first one at or
+        after a time: ms since 1970, a datetime, or so long ago ("1h")."""
+        scope = read_scope(topics)
+        return self._call(
+            "list_offsets",
+            lambda core: core.whole(core.list_offsets(scope, at, timeout_ms=timeout_ms), partial=partial),
+            timeout_ms,
+        )
 
     def delete_records(
         self,

@@ -285,32 +285,38 @@ class GroupAdmin:
     async def _find(
         self, places: Sequence[TopicPartition], timestamp: int, *, timeout_ms: int
     ) -> dict[TopicPartition, int | TidelogError]:
+        found = await self.look_up(places, timestamp, timeout_ms=timeout_ms)
+        return {place: row if isinstance(row, TidelogError) else row.offset for place, row in found.items()}
+
+    async def look_up(
+        self, places: Sequence[TopicPartition], timestamp: int, *, timeout_ms: int
+    ) -> dict[TopicPartition, FoundOffset | TidelogError]:
         """What the leaders answer; errors of a topic or a partition stand in its rows."""
         by_topic: dict[str, list[TopicPartition]] = {}
         for place in places:
             by_topic.setdefault(place.topic, []).append(place)
 
-        async def ask(name: str) -> dict[TopicPartition, int | TidelogError]:
+        async def ask(name: str) -> dict[TopicPartition, FoundOffset | TidelogError]:
             try:
                 topic = await self._cluster.topic(name)
-                return await self._find_in(topic, by_topic[name], timestamp, timeout_ms)
+                return await self._look_up_in(topic, by_topic[name], timestamp, timeout_ms)
             except TidelogError as error:
                 return dict.fromkeys(by_topic[name], error)
 
-        found: dict[TopicPartition, int | TidelogError] = {}
+        found: dict[TopicPartition, FoundOffset | TidelogError] = {}
         for rows in await each(by_topic, ask):
             found |= rows
         return found
 
-    async def _find_in(
+    async def _look_up_in(
         self, topic: TopicInfo, places: Sequence[TopicPartition], timestamp: int, timeout_ms: int
-    ) -> dict[TopicPartition, int | TidelogError]:
+    ) -> dict[TopicPartition, FoundOffset | TidelogError]:
         count = len(topic.partitions)
         there = [topic.partitions[place.partition] for place in places if 0 <= place.partition < count]
         rows: dict[Any, FoundOffset] = {}
         if there:
             rows = await list_offsets(self._cluster, topic, timestamp, partitions=there, timeout_ms=timeout_ms)
-        by_number = {place.partition: row.error or row.offset for place, row in rows.items()}
+        by_number = {place.partition: row.error or row for place, row in rows.items()}
         missing = f"'{topic.name}' has partitions 0 to {count - 1}"
         return {
             place: by_number.get(place.partition, UnknownTopicOrPartitionError(f"{place}: {missing}"))

@@ -11,6 +11,7 @@ from tidelog.client.admin_values import (
     ClusterDescription,
     ConfigEntry,
     CreatedTopic,
+    ListedOffset,
     LogDir,
     Outcomes,
     PartitionDescription,
@@ -22,6 +23,7 @@ from tidelog.client.admin_values import (
 )
 from tidelog.client.cluster import error_in
 from tidelog.client.metadata import address_of
+from tidelog.client.offsets import FoundOffset
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import TidelogError
 from tidelog.rpc.v1 import admin_pb2 as pb
@@ -172,4 +174,11 @@ def log_dir(row: pb.LogDir) -> LogDir:
             ReplicaSize(TopicPartition(one.topic, one.partition), one.bytes, one.lag) for one in row.replicas
         ),
         error=error_in(row),
+    )
+
+
+def listed_offset(row: FoundOffset) -> ListedOffset:
+    """-1 is what the wire has for what is not there."""
+    return ListedOffset(
+        row.offset if row.offset >= 0 else None, row.timestamp if row.timestamp >= 0 else None, row.leader_epoch
     )

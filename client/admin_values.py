@@ -225,6 +225,18 @@ class GroupOffset:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedOffset:
+    """Where a partition has what was asked for."""
+
+    offset: int | None
+    """None: there is no such record."""
+    timestamp: int | None
+    """Of that record, in ms; None where none was looked for (earliest, latest)."""
+    leader_epoch: int
+    """Of that record; -1: not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionLag:
     partition: TopicPartition
     committed: int | None

@@ -35,6 +35,7 @@ from tidelog.client.admin_values import (
     GroupDescription,
     GroupList,
     GroupOffset,
+    ListedOffset,
     LogDir,
     NewTopic,
     OffsetChange,
@@ -362,6 +363,21 @@ class Admin:
         )
 
     # Records.
+
+    async def list_offsets(
+        self,
+        topics: Scope,
+        *,
+        at: Literal["earliest", "latest", "max_timestamp"] | When = "latest",
+        partial: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Outcomes[TopicPartition, ListedOffset]:
+        scope = read_scope(topics)
+        return await self._call(
+            "list_offsets",
+            lambda core: core.whole(core.list_offsets(scope, at, timeout_ms=timeout_ms), partial=partial),
+            timeout_ms,
+        )
 
     async def delete_records(
         self,

@@ -21,12 +21,13 @@ from datetime import datetime, timedelta
 
 from tidelog.client.admin_values import OffsetChange
 from tidelog.client.durations import duration_ms, time_ms
-from tidelog.client.offsets import EARLIEST, LATEST
+from tidelog.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
 from tidelog.model.errors import InvalidRequestError
 
 When = str | int | float | datetime | timedelta
 Table = Mapping[TopicPartition, int]
+_WORDS = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": MAX_TIMESTAMP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,16 @@ class Target:
     offset: int | None = None
     shift: int | None = None
     table: Table | None = None
+
+
+def read_time(at: When, now_ms: int) -> int:
+    """What leaders are asked: a time, EARLIEST, LATEST or MAX_TIMESTAMP. Raises InvalidRequestError."""
+    if isinstance(at, str) and at.lower() in _WORDS:
+        return _WORDS[at.lower()]
+    try:
+        return max(0, time_ms(at, now_ms))
+    except ValueError as error:
+        raise InvalidRequestError(f"{error}; or one of {', '.join(_WORDS)}") from None
 
 
 def read_target(

@@ -17,6 +17,7 @@ from tidelog.client.admin_values import (
     GroupList,
     GroupListing,
     GroupOffset,
+    ListedOffset,
     MemberDescription,
     OffsetChange,
     Outcomes,
@@ -24,8 +25,8 @@ from tidelog.client.admin_values import (
 )
 from tidelog.client.consumer_front import Partitions, When, read_partition, read_partitions
 from tidelog.client.durations import time_ms
-from tidelog.client.offset_resets import Target, planned, read_target
-from tidelog.client.offsets import EARLIEST
+from tidelog.client.offset_resets import Target, planned, read_target, read_time
+from tidelog.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
 from tidelog.model.errors import (
     ErrorCode,
@@ -258,6 +259,30 @@ class MockAdminGroups:
         return self._whole(each(wanted, remove), partial)
 
     # Records.
+
+    def list_offsets(
+        self,
+        topics: Scope,
+        *,
+        at: Literal["earliest", "latest", "max_timestamp"] | When = "latest",
+        partial: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Outcomes[TopicPartition, ListedOffset]:
+        self._called("list_offsets")
+        asked = read_time(at, _now_ms())
+
+        def listed(place: TopicPartition) -> ListedOffset:
+            start, end = self._log(place)
+            if asked in (EARLIEST, LATEST):
+                return ListedOffset(start if asked == EARLIEST else end, None, -1)
+            there = [(stamp, offset) for stamp, offset in self._times.get(place, ()) if start <= offset < end]
+            if asked == MAX_TIMESTAMP:
+                found = max(there, key=lambda row: (row[0], -row[1]), default=None)
+            else:
+                found = next((row for row in there if row[0] >= asked), None)
+            return ListedOffset(None, None, -1) if found is None else ListedOffset(found[1], found[0], -1)
+
+        return self._whole(each(self._places(read_scope(topics) or []), listed), partial)
 
     def delete_records(
         self,

@@ -216,7 +216,10 @@ def test_admin_of_a_plain_program_and_after_a_fork(cluster: LocalCluster, shell:
             assert json.loads(pipe.read()) == [3, 3]
         assert os.waitpid(child, 0)[1] == 0
         assert [row.lag for row in admin.group_lag("g")] == [3, 3]
+        ends = {place: row.offset for place, row in admin.list_offsets("admin").items()}
+        assert ends == {row.partition: row.end for row in admin.group_lag("g")}
         assert admin.delete_records({TopicPartition("admin", 0): 2}).done == {TopicPartition("admin", 0): 2}
+        assert admin.list_offsets([("admin", 0)], at="earliest")[TopicPartition("admin", 0)].offset == 2
         admin.delete_group("g")
         admin.delete_topic("admin")
     shell.run("topics", "describe", "admin", code=1)

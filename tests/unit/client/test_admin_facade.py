@@ -342,6 +342,46 @@ def test_a_group_is_reset_in_every_way(tmp_path: Path) -> None:
         run(world, job)
 
 
+@pytest.mark.source("a:G-32", "a:G-60")
+def test_offsets_are_listed_by_end_by_time_and_by_the_greatest_time() -> None:
+    with ConsumerWorld(6) as world:
+        world.make_topic("t", partitions=3)
+        world.fill("t", {0: 10, 1: 5}, timestamp=1_000)
+
+        async def job(admin: SimAdmin) -> None:
+            zero, one, two = places(0, 1, 2)
+
+            async def offsets(at: Any, topics: Any = "t") -> dict[TopicPartition, tuple[int | None, int | None]]:
+                found = await admin.list_offsets(topics, at=at)
+                assert all(row.leader_epoch >= 0 for row in found.done.values() if row.offset)
+                return {place: (row.offset, row.timestamp) for place, row in found.items()}
+
+            assert await offsets("latest") == {zero: (10, None), one: (5, None), two: (0, None)}
+            assert {place: row.offset for place, row in (await admin.list_offsets("t")).items()} == {
+                zero: 10,
+                one: 5,
+                two: 0,
+            }
+            await admin.delete_records({zero: 3})
+            assert await offsets("earliest", [zero, ("t", 1)]) == {zero: (3, None), one: (0, None)}
+            assert await offsets(1_004) == {zero: (4, 1_004), one: (4, 1_004), two: (None, None)}
+            assert await offsets(1_005) == {zero: (5, 1_005), one: (None, None), two: (None, None)}
+            assert await offsets("max_timestamp") == {zero: (9, 1_009), one: (4, 1_004), two: (None, None)}
+            missing = await admin.list_offsets([zero, ("t", 9)], partial=True)
+            assert set(missing.done) == {zero}
+            assert missing.errors[TopicPartition("t", 9)].code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            with pytest.raises(UnknownTopicOrPartitionError):
+                await admin.list_offsets([("t", 9)])
+            with pytest.raises(InvalidRequestError, match="or one of earliest, latest, max_timestamp"):
+                await admin.list_offsets("t", at="newest")
+            with pytest.raises(InvalidRequestError, match="no topic is named"):
+                await admin.list_offsets(None)
+            with pytest.raises(InvalidRequestError, match="no topic and no partition is named"):
+                await admin.list_offsets([])
+
+        run(world, job)
+
+
 @pytest.mark.source("a:G-60", "a:G-61", "a:G-62", "a:G-63")
 def test_records_are_deleted_leaders_elected_and_replicas_moved() -> None:
     with ConsumerWorld(5) as world:

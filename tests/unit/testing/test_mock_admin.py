@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tidelog.client.admin_core import AdminClosedError
-from tidelog.client.admin_values import ConfigResource, NewTopic
+from tidelog.client.admin_values import ConfigResource, ListedOffset, NewTopic
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.testing import MockAdmin
@@ -141,7 +141,12 @@ def test_records_are_deleted_up_to_an_offset() -> None:
     admin = MockAdmin()
     admin.create_topic("orders", partitions=2, replication_factor=1)
     admin.set_offsets(P0, end=25, times=[(1_000, 0), (2_000, 15)])
+    assert {place: row.offset for place, row in admin.list_offsets([P0, P1]).items()} == {P0: 25, P1: 0}
+    assert admin.list_offsets([P0], at=1_500)[P0] == ListedOffset(15, 2_000, -1)
+    assert admin.list_offsets([P0], at="max_timestamp")[P0] == ListedOffset(15, 2_000, -1)
+    assert admin.list_offsets([P1], at="max_timestamp")[P1].offset is None
     assert admin.delete_records({P0: 10}).all() == {P0: 10}
+    assert admin.list_offsets([P0], at="earliest")[P0].offset == 10
     assert admin.delete_records_by_time([P0], 2_000).all() == {P0: 15}
     found = admin.delete_records({P0: 26, P1: "end"}, partial=True)
     assert found.errors[P0].code is ErrorCode.OFFSET_OUT_OF_RANGE
