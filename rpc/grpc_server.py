@@ -294,7 +294,8 @@ def _options(limits: DoorLimits) -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+        # gRPC's own name says nothing of receiving, but that is what it is for a server.
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
         # New calls are taken one by one; of more than 1,000 that have come at once gRPC would cancel some, by chance.
         ("grpc.server.max_pending_requests", limits.calls_max),
         ("grpc.server.max_pending_requests_hard_limit", limits.calls_max),

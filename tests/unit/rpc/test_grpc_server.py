@@ -287,6 +287,26 @@ def test_a_deadline_and_a_cancelled_call_end_what_waits_for_them(tmp_path: Path)
     run(tmp_path, job)
 
 
+def test_a_stream_without_news_lives_on_the_pings_of_its_client(tmp_path: Path) -> None:
+    """Whoever pings more often than he may is disconnected at the third ping: within seconds here, in half a minute by
+    the interval of our own client."""
+
+    async def job(cluster: GrpcCluster) -> None:
+        await produced(cluster, b"a")
+        options = [("grpc.keepalive_time_ms", 1_100), ("grpc.http2.max_pings_without_data", 0)]
+        method = method_named("Log", "WatchOffsets")
+        async with aio.insecure_channel(f"localhost:{cluster.nodes[11].port()}", options=options) as channel:
+            opened = channel.unary_stream(method.path, lambda asked: asked.SerializeToString())
+            watch = opened(WATCHED)
+            await watch.read()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(6):
+                    await watch.read()
+        assert cluster.nodes[11].door.requests["Log", "WatchOffsets"] == 1
+
+    run(tmp_path, job)
+
+
 def test_a_produce_stream_is_a_pipeline(tmp_path: Path) -> None:
     async def job(cluster: GrpcCluster) -> None:
         await produced(cluster, b"first")
