@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from uuid import UUID
@@ -35,7 +36,7 @@ Topics = dict[str, TopicInfo]
 
 
 class Watch:
-    """Lives on the IO loop; `version` may be read from anywhere."""
+    """Lives on the IO loop; `version` and `failing` may be asked from anywhere."""
 
     def __init__(
         self,
@@ -79,9 +80,6 @@ class Watch:
         self.version += 1
         self._told.set()
 
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
     async def ready(self, timeout_s: float) -> bool:
         """Whether every partition has told its end, after so long at most."""
         try:
@@ -98,10 +96,10 @@ class Watch:
 
     def failing(self) -> tuple[float, TidelogError] | None:
         """For how many seconds something cannot be watched, and why; None if all is well."""
-        return None if self._failing is None else (self._now_s() - self._failing[0], self._failing[1])
+        return None if self._failing is None else (time.monotonic() - self._failing[0], self._failing[1])
 
     def _note(self, error: TidelogError) -> None:
-        since_s = self._now_s() if self._failing is None else self._failing[0]
+        since_s = time.monotonic() if self._failing is None else self._failing[0]
         self._failing = (since_s, error)
 
     # The topics.
@@ -111,9 +109,9 @@ class Watch:
         while True:
             self._wake.clear()
             try:
-                if self._looked_s is None or self._now_s() >= self._looked_s + self._max_age_s:
+                if self._looked_s is None or time.monotonic() >= self._looked_s + self._max_age_s:
                     self._take(await self._look())
-                    self._looked_s = self._now_s()
+                    self._looked_s = time.monotonic()
                     self._told.set()
             except TidelogError as error:
                 if not error.retriable:

@@ -11,7 +11,11 @@ import pytest
 from patience import until
 
 import tidelog
+from tidelog.client.cluster import error_in
 from tidelog.client.errors import OptionError
+from tidelog.log.batch import encode_columns
+from tidelog.rpc.door import method_named
+from tidelog.rpc.v1 import log_pb2 as pb
 from tidelog.spark.batch_plan import plan_batch
 from tidelog.spark.driver import Driver
 from tidelog.spark.errors import (
@@ -254,6 +258,45 @@ def test_progress_is_the_groups_offsets(memory: MemoryCluster, admin: Any, send:
         assert committed(admin, "laggards") == [10]
 
 
+def test_a_query_of_committed_records_ends_before_an_open_transaction(
+    memory: MemoryCluster, admin: Any, send: Any
+) -> None:
+    admin.create_topic("open", partitions=1)
+    send("open", range(10))
+    with Query(memory, subscribe="open", startingOffsets="earliest") as query:
+        cluster = query.driver.access.cluster
+
+        async def begin() -> None:
+            """There are no transactions of clients yet: their batches by hand."""
+            topic = await cluster.topic("open")
+            leader = cluster.leader(topic.partitions[0])
+            assert leader is not None
+            made = await cluster.call_node(
+                leader.node, method_named("Log", "InitProducerId"), pb.InitProducerIdRequest(), timeout_ms=10_000
+            )
+            batch = encode_columns(
+                [NOW_MS] * 3,
+                [None] * 3,
+                [b"10", b"11", b"12"],
+                producer_id=made.producer_id,
+                producer_epoch=made.producer_epoch,
+                base_sequence=0,
+                is_transactional=True,
+            )
+            request = pb.ProduceRequest()
+            request.partitions.add(topic="open", topic_id=topic.topic_id.bytes, partition=0, batches=batch)
+            answer = await cluster.call_node(leader.node, method_named("Log", "Produce"), request, timeout_ms=10_000)
+            assert error_in(answer.partitions[0]) is None
+
+        query.driver.access.run(begin())
+        assert numbers(query.until_rows(13)) == list(range(13))
+    with Query(memory, subscribe="open", startingOffsets="earliest", isolation__level="read_committed") as query:
+        assert numbers(query.until_rows(10)) == list(range(10))
+        assert query.step() is None
+        query.driver.freeze()
+        assert query.step() is None
+
+
 class TestLosses:
     def at(self, memory: MemoryCluster, topic: str) -> SourceOffset:
         with Query(memory, subscribe=topic, startingOffsets="earliest") as query:
@@ -389,6 +432,27 @@ def test_a_leader_that_dies_holds_up_a_batch_but_loses_nothing(memory: MemoryClu
         send("dying", range(1000, 1005))
         query.start = end
         assert numbers(query.until_rows(5)) == list(range(1000, 1005))
+
+
+def test_how_long_a_partition_has_no_leader_is_known_to_whoever_asks(
+    memory: MemoryCluster, admin: Any, send: Any
+) -> None:
+    admin.create_topic("alone", partitions=1, replication_factor=1)
+    send("alone", range(3))
+    with Query(memory, subscribe="alone", startingOffsets="earliest") as query:
+        assert numbers(query.until_rows(3)) == [0, 1, 2]
+        assert query.driver.failing_s() is None
+        killed = memory.kill_leader("alone")
+        try:
+            since_s, error = until(lambda: query.driver.failing_s() or (), "the watch notices")
+            assert since_s >= 0
+            assert error.retriable
+            assert query.step() is None
+        finally:
+            memory.restart(killed)
+        until(lambda: query.step() is None and query.driver.failing_s() is None, "all is well again")
+        send("alone", range(3, 5))
+        assert numbers(query.until_rows(2)) == [3, 4]
 
 
 def test_a_range_may_begin_and_end_within_a_batch_of_the_log(memory: MemoryCluster, admin: Any, send: Any) -> None:
