@@ -31,7 +31,7 @@ from tidelog.replication.replicas import ReplicaConfig, Replicas
 from tidelog.rpc.transport import GrpcTransport
 from tidelog.server.config import NodeConfig
 from tidelog.server.directories import NodeDirectories
-from tidelog.server.group_metrics import group_samples
+from tidelog.server.group_metrics import group_samples, lag_samples
 from tidelog.server.metrics import Sample, counter, gauge
 from tidelog.server.uuids import random_uuid
 from tidelog.world.clock import Clock
@@ -204,6 +204,7 @@ class BrokerPart:
         )
         yield counter("isr_expands_total", status.isr_expands, "Times that it has taken one back.")
         yield from group_samples(self.groups)
+        yield from lag_samples(self.groups, self.replicas)
         yield gauge("logs_open", len(self.logs), "Logs that are open.")
         scrub = self.replicas.upkeep.scrubbing
         yield counter("scrub_segments_total", scrub.segments, "Sealed segments that were read and compared.")

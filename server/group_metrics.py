@@ -1,11 +1,24 @@
-"""Numbers of the group coordinator (`server.metrics`)."""
+"""Numbers of the group coordinator (`server.metrics`).
+
+Lag takes two of them: the coordinator of a group knows how far it is, the leaders of a topic how far that reaches. Both
+are sums over a topic's partitions, so that they are few, and whoever scrapes all brokers subtracts:
+
+    sum by (topic) (tidelog_topic_end_offset) - on (topic) group_right
+        sum by (group, topic) (tidelog_group_committed_offset)
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tidelog.coordinator.service import GroupService
+from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.replication.replicas import Replicas
 from tidelog.server.metrics import Sample, counter, gauge
+
+SERIES_MAX = 1_000
+"""Of each number, the first by name: a scrape has to stay small."""
 
 _KINDS = ("consumer", "classic", "simple")
 
@@ -27,3 +40,24 @@ def group_samples(service: GroupService) -> Iterator[Sample]:
     yield counter("group_rebalances_total", counts.rebalances, "Times that a member was told of a new epoch.")
     yield counter("group_commits_total", counts.commits, "Requests to commit offsets.")
     yield counter("group_committed_offsets_total", counts.committed_offsets, "Offsets in them that were stored.")
+
+
+def lag_samples(service: GroupService, replicas: Replicas) -> Iterator[Sample]:
+    committed: Counter[tuple[str, str]] = Counter()
+    topics = replicas.image.topics
+    for shard in service.coordinator.leading_shards():
+        for group in shard.state.groups.values():
+            for partition, value in group.offsets.items():
+                topic = topics.get(partition.topic_id)
+                if topic is not None:
+                    committed[group.group_id, topic.name] += value.offset
+    ends: Counter[str] = Counter()
+    for leading in replicas.leaders():
+        if leading.replica.topic not in INTERNAL_TOPICS:
+            ends[leading.replica.topic] += leading.high_watermark
+    for (group_id, name), offset in sorted(committed.items())[:SERIES_MAX]:
+        help_ = "The offsets that a group has committed, of all partitions of a topic together."
+        yield gauge("group_committed_offset", offset, help_, group=group_id, topic=name)
+    for name, end in sorted(ends.items())[:SERIES_MAX]:
+        help_ = "The high watermarks of a topic's partitions that are led here, together."
+        yield gauge("topic_end_offset", end, help_, topic=name)

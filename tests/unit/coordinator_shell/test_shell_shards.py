@@ -21,7 +21,7 @@ from tidelog.model.errors import ErrorCode, NotLeaderError, RemoteError, Unknown
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.rpc.v1 import admin_pb2
 from tidelog.rpc.v1 import groups_pb2 as pb
-from tidelog.server.group_metrics import group_samples
+from tidelog.server.group_metrics import group_samples, lag_samples
 
 
 def others(broker: int) -> list[int]:
@@ -434,3 +434,21 @@ def test_the_coordinator_counts_what_it_does() -> None:
             ("group_rebalances_total", ""): 1,
         }
         assert {key: counted[key] for key in expected} == expected
+
+
+def test_lag_is_what_the_leaders_of_a_topic_have_less_what_the_coordinator_knows() -> None:
+    with GroupCluster(seed=18) as cluster:
+        orders = cluster.topic("orders", partitions=3)
+        for partition, count in enumerate((5, 7, 9)):
+            cluster.write(PartitionId(orders.topic_id, partition), *[b"x"] * count)
+        cluster.commit("simple", {("orders", 0): 5, ("orders", 1): 3})
+
+        async def samples(found: RunningBroker) -> list[tuple[str, str, str, float]]:
+            rows = lag_samples(found.groups, found.replicas)
+            return [(one.name, one.labels.get("group", ""), one.labels["topic"], one.value) for one in rows]
+
+        rows = [row for broker in BROKERS for row in cluster.on_broker(broker, samples)]
+        assert [row[1:] for row in rows if row[0] == "group_committed_offset"] == [("simple", "orders", 8)]
+        ends = [(topic, value) for name, _, topic, value in rows if name == "topic_end_offset"]
+        assert {topic for topic, _ in ends} == {"orders"}, "nothing of internal topics"
+        assert sum(value for _, value in ends) == 21
