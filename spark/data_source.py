@@ -5,13 +5,15 @@ Importing it imports Spark, but neither Arrow nor gRPC: Spark's daemons load it,
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
+from tidelog.client.arrow import MissingExtraError
 from tidelog.client.errors import OptionError
 from tidelog.model.errors import TidelogError
-from tidelog.spark.options import SourceOptions, source_options
+from tidelog.spark.options import SourceOptions, normalized, source_options
 from tidelog.spark.schema import check_schema, source_schema
 from tidelog.spark.worker import plain_errors
 from tidelog.world.real.clock import SystemClock
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 class TidelogDataSource(DataSource):
     """Options are read when it is known what they are for: the same object serves sources and sinks."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        with plain_errors(MissingExtraError):
+            if not _is_there("pyarrow"):
+                raise MissingExtraError("this needs pyarrow: pip install 'tidelog[spark]'")
+
     @classmethod
     def name(cls) -> str:
         return "tidelog"
@@ -31,7 +39,7 @@ class TidelogDataSource(DataSource):
     def schema(self) -> StructType:
         with plain_errors(OptionError, TidelogError):
             # Whether it is a stream is not known yet; an end is looked at when it is.
-            given = {key: value for key, value in self.options.items() if not key.lower().startswith("ending")}
+            given = {key: value for key, value in normalized(self.options).items() if not key.startswith("ending")}
             return source_schema(source_options(given, is_streaming=True, now_ms=SystemClock().now_ms()))
 
     def _source_options(self, schema: StructType, *, is_streaming: bool) -> SourceOptions:
@@ -67,3 +75,11 @@ class TidelogDataSource(DataSource):
         from tidelog.spark.sink import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
+
+
+def _is_there(module: str) -> bool:
+    """Without importing it: this process forks afterwards."""
+    try:
+        return find_spec(module) is not None
+    except ValueError:  # `sys.modules` says that there is none
+        return False

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from spark_there import need
 
 from tidelog.spark import java
 from tidelog.spark.java import NoJavaError, java_home, launcher_of, version_of
@@ -155,7 +156,7 @@ def test_the_module_that_spark_looks_for_never_fails() -> None:
 
 
 def test_what_cannot_be_loaded_is_told_to_those_who_ask_for_it_only() -> None:
-    pytest.importorskip("pyspark", reason="the base class is Spark's: make setup-spark")
+    need("pyspark", by=__name__)  # the base class is Spark's
     program = """
 import sys
 sys.modules['tidelog.spark.data_source'] = None
@@ -171,3 +172,37 @@ except RuntimeError as error:
     first, second = run(program).splitlines()
     assert first == "tidelog True"
     assert second.startswith("the format 'tidelog' cannot be loaded here: ModuleNotFoundError: ")
+
+
+LOOKUP = """
+import io, sys
+{before}
+from pyspark.serializers import CPickleSerializer, read_int
+from pyspark.sql.worker.lookup_data_sources import _main
+answer = io.BytesIO()
+_main(io.BytesIO(), answer)
+answer.seek(0)
+found = {{}}
+for _ in range(read_int(answer)):
+    name = answer.read(read_int(answer)).decode()
+    found[name] = CPickleSerializer()._read_with_length(answer)
+print(sorted(found), found['other']({{}}).schema())
+"""
+OTHER = """
+from pyspark.sql.datasource import DataSource
+class DefaultSource(DataSource):
+    @classmethod
+    def name(cls):
+        return 'other'
+    def schema(self):
+        return 'a int'
+"""
+
+
+@pytest.mark.parametrize("broken", ["tidelog.spark.data_source", "tidelog.spark.options", "tidelog.client", "grpc"])
+def test_what_is_broken_here_breaks_no_other_format(tmp_path: Path, broken: str) -> None:
+    """By Spark's own look for formats, which imports every module `pyspark_*`."""
+    need("pyspark", by=__name__)
+    (tmp_path / "pyspark_other.py").write_text(OTHER)
+    told = run(LOOKUP.format(before=f"sys.modules[{broken!r}] = None"), PYTHONPATH=str(tmp_path))
+    assert told == "['other', 'tidelog'] a int"

@@ -205,6 +205,13 @@ def test_what_is_under_way_is_bounded_and_waited_for_in_order() -> None:
     assert producer.closed == []
 
 
+def test_a_task_of_nothing_writes_nothing() -> None:
+    """Spark runs one for a batch without any."""
+    producer = SlowProducer()
+    assert write_rows(OPTIONS, [], producer_of=lambda _: producer) == 0
+    assert (producer.sent, producer.closed) == (0, [])
+
+
 @pytest.mark.parametrize("producer", [SlowProducer(fails_at=3), SlowProducer(refuses_at=70)])
 def test_a_task_that_fails_ends_its_producer_first(producer: SlowProducer) -> None:
     rows = batch(value=pa.array([b"1"]))

@@ -1,5 +1,7 @@
 """The data source as Spark handles it before any cluster is asked: what it imports, pickles and refuses."""
 
+# ruff: noqa: E402 - Spark may not be there
+
 from __future__ import annotations
 
 import pickle
@@ -8,12 +10,14 @@ import sys
 from typing import Any
 
 import pytest
+from spark_there import need
 
 from tidelog.client.errors import OptionError, UnknownTopicError
 from tidelog.model.errors import CallTimeoutError
 from tidelog.spark.errors import ExpiredRangeError
+from tidelog.spark.offsets import Mark, SourceOffset, TopicMarks
 
-pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'tidelog[spark-local]'")
+need("pyspark", by=__name__)
 
 from pyspark.sql import types
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition, IsNotNull
@@ -32,10 +36,42 @@ def stream(**options: str) -> Any:
     return source.streamReader(source.schema())
 
 
-def test_it_imports_neither_grpc_nor_arrow() -> None:
-    code = "import sys, tidelog.spark.data_source; print([n for n in ('grpc', 'uvloop') if n in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+def run(code: str) -> str:
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+HEAVY = "[name for name in ('grpc', 'uvloop', 'pyarrow') if name in sys.modules]"
+
+
+def test_what_sparks_daemons_load_imports_neither_grpc_nor_arrow() -> None:
+    """They fork afterwards, and gRPC does not live through that."""
+    assert run(f"import sys, tidelog.spark.data_source, tidelog.spark.sink; print({HEAVY})") == "[]"
+
+
+def test_a_source_that_is_made_and_not_asked_opens_nothing() -> None:
+    """Of a query that Spark refuses at its start the process stays for a while: it must hold nothing."""
+    code = f"""
+import threading
+from tidelog.spark.data_source import TidelogDataSource
+source = TidelogDataSource({GIVEN!r})
+reader = source.streamReader(source.schema())
+print(reader._driver_made, threading.active_count())
+"""
+    assert run(code) == "None 1"
+
+
+def test_without_arrow_one_line_names_the_extra() -> None:
+    code = f"""
+import sys
+sys.modules['pyarrow'] = None
+from tidelog.spark.data_source import TidelogDataSource
+try:
+    TidelogDataSource({GIVEN!r})
+except ImportError as error:
+    print(error)
+"""
+    assert run(code) == "this needs pyarrow: pip install 'tidelog[spark]'"
 
 
 def test_what_spark_pickles_holds_nothing_open() -> None:
@@ -52,6 +88,14 @@ def test_headers_are_a_column_only_if_asked_for() -> None:
     assert "headers" not in TidelogDataSource(GIVEN).schema().names
     assert TidelogDataSource(GIVEN | {"includeheaders": "true"}).schema().names[-1] == "headers"
     assert TidelogDataSource(GIVEN | {"columns": "value,headers"}).schema().names == ["value", "headers"]
+
+
+@pytest.mark.parametrize("key", ["endingOffsets", "ENDINGOFFSETS", "kafka.endingOffsets"])
+def test_an_end_is_refused_in_streams_only(key: str) -> None:
+    source = TidelogDataSource(GIVEN | {key: "latest"})
+    assert type(source.reader(source.schema())) is BatchSource
+    with pytest.raises(OptionError, match="endingOffsets='latest': a streaming query has no end"):
+        source.streamReader(source.schema()).initialOffset()
 
 
 def test_spark_is_told_that_there_are_limits() -> None:
@@ -130,6 +174,12 @@ class StandIn:
         self.error: Exception | None = None
         self.access = type("Access", (), {"cluster": type("Cluster", (), {"answered": "localhost:9292"})})
 
+        self.begins = 0
+
+    def initial(self) -> SourceOffset:
+        self.begins += 100
+        return SourceOffset({"orders": TopicMarks("a" * 32, {0: Mark(self.begins)})}, is_initial=True)
+
     def report(self, _: object) -> None: ...
 
     def failing_s(self) -> None: ...
@@ -146,6 +196,13 @@ class TestTrouble:
         found, driver = stream(**options), StandIn()
         found._driver_made = driver
         return found, driver
+
+    def test_where_it_begins_does_not_move_while_it_lives(self) -> None:
+        source, _ = self.source()
+        first = source.initialOffset()
+        assert first["t"]["orders"]["p"] == {"0": [100, -1]}
+        assert source.initialOffset() == first
+        assert source.latestOffset(None, None) == first
 
     def test_what_may_pass_is_waited_out(self) -> None:
         source, driver = self.source()
