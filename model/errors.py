@@ -39,6 +39,9 @@ class ErrorCode(Enum):
     TRANSACTION_COORDINATOR_FENCED = ErrorRow(
         52, False, "a newer transaction coordinator has taken over; stop this one"
     )
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = ErrorRow(
+        53, False, "use a transactional id that is allowed here; a cluster without transactions allows none"
+    )
     STORAGE_ERROR = ErrorRow(56, True, "look at the disk; its partitions are led elsewhere meanwhile")
     UNKNOWN_PRODUCER_ID = ErrorRow(59, False, "ask for a new producer id")
     FETCH_SESSION_ID_NOT_FOUND = ErrorRow(70, True, "the fetch session has ended; begin a new one")
@@ -204,6 +207,12 @@ class InvalidProducerEpochError(TidelogError):
 
 class InvalidTransactionStateError(TidelogError):
     code = ErrorCode.INVALID_TXN_STATE
+
+
+class TransactionalIdRefusedError(TidelogError):
+    """Nobody may produce under this transactional id."""
+
+    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 class TransactionCoordinatorFencedError(TidelogError):

@@ -23,7 +23,7 @@ from tidelog.coordinator.classic_requests import ClassicDetails
 from tidelog.coordinator.requests import GroupDetails, MemberSummary
 from tidelog.coordinator.service import GroupService
 from tidelog.metadata.image import ClusterImage
-from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
+from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError, TransactionalIdRefusedError
 from tidelog.model.group_errors import CoordinatorNotAvailableError, GroupIdNotFoundError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.rpc.kafka.brokers_view import BrokersView, view_of
@@ -109,7 +109,7 @@ async def find_coordinator(request: FindCoordinatorRequest, context: Context) ->
 
 async def _found(keys: Sequence[str], key_type: int, context: Context) -> list[Coordinator]:
     groups = context.services.groups
-    refusal = _wrong_key(keys, key_type)
+    refusal = _wrong_key(keys, key_type, context.version)
     if refusal is not None:
         return [_nobody(key, refusal) for key in keys]
     outcomes: dict[str, int | TidelogError] = {}
@@ -127,9 +127,12 @@ async def _found(keys: Sequence[str], key_type: int, context: Context) -> list[C
     return [_coordinator(view, key, outcomes[key], context.listener) for key in keys]
 
 
-def _wrong_key(keys: Sequence[str], key_type: int) -> TidelogError | None:
+def _wrong_key(keys: Sequence[str], key_type: int, version: int) -> TidelogError | None:
     if key_type == OF_A_TRANSACTION:
-        return InvalidRequestError("this cluster has no transactions: use a producer without transactional.id")
+        # librdkafka, which asks in the older versions, asks on after any other code until its caller's time is over.
+        # Java's client gives up after any, and shows the text of those only that it has no exception for.
+        kind = InvalidRequestError if version >= KEYS_SINCE else TransactionalIdRefusedError
+        return kind("this cluster has no transactions: use a producer without transactional.id")
     if key_type != OF_A_GROUP:
         return InvalidRequestError(f"there are no coordinators of type {key_type} here, only those of groups (0)")
     if len(keys) > GROUPS_MAX:
