@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -93,12 +93,13 @@ _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Sta
 class GrpcTransport:
     """Implements `world.transport.Transport`. Made and used on one event loop."""
 
-    def __init__(self, me: NodeId, cluster_id: str, listen: str) -> None:
-        """`listen` is `host:port`; port 0 takes a free one, which `port` tells after `start`."""
+    def __init__(self, me: NodeId, cluster_id: str, listen: str, more: Sequence[str] = ()) -> None:
+        """`listen` is `host:port`; port 0 takes a free one, which `port` tells after `start`. On the addresses of
+        `more` it listens too."""
         self.port = 0
         self._me = me
         self._cluster_id = cluster_id
-        self._listen = listen
+        self._listen = (listen, *more)
         self._calls: dict[str, CallHandler] = {}
         self._services: dict[str, StreamHandler] = {}
         self._addresses: dict[NodeId, str] = {}
@@ -130,14 +131,19 @@ class GrpcTransport:
     async def start(self) -> None:
         server = aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((_Handlers(self),))
-        try:
-            self.port = server.add_insecure_port(self._listen)
-        except RuntimeError as error:
-            raise TransportError(f"cannot listen on {self._listen}: {error}", node=self._me) from error
-        if self.port == 0:
-            raise TransportError(f"cannot listen on {self._listen}: the address is taken or not ours", node=self._me)
+        ports = [self._open(server, address) for address in self._listen]
+        self.port = ports[0]
         await server.start()
         self._server = server
+
+    def _open(self, server: aio.Server, address: str) -> int:
+        try:
+            port = int(server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise TransportError(f"cannot listen on {address}: {error}", node=self._me) from error
+        if port == 0:
+            raise TransportError(f"cannot listen on {address}: the address is taken or not ours", node=self._me)
+        return port
 
     async def close(self) -> None:
         for stream in list(self._streams.values()):

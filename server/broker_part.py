@@ -20,7 +20,6 @@ from tidelog.log.logs import Logs, LogsConfig
 from tidelog.metadata import configs
 from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, with_clean_stop
 from tidelog.metadata.brokers import Register
-from tidelog.metadata.delta import ImageDelta
 from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.tail import MetadataTail
@@ -33,6 +32,7 @@ from tidelog.server.config import NodeConfig
 from tidelog.server.directories import NodeDirectories
 from tidelog.server.group_metrics import group_samples, lag_samples
 from tidelog.server.metrics import Sample, counter, gauge
+from tidelog.server.transport import addresses_of
 from tidelog.server.uuids import random_uuid
 from tidelog.world.clock import Clock
 from tidelog.world.work import Work
@@ -80,7 +80,9 @@ class BrokerPart:
         clock: Clock,
         random: Random,
         admission_work: Work | None = None,
+        between_brokers: GrpcTransport | None = None,
     ) -> BrokerPart:
+        """`between_brokers` is for replication, where brokers have a listener of their own for it."""
         tail = MetadataTail(
             disk=directories.metadata.disk,
             path=TAIL_DIRECTORY,
@@ -107,7 +109,7 @@ class BrokerPart:
         )
         replicas = Replicas(
             me=config.node,
-            transport=transport,
+            transport=between_brokers or transport,
             logs=logs,
             tail=tail,
             agent=agent,
@@ -116,7 +118,9 @@ class BrokerPart:
             random=random,
             admission_work=admission_work,
         )
-        tail.subscribe(_addresses_of(transport, config.node))
+        tail.subscribe(addresses_of(transport, config.names("controller.listener.names")))
+        if between_brokers is not None:
+            tail.subscribe(addresses_of(between_brokers, [config.between_brokers.name]))
         coordinator = GroupCoordinator(replicas, tail, clock)
         return cls(config, directories, tail, logs, agent, replicas, coordinator)
 
@@ -227,27 +231,16 @@ def log_config_of(image: ClusterImage, log_id: PartitionId) -> LogConfig:
 
 
 def registration(config: NodeConfig, directories: NodeDirectories, logs: Logs, random: Random) -> Register:
-    """The endpoint between nodes is the first: other nodes take that one. Log directories that do not work are not
-    named: the controller counts on nothing there."""
+    """The endpoint between brokers is the first: who knows no name takes that one. Log directories that do not work are
+    not named: the controller counts on nothing there."""
+    told = sorted(config.listeners, key=lambda one: one is not config.between_brokers)
     wanted = Register(
         cluster_id=directories.cluster_id,
         broker=config.node,
         incarnation=random_uuid(random),
-        endpoints=tuple((one.name, one.protocol, one.advertised.host, one.advertised.port) for one in config.listeners),
+        endpoints=tuple((one.name, one.protocol, one.advertised.host, one.advertised.port) for one in told),
         rack=config.rack,
         directories=working_directories(logs),
         features=supported(),
     )
     return with_clean_stop(wanted, directories.metadata.store)
-
-
-def _addresses_of(transport: GrpcTransport, me: NodeId) -> Callable[[ImageDelta, ClusterImage, ClusterImage], None]:
-    """Tells the transport where other brokers are, as they register."""
-
-    def changed(delta: ImageDelta, _older: ClusterImage, _newer: ClusterImage) -> None:
-        for number, broker in delta.brokers.items():
-            if broker is not None and number != me and broker.endpoints:
-                _, _, host, port = broker.endpoints[0]
-                transport.set_address(NodeId(number), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-
-    return changed

@@ -37,6 +37,7 @@ from tidelog.server.listeners import (
     Listener,
     ListenerError,
     Wanted,
+    between_brokers,
     build,
     http_address,
     parse_address,
@@ -88,7 +89,7 @@ class NodeConfig:
     log_dirs: tuple[str, ...]
     metadata_dir: str
     listeners: tuple[Listener, ...]
-    """The one between nodes is the first."""
+    """`own` is the first."""
     http: Address | None
     voters: tuple[tuple[NodeId, str], ...]
     """Controllers as (node, host:port)."""
@@ -105,12 +106,28 @@ class NodeConfig:
 
     @property
     def own(self) -> Listener:
-        """The listener between nodes."""
+        """Between nodes: of a controller the one for controllers, else the one between brokers."""
         return self.listeners[0]
 
     @property
-    def grpc(self) -> Listener:
-        return next(listener for listener in self.listeners if listener.door is Door.GRPC)
+    def between_brokers(self) -> Listener:
+        """`own`, unless `inter.broker.listener.name` has one for itself."""
+        name = self.values.get("inter.broker.listener.name")
+        return between_brokers(self.listeners, None if name is None else str(name))
+
+    @property
+    def has_own_between_brokers(self) -> bool:
+        """Whether brokers have a listener of their own, so that a node may have one address as a broker and another as
+        a controller."""
+        return self.is_broker and self.between_brokers.name not in self.names("controller.listener.names")
+
+    @property
+    def between_nodes(self) -> tuple[Listener, ...]:
+        return tuple(one for one in self.listeners if one.door is Door.NODE)
+
+    @property
+    def grpc(self) -> tuple[Listener, ...]:
+        return tuple(one for one in self.listeners if one.door is Door.GRPC)
 
     @property
     def kafka(self) -> tuple[Listener, ...]:
@@ -127,6 +144,12 @@ class NodeConfig:
         value = self.values[key]
         assert type(value) is int, f"{key} is an integer"
         return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Of listeners, in capitals as they are compared."""
+        value = self.values.get(key, ())
+        assert isinstance(value, tuple), f"{key} is a list"
+        return tuple(name.upper() for name in value)
 
     def text(self, key: str) -> str:
         value = self.values[key]
@@ -290,6 +313,7 @@ class _Reader:
             doors=self._list("listener.doors"),
             controller_names=self._list("controller.listener.names"),
             inter_broker=None if inter_broker is None else str(inter_broker),
+            is_broker=BROKER in self._list("process.roles"),
             is_controller=CONTROLLER in self._list("process.roles"),
             has_kafka=BROKER in self._list("process.roles") and self.values.get("kafka.enable") is True,
         )

@@ -72,8 +72,8 @@ class PublicDoors:
         admin = AdminDoor(link, limits, self._log_dirs)
         doors = Doors(cluster=cluster, admin=admin, log=log, groups=groups)
         serve_forwarded(transport, doors)
-        listener = Listener(name=config.grpc.name, address=config.grpc.address.to_listen_on)
-        self._server = GrpcServer(doors, [listener], limits, responses)
+        listeners = [Listener(name=one.name, address=one.address.to_listen_on) for one in config.grpc]
+        self._server = GrpcServer(doors, listeners, limits, responses)
         self._kafka: KafkaServer | None = None
         if broker is not None and self._service is not None and self._log_dirs is not None and config.kafka:
             services = KafkaServices(

@@ -1,15 +1,19 @@
 """Where a node listens, and where others are told to find it. Pure.
 
 A listener has a name, an address, a security protocol and a door: `node` (inside of the cluster), `grpc` (our API) or
-`kafka` (its wire protocol). Every node has one of `node` and one of `grpc`, every broker one or more of `kafka`. One
-that is not listed stands at its usual distance from one that is (Kafka 9092, node 9192, gRPC 9292, HTTP 9392). So a
-file written for Kafka needs no change, and nodes on one machine that differ by one port differ by one everywhere.
+`kafka` (its wire protocol). Every node has one or more of `node` and of `grpc`, every broker of `kafka`. A door that is
+not listed stands at its usual distance from one that is (Kafka 9092, node 9192, gRPC 9292, HTTP 9392). So a file
+written for Kafka needs no change, and nodes on one machine that differ by one port differ by one everywhere.
+
+Clients are told the addresses of the listener that they came through, by its name: it has the same name on all brokers.
+Of several `node` doors one is for controllers (Raft, and what brokers say to controllers), one is between brokers
+(replication); each answers everything, so nodes that are set up differently still find each other.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -18,6 +22,9 @@ from tidelog.rpc.first_bytes import Speech
 PLAINTEXT = "PLAINTEXT"
 KNOWN_PROTOCOLS = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 PORT_MAX = 65_535
+INTERNAL = "INTERNAL"
+LISTENERS_MAX = 16
+"""As many as a broker may register."""
 _URI = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_-]*)://(?P<address>.*)")
 _ADDRESS = re.compile(r"(?:(?P<host>[^\[\]:/\s]*)|\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})")
 _ANY_HOST = ("", "0.0.0.0", "::")
@@ -105,13 +112,15 @@ class Wanted:
     doors: Sequence[str]
     controller_names: Sequence[str]
     inter_broker: str | None
+    is_broker: bool
     is_controller: bool
     has_kafka: bool
     """It is a broker, and a Kafka listener is opened where none is listed."""
 
 
 def build(wanted: Wanted, host_name: str) -> tuple[Listener, ...]:
-    """The listeners of a node, its own (`node`) first; raises `ListenerError`."""
+    """The listeners of a node: first the one that others know it by (of a controller the controllers', else the one
+    between brokers), then those between nodes, then by name. Raises `ListenerError`."""
     given = _by_name(wanted.listeners, "listeners")
     advertised = _by_name(wanted.advertised, "advertised.listeners")
     protocols = parse_pairs(wanted.protocols, allowed=KNOWN_PROTOCOLS)
@@ -128,8 +137,16 @@ def build(wanted: Wanted, host_name: str) -> tuple[Listener, ...]:
     ]
     if unknown := sorted(advertised.keys() - found.keys()):
         raise ListenerError(f"advertised.listeners names {', '.join(unknown)}, and there is no such listener")
+    _check_inter_broker(wanted, found.keys())
     _check_apart(listeners)
-    return tuple(sorted(listeners, key=lambda listener: (listener.door is not Door.NODE, listener.name)))
+    own = _own(listeners, wanted)
+    return tuple(sorted(listeners, key=lambda one: (one is not own, one.door is not Door.NODE, one.name)))
+
+
+def between_brokers(listeners: Sequence[Listener], inter_broker: str | None) -> Listener:
+    """Of what `build` returns: the one that `inter.broker.listener.name` names, else the first."""
+    name = (inter_broker or INTERNAL).upper()
+    return next((one for one in listeners if one.name == name and one.door is Door.NODE), listeners[0])
 
 
 def _by_name(items: Sequence[str], what: str) -> dict[str, Address]:
@@ -145,17 +162,31 @@ def _by_name(items: Sequence[str], what: str) -> dict[str, Address]:
 def _own_name(wanted: Wanted) -> str:
     if wanted.is_controller:
         return next((name.upper() for name in wanted.controller_names), "CONTROLLER")
-    return "INTERNAL"
+    return INTERNAL
+
+
+def _own(listeners: Sequence[Listener], wanted: Wanted) -> Listener:
+    names = [name.upper() for name in wanted.controller_names] if wanted.is_controller else []
+    names += [(wanted.inter_broker or INTERNAL).upper(), INTERNAL]
+    nodes = sorted((one for one in listeners if one.door is Door.NODE), key=lambda one: one.name)
+    return next((one for name in names for one in nodes if one.name == name), nodes[0])
+
+
+def _check_inter_broker(wanted: Wanted, names: Collection[str]) -> None:
+    """A file without `listeners` may be Kafka's, whose default is PLAINTEXT."""
+    name = (wanted.inter_broker or "").upper()
+    if name and wanted.is_broker and wanted.listeners and name not in names:
+        raise ListenerError(f"inter.broker.listener.name is {name}, and there is no such listener")
 
 
 def _door(name: str, wanted: Wanted, doors: dict[str, Door]) -> Door:
     if name in doors:
         return doors[name]
     # A file of Kafka's names its clients' listener here, by the protocol; that stays the clients'.
-    inter_broker = (wanted.inter_broker or "INTERNAL").upper()
+    inter_broker = (wanted.inter_broker or INTERNAL).upper()
     if name == inter_broker and name not in (*KNOWN_PROTOCOLS, "KAFKA") and not name.startswith("GRPC"):
         return Door.NODE
-    if name == "INTERNAL" or name in {known.upper() for known in wanted.controller_names}:
+    if name == INTERNAL or name in {known.upper() for known in wanted.controller_names}:
         return Door.NODE
     if name.startswith("GRPC"):
         return Door.GRPC
@@ -180,14 +211,15 @@ def http_address(listeners: Sequence[Listener]) -> Address:
 
 def where_doors_are(listeners: Sequence[Listener], http: Address | None = None) -> dict[Speech, str]:
     """For who has come to the wrong one: where it belongs."""
-    found = {Speech.TLS: "it is plain text; connect without TLS", Speech.KAFKA: "this node has no Kafka listener"}
+    found = {Speech.TLS: "it is plain text; connect without TLS"}
     if http is not None:
         found[Speech.HTTP] = f"HTTP is on port {http.port}"
     for listener in listeners:
         if listener.door is Door.GRPC:
-            found[Speech.GRPC] = f"gRPC is on port {listener.advertised.port}"
+            found.setdefault(Speech.GRPC, f"gRPC is on port {listener.advertised.port}")
         elif listener.door is Door.KAFKA:
-            found[Speech.KAFKA] = f"Kafka clients belong on port {listener.advertised.port}"
+            found.setdefault(Speech.KAFKA, f"Kafka clients belong on port {listener.advertised.port}")
+    found.setdefault(Speech.KAFKA, "this node has no Kafka listener")
     return found
 
 
@@ -208,17 +240,11 @@ def _protocol(name: str, protocols: dict[str, str]) -> str:
 
 
 def _check_apart(listeners: Sequence[Listener]) -> None:
-    doors: dict[Door, str] = {}
-    places: dict[int, Listener] = {}
+    if len(listeners) > LISTENERS_MAX:
+        raise ListenerError(f"there are {len(listeners)} listeners; a node has at most {LISTENERS_MAX}")
+    places: dict[int, list[Listener]] = {}
     for listener in listeners:
-        other = places.get(listener.address.port)
-        if other is not None and (
-            other.address.host == listener.address.host or other.address.is_any_host or listener.address.is_any_host
-        ):
-            raise ListenerError(f"{other.name} and {listener.name} listen on one port, {listener.address.port}")
-        places[listener.address.port] = listener
-        if listener.door is not Door.KAFKA and listener.door in doors:
-            raise ListenerError(
-                f"{doors[listener.door]} and {listener.name} are both {listener.door.name.lower()} doors; one is enough"
-            )
-        doors[listener.door] = listener.name
+        for other in places.setdefault(listener.address.port, []):
+            if other.address.host == listener.address.host or other.address.is_any_host or listener.address.is_any_host:
+                raise ListenerError(f"{other.name} and {listener.name} listen on one port, {listener.address.port}")
+        places[listener.address.port].append(listener)

@@ -42,7 +42,7 @@ from tidelog.server.listeners import Door, where_doors_are
 from tidelog.server.metrics import CONTENT_TYPE, Gatherer, Sample, counter, gauge, page
 from tidelog.server.notify import ServiceManager
 from tidelog.server.ports import check_free
-from tidelog.server.transport import NodeTransport
+from tidelog.server.transport import BrokerTransport, NodeTransport
 from tidelog.server.watchdog import LoopWatchdog
 from tidelog.server.work import StartingWork
 from tidelog.world.clock import Clock
@@ -78,6 +78,7 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._directories: NodeDirectories | None = None
         self._transport: GrpcTransport | None = None
+        self._between_brokers: GrpcTransport | None = None
         self._known: KnownControllers | None = None
         self._controller: ControllerPart | None = None
         self._broker: BrokerPart | None = None
@@ -134,7 +135,10 @@ class Node:
         for address in [*opened, config.http]:
             if address is not None:
                 check_free(address)
-        self._transport = transport = NodeTransport(config.node, directories.cluster_id, config.own.address)
+        more = [one.address for one in config.between_nodes if one is not config.own]
+        self._transport = transport = NodeTransport(config.node, directories.cluster_id, config.own.address, more)
+        if config.has_own_between_brokers:
+            self._between_brokers = BrokerTransport(transport, directories.cluster_id, config.between_brokers.address)
         self._known = KnownControllers(transport, directories.cluster_id, self._first_controllers(), config.bootstrap)
         if config.is_controller:
             self._controller = await ControllerPart.open(
@@ -157,6 +161,7 @@ class Node:
                 admission_work=self._admission,
                 clock=self._clock,
                 random=self._random,
+                between_brokers=self._between_brokers,
             )
         await self._begin(transport)
 
@@ -309,8 +314,9 @@ class Node:
             await self._quietly(self._broker.close())
         if self._controller is not None:
             await self._quietly(self._controller.close(is_orderly=is_orderly))
-        if self._transport is not None:
-            await self._quietly(self._transport.close())
+        for transport in (self._between_brokers, self._transport):
+            if transport is not None:
+                await self._quietly(transport.close())
         if self.http is not None:
             await self._quietly(self.http.close())
         await self._quietly(self._helpers.close())

@@ -97,7 +97,9 @@ SETTINGS: tuple[Setting, ...] = (
         kind=Kind.LIST,
         default=None,
         default_says="KAFKA://:9092 (brokers), GRPC://:9292, between nodes CONTROLLER://:9192 (INTERNAL of a broker)",
-        doc="Where this node listens. A door that is not listed is at its usual distance: 9092, 9192, 9292.",
+        doc="Where this node listens, one or more for each door. Clients are told the addresses of the listener they "
+        "came through, so its name is the same on all brokers. "
+        "A door that is not listed is at its usual distance: 9092, 9192, 9292.",
         form="NAME://host:port; no host is every interface",
     ),
     Setting(
@@ -140,8 +142,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="inter.broker.listener.name",
         kind=Kind.TEXT,
         default=None,
-        default_says="INTERNAL, or the controllers' of a combined node",
-        doc="The listener between nodes of a broker that is no controller.",
+        default_says="INTERNAL, or the controllers' of a combined node that does not list it",
+        doc="The listener between brokers (replication). A combined node may have it beside the controllers'.",
         form="the name of a listener",
     ),
     Setting(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tidelog.metadata.config_table import TABLES, Scope
+from tidelog.rpc.first_bytes import Speech
 from tidelog.server.config import ConfigError, NodeConfig, load, with_unit
 from tidelog.server.config_sources import SourceError, flatten, read_properties, resolve, variable_of
-from tidelog.server.listeners import Door
+from tidelog.server.listeners import Door, where_doors_are
 from tidelog.server.settings_table import ALIASES, SETTINGS, TABLE
 
 GOOD = 'node.id = 1\nlog.dirs = ["data"]\n'
@@ -237,8 +238,9 @@ class TestListeners:
     def test_the_advertised_address_is_told_by_listener(self, tmp_path: Path) -> None:
         text = GOOD + 'listeners = "GRPC://0.0.0.0:9292"\nadvertised.listeners = "GRPC://public.example:443"\n'
         config = loaded(tmp_path, text)
-        assert str(config.grpc.advertised) == "public.example:443"
-        assert str(config.grpc.address) == "0.0.0.0:9292"
+        (grpc,) = config.grpc
+        assert str(grpc.advertised) == "public.example:443"
+        assert str(grpc.address) == "0.0.0.0:9292"
         assert str(config.own.address) == "0.0.0.0:9192"
         assert config.own.advertised.host not in ("", "0.0.0.0")
 
@@ -249,22 +251,55 @@ class TestListeners:
         )
         assert doors(loaded(tmp_path, text))["REPLICATION"] == (":7100", Door.NODE)
 
+    def test_a_combined_node_may_have_a_listener_between_brokers_beside_that_of_controllers(
+        self, tmp_path: Path
+    ) -> None:
+        listed = 'listeners = "ABC://:7100,CONTROLLER://:7192,GRPC://:7200"\n'
+        config = loaded(tmp_path, GOOD + 'inter.broker.listener.name = "abc"\n' + listed)
+        assert doors(config)["ABC"] == (":7100", Door.NODE)
+        assert [one.name for one in config.between_nodes] == ["CONTROLLER", "ABC"], "others know it as a controller"
+        assert (config.own.name, config.between_brokers.name) == ("CONTROLLER", "ABC")
+        assert config.has_own_between_brokers
+        unnamed = loaded(tmp_path, GOOD + listed.replace("ABC", "INTERNAL"))
+        assert unnamed.between_brokers.name == "INTERNAL"
+        one_for_both = loaded(tmp_path, GOOD)
+        assert one_for_both.between_brokers is one_for_both.own
+        assert not one_for_both.has_own_between_brokers
+
+    def test_a_file_of_kafka_that_names_the_listener_of_its_clients_between_brokers_is_read(
+        self, tmp_path: Path
+    ) -> None:
+        for listed in ("", 'listeners = "PLAINTEXT://:9092,CONTROLLER://:9192"\n'):
+            config = loaded(tmp_path, GOOD + 'inter.broker.listener.name = "PLAINTEXT"\n' + listed)
+            assert config.between_brokers.name == "CONTROLLER"
+            assert not config.has_own_between_brokers
+
+    def test_several_listeners_for_each_door(self, tmp_path: Path) -> None:
+        text = 'listeners = "KAFKA://:9092,OUT://:9093,GRPC://:9292,GRPC_OUT://:9293"\n'
+        config = loaded(tmp_path, GOOD + text + 'advertised.listeners = "GRPC_OUT://public:443"\n')
+        assert [one.name for one in config.grpc] == ["GRPC", "GRPC_OUT"]
+        assert [str(one.advertised) for one in config.grpc][1] == "public:443"
+        assert [one.name for one in config.kafka] == ["KAFKA", "OUT"]
+        assert where_doors_are(config.listeners)[Speech.GRPC] == "gRPC is on port 9292", "the first is named"
+
     def test_doors_can_be_said(self, tmp_path: Path) -> None:
         text = GOOD + 'listeners = "PUBLIC://:880,CONTROLLER://:881"\nlistener.doors = "PUBLIC:grpc"\n'
         assert doors(loaded(tmp_path, text))["PUBLIC"] == (":880", Door.GRPC)
 
     def test_addresses_of_ipv6(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, GOOD + 'listeners = "GRPC://[::1]:9292"\n')
-        assert config.grpc.address.to_listen_on == "[::1]:9292"
+        assert [one.address.to_listen_on for one in config.grpc] == ["[::1]:9292"]
         assert config.own.address.host == "::1"
-        assert loaded(tmp_path, GOOD).grpc.address.to_listen_on == "[::]:9292"
+        assert [one.address.to_listen_on for one in loaded(tmp_path, GOOD).grpc] == ["[::]:9292"]
 
     @pytest.mark.parametrize(
         ("text", "why"),
         [
             ('listeners = "GRPC:9292"', "is not NAME://host:port"),
             ('listeners = "GRPC://:70000"', "port from 1 to 65535"),
-            ('listeners = "GRPC://:9292,GRPC2://:9293"', "are both grpc doors"),
+            ('listeners = "' + ",".join(f"GRPC{n}://:{7000 + n}" for n in range(17)) + '"', "at most 16"),
+            ('listeners = "A://h:9092,B://i:9092,C://h:9092"', "A and C listen on one port"),
+            ('listeners = "GRPC://:9292"\ninter.broker.listener.name = "INT"', "INT, and there is no such listener"),
             ('listeners = "GRPC://:9292,CONTROLLER://:9292"', "listen on one port, 9292"),
             ('listeners = "GRPC://:9292,GRPC://:9293"', "has GRPC twice"),
             ('listeners = "SSL://:9092"', "wants SSL; only PLAINTEXT"),
