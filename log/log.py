@@ -149,7 +149,7 @@ class Log:
         self.is_changing = False
         self.is_closed = False
         self.suspect_task: asyncio.Task[None] | None = None
-        if recovered.is_new:
+        if not recovered.is_named:
             self.durability.touch_directory(path)
             self.durability.touch_directory(path.rpartition("/")[0])
 

@@ -79,7 +79,9 @@ class Recovered:
     gaps: bool
     damage: Damage | None
     report: RecoveryReport
-    is_new: bool
+    is_named: bool = True
+    """Whether the names of the log's directory are on the device. A log that is blank may have had none synced, in this
+    life or in one before: they go there with its first records."""
 
 
 class Recovery:
@@ -124,7 +126,8 @@ class Recovery:
             recovered = await self._open_clean(state, bases)
         if recovered is None:
             recovered = await self._open_after_crash(state, bases)
-        recovered.is_new = is_new
+        is_blank = not recovered.sealed and recovered.active.size == 0
+        recovered.is_named = not (is_new or is_blank)
         return recovered
 
     async def _begin(self, state: StoredState) -> Recovered:
@@ -145,7 +148,7 @@ class Recovery:
             gaps=self._gaps(state),
             damage=None,
             report=self._report(state, mark),
-            is_new=True,
+            is_named=False,
         )
 
     # After a clean stop
@@ -212,7 +215,6 @@ class Recovery:
             gaps=self._gaps(state),
             damage=None,
             report=self._report(state, mark, clean=True),
-            is_new=False,
         )
 
     # After a crash
@@ -361,6 +363,11 @@ class Recovery:
         segments = scan.segments or [ActiveSegment.resume(mark, index_interval_bytes=self._config.index_interval_bytes)]
         active = segments[-1]
         bytes_cut = self._cut(active, later)
+        if state.suspect is not None and not sealed and len(segments) == 1 and active.size == 0:
+            # Nothing was ever synced here but with the sync that failed, so the directory's own name is not to be
+            # believed either. One that is made anew will be on the device with the next sync.
+            self._disk.remove_directory(self._path)
+            self._disk.make_directory(self._path)
         infos: dict[int, SegmentInfo] = {}
         files: list[File] = []
         try:
@@ -403,7 +410,6 @@ class Recovery:
             gaps=self._gaps(state),
             damage=None,
             report=self._report(state, mark, scan=scan, bytes_cut=bytes_cut),
-            is_new=False,
         )
 
     async def _sync(self, files: list[File], directories: list[str], recovery_point: int) -> None:
@@ -464,7 +470,6 @@ class Recovery:
             gaps=self._gaps(state),
             damage=damage,
             report=self._report(state, mark),
-            is_new=False,
         )
 
     async def _readable_part(

@@ -32,6 +32,13 @@ def lab() -> Iterator[Lab]:
         yield Lab(world)
 
 
+async def whole_end(node: SimNode) -> int:
+    """Where a log ends that has lost nothing."""
+    log = await open_log(node)
+    assert log.damaged is None
+    return log.end_offset
+
+
 class TestDurability:
     def test_a_waiter_is_told_when_its_record_is_on_the_device_and_not_before(self, lab: Lab) -> None:
         async def main(node: SimNode) -> None:
@@ -74,12 +81,59 @@ class TestDurability:
         end = lab.run(go_on)
         lab.crash()
 
-        async def check(node: SimNode) -> int:
-            log = await open_log(node)
-            assert log.damaged is None
-            return log.end_offset
+        assert lab.run(whole_end) == end
 
-        assert lab.run(check) == end
+    @pytest.mark.parametrize("is_closed", [True, False])
+    def test_the_name_of_a_blank_log_that_was_opened_again_is_synced_with_its_first_records(
+        self, lab: Lab, is_closed: bool
+    ) -> None:
+        """The name of the life before was never synced, though the directory can be seen."""
+
+        async def begin(node: SimNode) -> None:
+            log = await open_log(node)
+            if is_closed:
+                await log.close()
+
+        async def go_on(node: SimNode) -> int:
+            assert node.disk().exists(PATH)
+            log = await open_log(node)
+            last = log.append(batch(2), leader_epoch=0).last_offset
+            await log.wait_durable(last)
+            return last + 1
+
+        lab.run(begin)
+        lab.kill()
+        end = lab.run(go_on)
+        lab.crash()
+
+        assert lab.run(whole_end) == end
+
+    def test_the_name_of_a_log_whose_first_sync_has_failed_is_made_anew(self, lab: Lab) -> None:
+        """What a failed sync was to write is not written later, though it can be seen: names too."""
+
+        async def begin(node: SimNode) -> None:
+            log = await open_log(node)
+            log.append(batch(1), leader_epoch=0)
+            lab.machine.disk().fail("sync")
+            with pytest.raises(StorageError):
+                await log.flush()
+            assert log.suspect_task is not None
+            await log.suspect_task
+
+        async def go_on(node: SimNode) -> int:
+            log = await open_log(node)
+            assert log.end_offset == 0
+            last = log.append(batch(2), leader_epoch=0).last_offset
+            await log.wait_durable(last)
+            return last + 1
+
+        lab.run(begin)
+        lab.kill()
+        lab.machine.disk().heal()
+        end = lab.run(go_on)
+        lab.crash()
+
+        assert lab.run(whole_end) == end
 
     def test_everything_that_waits_shares_a_sync(self, lab: Lab) -> None:
         async def main(node: SimNode) -> None:
