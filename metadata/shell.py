@@ -16,8 +16,9 @@ While it is active it also, by itself: fences (every `tick_ms`), gives leadershi
 and writes a NoOp when the log has not moved for `idle_ms` and there are live brokers, which tail it
 (`metadata.max.idle.interval.ms`): a tail that hears of new commits knows that its source reaches a leader that works.
 
-Bounds: requests that wait (`waiting_max`, then OVERLOADED; what the controller itself decides has room beyond that),
-one heartbeat of each stream (a newer one replaces one that waits), bytes of a request (`requests.REQUEST_BYTES_MAX`).
+Bounds: requests that wait (`waiting_max`, then OVERLOADED; what the controller itself decides, and heartbeats, have room
+beyond that), one heartbeat of each stream (a newer one replaces one that waits), bytes of a request
+(`requests.REQUEST_BYTES_MAX`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from tidelog.metadata.machine import Bootstrap, KeepMoving, Levels, MetadataMach
 from tidelog.metadata.partitions import AlterPartition, AssignDirectories, BalanceLeaders, FindLeaders
 from tidelog.metadata.reassignments import GrowInternalTopics
 from tidelog.metadata.records import DECISION_BYTES_MAX
+from tidelog.metadata.recoveries import ReportOpen
 from tidelog.metadata.requests import decode_request, encode_reply
 from tidelog.metadata.sessions import Answer, BrokerSessions, FenceNow
 from tidelog.metadata.settings import AllocateProducerIdBlock, UpdateFeatures
@@ -79,7 +81,7 @@ LEVELS = "metadata-levels"
 
 _OWN = (Fence, BalanceLeaders, FindLeaders, GrowInternalTopics)
 """Decided by the controller itself, not on request."""
-_OF_SENDER = (Register, AlterPartition, AssignDirectories, AllocateProducerIdBlock, ReportLost, Trim)
+_OF_SENDER = (Register, AlterPartition, AssignDirectories, AllocateProducerIdBlock, ReportLost, ReportOpen, Trim)
 """A broker speaks for itself only."""
 
 
@@ -225,7 +227,9 @@ class ControllerNode:
         """Decide as the active controller; raises the refusal, `NotLeaderError`, `UnknownOutcomeError`..."""
         if isinstance(request, UpdateFeatures) and self.is_active:
             self.machine.decider.others = await self._ask_levels()
-        reply = await self.machine.replicated.submit(request)
+        # Of heartbeats there is one at a time for each broker, and refusing one would end its stream: whoever dies before
+        # it is back on another would be noticed only by its silence.
+        reply = await self.machine.replicated.submit(request, is_own=isinstance(request, Heartbeat))
         while isinstance(reply, HeartbeatReply | Drained) and reply.is_more_to_do:
             if getattr(request, "validate_only", False):
                 break
