@@ -24,6 +24,7 @@ import pytest
 from patience import DEADLINE_S, until
 
 from tidelog.cli.channel import ClusterChannel
+from tidelog.cli.main import RefusedError
 from tidelog.log.batch import encode_columns
 from tidelog.metadata.broker_side import CLEAN_STOP_KEY
 from tidelog.rpc.v1 import admin_pb2, cluster_pb2, log_pb2
@@ -88,9 +89,12 @@ def produce(cluster: LocalCluster, asked: int, topic: str, *values: bytes) -> in
             return []
         batch = encode_columns([0] * len(values), [None] * len(values), list(values))
         item = log_pb2.ProducePartition(topic=topic, partition=0, batches=batch)
-        with channel(cluster, leader) as one:
-            request = log_pb2.ProduceRequest(acks=-1, timeout_ms=5_000, partitions=[item])
-            (row,) = one.call("Log/Produce", request, log_pb2.ProduceResponse).partitions
+        request = log_pb2.ProduceRequest(acks=-1, timeout_ms=5_000, partitions=[item])
+        try:
+            with channel(cluster, leader) as one:
+                (row,) = one.call("Log/Produce", request, log_pb2.ProduceResponse).partitions
+        except RefusedError:
+            return []  # it was the leader, and is gone: the node that was asked has not heard of another one yet
         return [] if row.HasField("error") else [row.base_offset]
 
     return int(until(once, f"a write to {topic} is acknowledged")[0])
