@@ -16,8 +16,8 @@ While it is active it also, by itself: fences (every `tick_ms`), gives leadershi
 and writes a NoOp when the log has not moved for `idle_ms` and there are live brokers, which tail it
 (`metadata.max.idle.interval.ms`): a tail that hears of new commits knows that its source reaches a leader that works.
 
-Bounds: requests that wait (`waiting_max`, then OVERLOADED; what the controller itself decides, and heartbeats, have room
-beyond that), one heartbeat of each stream (a newer one replaces one that waits), bytes of a request
+Bounds: requests that wait (`waiting_max`, then OVERLOADED; what the controller itself decides, and heartbeats, have
+room beyond that), one heartbeat of each stream (a newer one replaces one that waits), bytes of a request
 (`requests.REQUEST_BYTES_MAX`).
 """
 
@@ -227,8 +227,8 @@ class ControllerNode:
         """Decide as the active controller; raises the refusal, `NotLeaderError`, `UnknownOutcomeError`..."""
         if isinstance(request, UpdateFeatures) and self.is_active:
             self.machine.decider.others = await self._ask_levels()
-        # Of heartbeats there is one at a time for each broker, and refusing one would end its stream: whoever dies before
-        # it is back on another would be noticed only by its silence.
+        # Of heartbeats there is one at a time for each broker, and refusing one would end its stream: whoever dies
+        # before it is back on another would be noticed only by its silence.
         reply = await self.machine.replicated.submit(request, is_own=isinstance(request, Heartbeat))
         while isinstance(reply, HeartbeatReply | Drained) and reply.is_more_to_do:
             if getattr(request, "validate_only", False):
