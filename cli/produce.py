@@ -2,13 +2,15 @@
 
 Lines that come together go together: what is typed is sent at once, a file in batches. A record with a key goes to the
 partition that every Kafka client would choose (murmur2); those without one go to the partitions in turn. A topic that
-is not there is created where the cluster allows it (`auto.create.topics.enable`).
+is not there is created by the first record, where the cluster allows it (`auto.create.topics.enable`): a name that was
+misspelt, and nothing to send, leaves no topic behind.
 """
 
 import argparse
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 import os
 import sys
@@ -21,6 +23,7 @@ from tidelog.cli.records import chosen_partitions
 from tidelog.cli.stdin_chunks import lines
 from tidelog.cli.topics import pairs_of
 from tidelog.client.cluster import ClusterClient
+from tidelog.client.errors import UnknownTopicError
 from tidelog.client.writer import Acknowledged, Writer, WriterConfig
 from tidelog.log.batch import encode_columns, partition_of
 from tidelog.log.batch_header import Codec
@@ -135,13 +138,14 @@ class LineReader:
 
 
 class _Producing:
-    def __init__(self, options: argparse.Namespace, cluster: ClusterClient, writer: Writer, count: int) -> None:
+    def __init__(self, options: argparse.Namespace, cluster: ClusterClient, writer: Writer) -> None:
         self._options = options
         self._cluster = cluster
         self._writer = writer
-        self._count = count
+        self._count = 0
+        """Of partitions; 0: the topic is not there yet."""
         self._codec = Codec[options.compression.upper()]
-        self._turn = cluster.random.randrange(count)
+        self._turn = 0
         self._pending: dict[int, _Pending] = {}
         self.sent: list[asyncio.Future[Acknowledged]] = []
         self.rows: dict[int, list[int]] = {}
@@ -149,7 +153,20 @@ class _Producing:
         self.failed = 0
         self.error: BaseException | None = None
 
+    @property
+    def is_located(self) -> bool:
+        return self._count > 0
+
+    async def locate(self, *, may_create: bool) -> None:
+        topic = await self._cluster.topic(self._options.topic, may_create=may_create)
+        if self._options.partition is not None:
+            chosen_partitions(topic, [self._options.partition])
+        self._count = len(topic.partitions)
+        self._turn = self._cluster.random.randrange(self._count)
+
     async def add(self, line: Line) -> None:
+        if not self.is_located:
+            await self.locate(may_create=True)
         partition = line.partition if line.partition is not None else self._options.partition
         if partition is None:
             partition = self._turn if line.key is None else partition_of(line.key, self._count)
@@ -175,7 +192,7 @@ class _Producing:
             )
             result = await self._writer.send(self._options.topic, partition, batch)
             self.sent.append(result)
-        self._turn = (self._turn + 1) % self._count
+        self._turn = (self._turn + 1) % max(1, self._count)
         self.settle()
 
     def settle(self) -> None:
@@ -204,12 +221,11 @@ def run(options: argparse.Namespace) -> int:
         raise WrongCallError(f"--timeout-ms {options.timeout_ms}: above 0")
 
     async def job(cluster: ClusterClient) -> int:
-        topic = await cluster.topic(options.topic, may_create=True)
-        if options.partition is not None:
-            chosen_partitions(topic, [options.partition])
         config = WriterConfig(acks=acks_of(options), delivery_timeout_ms=options.timeout_ms)
         writer = Writer(cluster, config)
-        producing = _Producing(options, cluster, writer, len(topic.partitions))
+        producing = _Producing(options, cluster, writer)
+        with contextlib.suppress(UnknownTopicError):
+            await producing.locate(may_create=False)
         wrong: InputError | None = None
         try:
             async for rows in lines(sys.stdin.fileno()):
@@ -226,9 +242,13 @@ def run(options: argparse.Namespace) -> int:
         finally:
             await writer.close(is_flushed=False)
             producing.settle()
-            _report(options, producing)
+            if producing.is_located:
+                _report(options, producing)
         if wrong is not None:
             raise wrong
+        if not producing.is_located:
+            _report(options, producing)
+            session.tell(f"nothing was read, and there is no topic '{options.topic}' yet")
         return EXIT_OK if producing.error is None else EXIT_REFUSED
 
     return session.run(options, job)
