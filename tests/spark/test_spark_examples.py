@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from spark_there import need
 
 import tidelog
 from tidelog.cli import demo_spark
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "spark"
-COVERED = {"sessions.py", "fraud.py", "change_log.py", "files_to_parquet.py", "late_counts.py"}
+COVERED = {"sessions.py", "fraud.py", "change_log.py", "files_to_parquet.py", "late_counts.py", "logger.py"}
 
 
 def load(name: str) -> ModuleType:
@@ -62,7 +67,7 @@ def test_what_is_late_counts_until_its_window_is_closed(spark: SparkSession, boo
 
 
 def test_clicks_become_sessions(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
-    pytest.importorskip("pandas", reason="transformWithState asks for pandas: make setup-spark")
+    need("pandas", by=__name__)  # transformWithState asks for it
     assert run("sessions", spark, bootstrap, tmp_path) == [
         "ada: 2 clicks from minute 70 to 75",
         "ada: 3 clicks from minute 1 to 20",
@@ -92,6 +97,86 @@ def test_every_payment_gets_one_decision(spark: SparkSession, bootstrap: str, tm
         *(f"{reason}: {count}" for reason, count in sorted(wanted.items())),
         "without a decision: 0, with two: 0",
     ]
+
+
+LINES = 60
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What examples/spark/logger.py has left."""
+
+    example: ModuleType
+    lines: list[str]
+    home: Path
+    wanted: dict[tuple[str, str], int]
+    """How many lines of a program and a level were logged."""
+
+
+@pytest.fixture(scope="module")
+def logged(spark: SparkSession, bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    example, home = load("logger"), tmp_path_factory.mktemp("logger")
+    lines = example.main(spark, bootstrap, str(home), LINES)
+    levels = Counter("ERROR" if n % 10 == 9 else "WARNING" if n % 3 == 2 else "INFO" for n in range(LINES))
+    wanted = {(program, level): count for program in example.TEAMS for level, count in levels.items()}
+    return Logged(example, lines, home, wanted)
+
+
+def records_of(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    table = tidelog.read_arrow(topic, bootstrap=bootstrap)
+    return sorted(table.to_pylist(), key=lambda row: (row["partition"], row["offset"]))
+
+
+@pytest.mark.source("b:EX-29", "b:S-05")
+def test_what_programs_log_is_in_files_and_in_sqlite(logged: Logged) -> None:
+    """Logger, topic, stream job, two sinks; files and SQLite stand for HDFS and Cassandra."""
+    teams = logged.example.TEAMS
+    told = {f"example-for-{teams[program]}: {n} {level}" for (program, level), n in logged.wanted.items()}
+    assert set(logged.lines) == told
+    assert len(logged.lines) == len(told)
+    stored: Counter[tuple[str, str, str]] = Counter()
+    for file in (logged.home / "lines").glob("batch=*/*.json"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            stored[row["program"], row["level"], row["text"]] += 1
+    assert set(stored.values()) == {1}, "each line once"
+    assert Counter((program, level) for program, level, _ in stored) == logged.wanted
+    with sqlite3.connect(logged.home / "counts.db") as connection:
+        ((total,),) = connection.execute("SELECT sum(n) FROM counts").fetchall()
+    assert total == 2 * LINES
+
+
+@pytest.mark.source("b:S-01")
+def test_a_stream_goes_from_several_topics_to_several_topics(logged: Logged, bootstrap: str) -> None:
+    read = {topic: len(records_of(bootstrap, topic)) for topic in logged.example.PROGRAMS}
+    assert read == {"example-log-shop": LINES, "example-log-bank": LINES}
+    written = {f"example-for-{team}" for team in logged.example.TEAMS.values()}
+    assert {topic: len(records_of(bootstrap, topic)) for topic in written} == dict.fromkeys(written, LINES)
+
+
+@pytest.mark.source("b:S-03")
+def test_a_stream_counts_sorts_for_others_and_joins_two_sources(logged: Logged, bootstrap: str) -> None:
+    counts: Counter[str] = Counter()
+    for record in records_of(bootstrap, logged.example.COUNTS):
+        counts[record["key"].decode()] += int(record["value"])
+    for program, team in logged.example.TEAMS.items():
+        records = records_of(bootstrap, f"example-for-{team}")
+        rows = [json.loads(record["value"]) for record in records]
+        # For another application: only what is its own, each program in one partition, in order.
+        assert len({record["partition"] for record in records}) == 1
+        assert [(row["program"], row["text"]) for row in rows] == [(program, f"line {n}") for n in range(LINES)]
+        # The team is known from the second source only.
+        assert {row["team"] for row in rows} == {team}
+        for level in ("INFO", "WARNING", "ERROR"):
+            assert counts[f"example-for-{team} {level}"] == logged.wanted[program, level]
+
+
+@pytest.mark.source("b:S-04")
+def test_a_job_reads_operates_and_writes_back_for_the_next_one(logged: Logged, bootstrap: str) -> None:
+    """The second job has read what the first one wrote, and its result is in the log again."""
+    between = sum(len(records_of(bootstrap, f"example-for-{team}")) for team in logged.example.TEAMS.values())
+    back = sum(int(record["value"]) for record in records_of(bootstrap, logged.example.COUNTS))
+    assert between == back == 2 * LINES
 
 
 def test_the_demo_gets_what_it_has_written(
