@@ -5,13 +5,12 @@ Without PySpark or Java the tests are skipped, and say why; with REQUIRE_SPARK=1
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+from spark_there import is_required, missing
 
 import tidelog
 from tidelog.testing import LocalCluster
@@ -25,35 +24,29 @@ MASTER = "local[2,2]"
 _numbers = count(1)
 
 
-def missing() -> str:
-    """What is not there, in one line; empty if all is."""
-    if importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed: pip install 'tidelog[spark-local]'"
-    from tidelog.spark.java import NoJavaError, java_home
-
-    try:
-        java_home()
-    except NoJavaError as error:
-        return str(error)
-    return ""
-
-
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First of all: `--dist worksteal` deals the tests out in halves and steals from the end, so that those that
+    stand at the beginning stay on one worker. On two there would be two sessions and two clusters."""
     here = [item for item in items if "/tests/spark/" in item.path.as_posix()]
     if not here:
         return
+    items[:] = here + [item for item in items if "/tests/spark/" not in item.path.as_posix()]
     lacking = missing()
     for item in here:
-        # One session and one cluster: all of them on one worker of xdist.
-        item.add_marker(pytest.mark.xdist_group("spark"))
-        if lacking and os.environ.get("REQUIRE_SPARK") != "1":
+        if lacking and not is_required():
             item.add_marker(pytest.mark.skip(reason=lacking))
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3) as running:
-        yield running
+    """Each node in a rack of its own, `rack-1` to `rack-3`."""
+    with LocalCluster(nodes=3, is_started=False) as made:
+        for number in (1, 2, 3):
+            with (made.path(number) / "node.toml").open("a", encoding="utf-8") as file:
+                file.write(f'"broker.rack" = "rack-{number}"\n')
+        made.start_all()
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +56,7 @@ def bootstrap(cluster: LocalCluster) -> str:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """It serves Spark Connect as well, at a free port (`connect`): that saves another Java."""
     lacking = missing()
     assert not lacking, lacking
     import tidelog.spark
@@ -74,6 +68,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.local.dir": str(home / "local"),
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.memory": "1g",
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.connect.grpc.binding.address": "localhost",
     }
     session = tidelog.spark.session("tidelog-tests", master=MASTER, conf=conf)
     session.sparkContext.setLogLevel("ERROR")

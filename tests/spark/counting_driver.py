@@ -1,6 +1,6 @@
 """A Spark driver of its own, to be killed: it reads a topic, a third of its tasks fail once, and each batch is a line.
 
-counting_driver.py BOOTSTRAP TOPIC CHECKPOINT OUT
+counting_driver.py MASTER BOOTSTRAP TOPIC CHECKPOINT OUT
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ def fail_sometimes(batches: Iterator[Any]) -> Iterator[Any]:
             raise RuntimeError("a task that was told to fail, after it has read")
 
 
-def main(bootstrap: str, topic: str, checkpoint: str, out: Path) -> None:
-    spark = tidelog.spark.session("counting", master="local[2,8]", conf={"spark.ui.enabled": False})
+def main(master: str, bootstrap: str, topic: str, checkpoint: str, out: Path) -> None:
+    conf = {"spark.ui.enabled": False, "spark.task.maxFailures": 8, "spark.executor.memory": "512m"}
+    spark = tidelog.spark.session("counting", master=master, conf=conf)
     spark.sparkContext.setLogLevel("FATAL")
+    spark.dataSource.register(tidelog.spark.TidelogDataSource)
     options = {
         "bootstrap.servers": bootstrap,
         "subscribe": topic,
@@ -41,7 +43,7 @@ def main(bootstrap: str, topic: str, checkpoint: str, out: Path) -> None:
     def write(batch: Any, number: int) -> None:
         rows = [(row.partition, row.offset, bytes(row.value).decode()) for row in batch.collect()]
         with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([number, sorted(rows)]) + "\n")
+            file.write(json.dumps([number, rows]) + "\n")
 
     mapped = frame.mapInArrow(fail_sometimes, frame.schema)
     query = mapped.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint).start()
@@ -49,5 +51,5 @@ def main(bootstrap: str, topic: str, checkpoint: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    _, given_bootstrap, given_topic, given_checkpoint, given_out = sys.argv
-    main(given_bootstrap, given_topic, given_checkpoint, Path(given_out))
+    _, given_master, given_bootstrap, given_topic, given_checkpoint, given_out = sys.argv
+    main(given_master, given_bootstrap, given_topic, given_checkpoint, Path(given_out))

@@ -15,11 +15,11 @@ from patience import until
 
 import tidelog
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DRIVER = Path(__file__).parent / "counting_driver.py"
-RUN_S = 300.0
-ROWS = 4_000
+RUN_S = 240.0
+ROWS = 2_400
 
 Line = tuple[int, list[tuple[int, int, str]]]
 
@@ -54,17 +54,17 @@ def lines(out: Path) -> list[Line]:
     return [(number, [tuple(row) for row in rows]) for number, rows in map(json.loads, whole)]
 
 
-def test_a_driver_killed_twice_and_tasks_that_fail(
+def test_a_driver_killed_while_tasks_fail_is_followed_by_one_with_executors_of_their_own(
     bootstrap: str, topic: Callable[..., str], producer: tidelog.Producer, tmp_path: Path
 ) -> None:
+    """In threads of the driver first, then in processes: the checkpoint is the same."""
     name = topic("faulty", partitions=3)
     for part in range(ROWS // 100):
         values = [str(number) for number in range(100 * part, 100 * part + 100)]
         producer.send_many(name, values=values, partition=part % 3).result(60)
     out = tmp_path / "out"
-    arguments = (bootstrap, name, tmp_path / "checkpoint", out)
-    for wanted in (2, 5, ROWS // 400):
-        driver = Driver(*arguments, log=tmp_path / "log")
+    for master, wanted in (("local[2,8]", 2), ("local-cluster[1,2,512]", ROWS // 400)):
+        driver = Driver(master, bootstrap, name, tmp_path / "checkpoint", out, log=tmp_path / "log")
         try:
             until(
                 lambda: driver.check() and len(dict(lines(out))) >= wanted,  # noqa: B023 - called here only
@@ -75,12 +75,11 @@ def test_a_driver_killed_twice_and_tasks_that_fail(
             driver.kill()
     found = lines(out)
     batches = dict(found)
-    assert all(rows == batches[number] for number, rows in found), "a replayed batch is the same"
-    repeats = len(found) - len(batches)
-    assert repeats <= 2, "one for each kill at most"
+    assert all(sorted(rows) == sorted(batches[number]) for number, rows in found), "a replayed batch is the same"
+    assert len(found) - len(batches) <= 1, "one for the kill at most"
     assert sorted(batches) == list(range(len(batches)))
     rows = [row for _, one in sorted(batches.items()) for row in one]
     assert sorted(int(value) for *_, value in rows) == list(range(ROWS))
     for number in range(3):
         offsets = [offset for partition, offset, _ in rows if partition == number]
-        assert offsets == list(range(len(offsets)))
+        assert offsets == list(range(len(offsets))), "in order, by partition"

@@ -1,6 +1,7 @@
 """The package as a user gets it: what is in the wheel, and that it works in an empty environment."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,6 +53,19 @@ def check_names(wheel: Path, tree: Path) -> None:
     assert wanted - names == set()
     assert "tidelog/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def check_extras(wheel: Path) -> None:
+    """Managed Spark brings its own PySpark: only the extra for this machine does."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
+        lines = archive.read(name).decode().splitlines()
+    wanted: dict[str, set[str]] = {}
+    for line in lines:
+        if (found := re.match(r'Requires-Dist: ([\w-]+).*; extra == "([\w-]+)"', line)) is not None:
+            wanted.setdefault(found[2], set()).add(found[1])
+    assert wanted["spark"] == {"pyarrow"}
+    assert wanted["spark-local"] == {"pyarrow", "pyspark"}
 
 
 def install(wheel: Path, home: Path) -> None:
@@ -132,6 +146,7 @@ def test_the_package_builds_and_works_in_an_empty_environment(tmp_path: Path) ->
     tree = copy_of_the_sources(tmp_path / "tidelog")
     wheel = build(tree, tmp_path / "dist")
     check_names(wheel, tree)
+    check_extras(wheel)
     install(wheel, tmp_path / "venv")
     check_round_trip(tmp_path / "venv", tmp_path)
     check_cluster(tmp_path / "venv", tmp_path)
