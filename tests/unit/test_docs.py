@@ -2,7 +2,8 @@
 
 The rule: in a `console` block each line that starts with `$ ` is a command of the shell and must succeed (what follows
 it is an example of its output); a `python` block is a program. The blocks of one document run in order, in one empty
-directory, with this environment's commands first in the path. `make` lines are left to CI, which runs them itself.
+directory, with this environment's commands first in the path. `make` lines are left to CI, which runs them itself, and
+programs that import `tidelog.spark` to tests/spark, where there is a Spark.
 
 `tidelog dev` stays in the foreground until Ctrl-C: it is started on free ports, awaited, serves the commands after it
 (they find it by TIDELOG_BOOTSTRAP), and is stopped by Ctrl-C at the end of the document, which must go well too. A
@@ -32,7 +33,8 @@ def programs(text: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for kind, body in BLOCK.findall(text):
         if kind == "python":
-            found.append((kind, body))
+            if "import tidelog.spark" not in body:
+                found.append((kind, body))
             continue
         commands = [line[2:] for line in body.splitlines() if line.startswith("$ ")]
         wanted: list[str] = []
@@ -120,6 +122,10 @@ def test_the_commands_and_programs_of_a_document_run(path: Path, tmp_path: Path)
 def test_make_lines_and_sample_output_are_not_run() -> None:
     text = "```console\n$ make test\n$ true\noutput\n```\n```python\nx = 1\n```\n```\n$ rm -rf x\n```\n"
     assert programs(text) == [("console", "set -eo pipefail\ntrue"), ("python", "x = 1\n")]
+
+
+def test_programs_for_spark_are_left_to_the_tests_of_spark() -> None:
+    assert programs("```python\nimport tidelog.spark\n```\n```python\nx = 1\n```\n") == [("python", "x = 1\n")]
 
 
 def test_a_cluster_in_the_foreground_is_started_between_the_commands() -> None:
