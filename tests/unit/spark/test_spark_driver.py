@@ -444,9 +444,10 @@ def test_how_long_a_partition_has_no_leader_is_known_to_whoever_asks(
         assert query.driver.failing_s() is None
         killed = memory.kill_leader("alone")
         try:
-            since_s, error = until(lambda: query.driver.failing_s() or (), "the watch notices")
-            assert since_s >= 0
-            assert error.retriable
+            failing = until(query.driver.failing_s, "the watch notices")
+            assert failing is not None
+            assert failing[0] >= 0
+            assert failing[1].retriable
             assert query.step() is None
         finally:
             memory.restart(killed)
