@@ -236,7 +236,8 @@ class StorageError(TidelogError):
 
 
 class DiskFullError(StorageError):
-    """No space left: nothing of the write was kept."""
+    """No space left: nothing of the write was kept, and the same write may succeed when there is room. Never of a sync:
+    one that fails is final."""
 
 
 class CorruptStateError(StorageError):

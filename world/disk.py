@@ -10,7 +10,8 @@ Contract, for the real one and the simulated one alike (one conformance suite te
 - `sync_many` returns when everything written to these files and directories before the call is on the device. If it
   raises, nothing may be assumed of what was written since the last sync that succeeded, now or after a restart of the
   process: the caller treats the directory as failed.
-- Errors are `StorageError`, and `DiskFullError` where there is no space.
+- Errors are `StorageError`, and `DiskFullError` where there is no space: nothing was changed then, and the same call
+  may succeed later. A sync raises no `DiskFullError`: one that finds no space has lost what was written.
 - Blocking calls (`read`, `sync`) are for start-up and for helper processes; on the event loop use `read_nowait` and
   `read_async`, and `sync_many`.
 """

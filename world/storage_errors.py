@@ -1,4 +1,4 @@
-"""What the real and the simulated disk have in common: errors for error numbers, and which paths are paths."""
+"""What real and simulated disks and stores have in common: errors for error numbers, and which paths are paths."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import os
 from tidelog.model.errors import DamagedLogError, DiskFullError, StorageError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+FULL_ADVICE = "nothing of it was written; make room on the disk of this log directory, no restart is needed"
 OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -19,11 +20,16 @@ def path_parts(path: str) -> list[str]:
 
 
 def storage_error(action: str, path: str, error: OSError) -> StorageError:
-    """`append topic-0/00.log: No space left on device (ENOSPC)`, as `DiskFullError` where there is no space."""
+    """`sync topic-0/00.log: Input/output error (EIO)`, as `DiskFullError` where there is no space.
+
+    A sync for which there is no space is none: what was written before it is lost, and room does not bring it back.
+    """
     number = error.errno or errno.EIO
     name = errno.errorcode.get(number, str(number))
-    kind = DiskFullError if number in NO_SPACE else StorageError
-    return kind(f"{action} {path or '.'}: {os.strerror(number)} ({name})", path=path)
+    what = f"{action} {path or '.'}: {os.strerror(number)} ({name})"
+    if number in NO_SPACE and not action.startswith("sync"):
+        return DiskFullError(f"{what}; {FULL_ADVICE}", path=path)
+    return StorageError(what, path=path)
 
 
 def is_device_error(error: StorageError) -> bool:

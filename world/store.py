@@ -6,7 +6,11 @@ Contract (one conformance suite for LMDB and the simulated store):
   time share one transaction; they apply in the order of the calls.
 - Keys are at most 255 bytes. Every value is stored with a CRC-32C; a value that fails it raises `CorruptStateError`
   on `get`, naming the key: it is never returned and never silently dropped. `scan` raises likewise.
-- A failed commit is fatal for the store: later commits raise too, since what is on disk is unknown.
+- `DiskFullError`: there was no room for a transaction, and nothing of it is stored, now or after a crash. All commits
+  that shared it are told; the store goes on, and a later commit, the same one too, succeeds if there is room for it.
+  A store keeps room in reserve, so that small commits that replace what is there go on for a while on a full disk.
+- Any other failed commit is fatal for the store: later commits raise too, since what is on disk is unknown. Reads go
+  on as far as they can.
 - `get` and `scan` see commits that have returned, and nothing that has not been committed.
 """
 

@@ -5,14 +5,24 @@ and one sync, in the order of the calls. The loop only reads, in read transactio
 
     idle --commit--> writing --done, none waits--> idle
                      writing --done, some wait---> writing (the next transaction takes all of them)
+                     writing --no room-----------> as done: this transaction was aborted, its commits are told
                      writing --error-------------> failed (for ever: all that wait and all later commits raise)
 
-The map grows by doubling when a transaction does not fit, up to a bound; LMDB forbids that while a transaction is
-open, so readers and the resize share a lock.
+Room: the map is as large as the blocks that the file system has given to the file (`posix_fallocate`), so LMDB says
+that its map is full before it would meet a full disk in the middle of a write; there it would take a short write for an
+error of the device. The map grows when a transaction does not fit, and when a quarter of it is left, which is the
+reserve. So a full disk is met by the growth alone: nothing was begun then, and what fits into the reserve is committed
+as before. LMDB forbids a resize while a transaction is open: readers and the resize share a lock.
+
+Where blocks cannot be given in advance, or are not overwritten in place (copy on write), LMDB itself may meet the full
+disk. It then aborts the transaction: its pages count as free, the meta page was not touched. Only if the meta page
+could not be written the outcome is unknown, LMDB refuses everything from then on, and so does this store. A known gap:
+a short write on such a file system is told by LMDB as EIO, and is final here.
 """
 
 import asyncio
 import errno
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -23,9 +33,19 @@ import lmdb
 
 from tidelog.model.errors import DiskFullError, StorageError
 from tidelog.world.sealing import seal, unseal
+from tidelog.world.storage_errors import NO_SPACE, storage_error
 
-MAP_BYTES = 64 << 20
+LOGGER = logging.getLogger(__name__)
+
+MAP_BYTES = 4 << 20
+"""At first; all of it is taken from the disk at once."""
+MAP_GROWTH_BYTES_MAX = 64 << 20
+"""The map doubles up to this, and grows by this from there on."""
 MAP_BYTES_MAX = 64 << 30
+RESERVE_PART = 4
+"""A map of which less than such a part is left grows."""
+PAGE_BYTES_MAX = 64 << 10
+NOT_IN_ADVANCE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 READERS_MAX = 64
 
 Writes = Mapping[bytes, bytes | None]
@@ -51,22 +71,32 @@ class LmdbStore:
         self._failed: StorageError | None = None
         self._closed = False
         self._read_only = read_only
+        self._is_low = False
         self.transactions = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="state-store")
+        data = os.path.join(self._path, "data.mdb")
         try:
-            fresh = not read_only and not os.path.exists(os.path.join(self._path, "data.mdb"))
+            fresh = not read_only and not os.path.exists(data)
             if fresh:
                 os.makedirs(self._path, exist_ok=True)
+            # Of the size that it has; LMDB takes more if what is stored needs it.
+            size = map_bytes if fresh or read_only else max(os.path.getsize(data), PAGE_BYTES_MAX)
             self._environment = lmdb.open(
-                self._path, map_size=map_bytes, max_readers=READERS_MAX, readonly=read_only, create=not read_only
+                self._path, map_size=size, max_readers=READERS_MAX, readonly=read_only, create=not read_only
             )
+        except (lmdb.Error, OSError) as error:
+            raise self._error("open", error) from error
+        self._map_bytes = self._environment.info()["map_size"]
+        self._page_bytes = self._environment.stat()["psize"]
+        try:
+            if not read_only:
+                self._take_first_room(data, map_bytes, must=fresh)
             if fresh:
                 _sync_directory(self._path)
                 _sync_directory(os.path.dirname(self._path))
         except (lmdb.Error, OSError) as error:
+            self._environment.close()
             raise self._error("open", error) from error
-        # A file that outgrew the first size was made by a store that grew; LMDB opens it with the size it has.
-        self._map_bytes = max(map_bytes, self._environment.info()["map_size"])
 
     def __enter__(self) -> "LmdbStore":
         return self
@@ -82,7 +112,7 @@ class LmdbStore:
             with self._map_lock, self._environment.begin() as transaction:
                 stored = transaction.get(key)
         except lmdb.Error as error:
-            raise self._error(f"get {key!r}", error) from error
+            raise self._error(f"get {key!r} of", error) from error
         return None if stored is None else unseal(key, stored, path=self._path)
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
@@ -102,7 +132,7 @@ class LmdbStore:
                             break
                         found.append((key, stored))
         except lmdb.Error as error:
-            raise self._error(f"scan {prefix!r}", error) from error
+            raise self._error(f"scan {prefix!r} of", error) from error
         return found
 
     async def commit(self, writes: Writes) -> None:
@@ -134,10 +164,13 @@ class LmdbStore:
                 self._start_transaction()
             return
         if not isinstance(error, StorageError):
-            error = self._error("commit", error)
-        self._failed = error
+            error = self._error("commit to", error)
         _resolve(batch, error)
-        self._fail_waiting(error)
+        if not isinstance(error, DiskFullError):
+            self._failed = error
+            self._fail_waiting(error)
+        elif self._waiting and not self._closed:
+            self._start_transaction()
 
     def _fail_waiting(self, error: StorageError) -> None:
         waiting, self._waiting = self._waiting, []
@@ -145,6 +178,7 @@ class LmdbStore:
 
     def _write(self, batch: list[dict[bytes, bytes | None]]) -> None:
         """On the writer thread: one transaction for all, again with a larger map if it does not fit."""
+        self._keep_reserve()
         while True:
             try:
                 with self._environment.begin(write=True) as transaction:
@@ -158,14 +192,70 @@ class LmdbStore:
             except lmdb.MapFullError:
                 self._grow()
             except (lmdb.Error, OSError) as error:
-                raise self._error("commit", error) from error
+                raise self._commit_error(error) from error
+
+    def _commit_error(self, error: Exception) -> StorageError:
+        found = self._error("commit to", error)
+        if isinstance(found, DiskFullError):
+            try:
+                self._environment.begin().abort()
+            except lmdb.Error as panic:
+                # The meta page was not written: whether the transaction has happened only the next start can tell.
+                return StorageError(f"{found} ({panic})", path=self._path)
+        return found
+
+    def _take_first_room(self, data: str, map_bytes: int, *, must: bool) -> None:
+        """A store that is there opens on a full disk too, with the room that it has."""
+        wanted = max(map_bytes, self._map_bytes)
+        try:
+            # Written through a map: a page of it that finds no room would be a SIGBUS.
+            self._allocate(os.path.join(self._path, "lock.mdb"), None)
+            self._allocate(data, wanted)
+        except OSError as error:
+            if must or error.errno not in NO_SPACE:
+                raise
+            LOGGER.warning("%s; there is no reserve for now", self._error("reserve room for", error))
+            return
+        if wanted > self._map_bytes:
+            self._map_bytes = wanted
+            self._environment.set_mapsize(wanted)
+
+    def _allocate(self, path: str, size: int | None) -> None:
+        """The file has all of its blocks up to `size` (None: its size). `OSError` if there is no room for them."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size if size is None else size)
+        except OSError as error:
+            # LMDB then takes blocks when it needs them.
+            if error.errno not in NOT_IN_ADVANCE:
+                raise
+        finally:
+            os.close(descriptor)
+
+    def _keep_reserve(self) -> None:
+        """Grow before it is needed. If there is no room, the reserve is what is left."""
+        used_bytes = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
+        if self._map_bytes - used_bytes >= self._map_bytes // RESERVE_PART or self._map_bytes >= self._map_bytes_max:
+            return
+        try:
+            self._grow()
+            self._is_low = False
+        except DiskFullError as error:
+            if not self._is_low:
+                LOGGER.warning("%s; %d bytes of the reserve are left", error, self._map_bytes - used_bytes)
+            self._is_low = True
 
     def _grow(self) -> None:
         if self._map_bytes >= self._map_bytes_max:
             raise DiskFullError(f"state store {self._path}: full at {self._map_bytes} bytes", path=self._path)
-        self._map_bytes = min(self._map_bytes * 2, self._map_bytes_max)
+        wanted = min(self._map_bytes + min(self._map_bytes, MAP_GROWTH_BYTES_MAX), self._map_bytes_max)
+        try:
+            self._allocate(os.path.join(self._path, "data.mdb"), wanted)
+        except OSError as error:
+            raise self._error("enlarge", error) from error
         with self._map_lock:
-            self._environment.set_mapsize(self._map_bytes)
+            self._environment.set_mapsize(wanted)
+        self._map_bytes = wanted
 
     def close(self) -> None:
         """A transaction under way is waited for; commits that still wait for one fail."""
@@ -177,11 +267,13 @@ class LmdbStore:
         self._environment.close()
 
     def _error(self, action: str, error: BaseException) -> StorageError:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        # LMDB hands the system's errors on in its text only.
-        full = full or os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
-        kind = DiskFullError if full else StorageError
-        return kind(f"state store {self._path}: {action}: {error}", path=self._path)
+        if isinstance(error, OSError):
+            return storage_error(f"{action} state store", self._path, error)
+        for number in NO_SPACE:
+            # LMDB hands the system's errors on in its text only.
+            if os.strerror(number) in str(error):
+                return storage_error(f"{action} state store", self._path, OSError(number, str(error)))
+        return StorageError(f"{action} state store {self._path}: {error}", path=self._path)
 
 
 def _resolve(waiters: list[asyncio.Future[None]], error: StorageError | None) -> None:

@@ -5,6 +5,7 @@ in `world.store`, the stored form of a value in `world.sealing`.
     device is free      takes all that wait into one transaction, which takes virtual time
     transaction done    its writes become visible and durable, all at once; the commits return; the next begins
     process or power gone before that    the transaction has happened or not, by the draw; what waited has not
+    no room             the transaction has not happened, its commits are told, and the next begins
     error               the transaction has happened or not, by the draw, and becomes visible only to the next process;
                         the handle fails for ever
 """
@@ -13,12 +14,12 @@ import errno
 import random
 from collections.abc import Callable, Mapping
 
-from tidelog.model.errors import StorageError
+from tidelog.model.errors import DiskFullError, StorageError
 from tidelog.world.sealing import seal, unseal
 from tidelog.world.simulated.faults import Faults, Latency, Stall, answer
 from tidelog.world.simulated.loop import SimFuture, SimLoop
 from tidelog.world.simulated.scheduler import MachineDied
-from tidelog.world.storage_errors import storage_error
+from tidelog.world.storage_errors import NO_SPACE, storage_error
 
 Writes = dict[bytes, bytes | None]
 
@@ -32,6 +33,8 @@ class SimStoreDevice:
         self.faults = Faults()
         self.stall = Stall(f"store {label}")
         self.transactions = 0
+        self.refusals = 0
+        self.refusal_probability = 0.0
         self.stored: dict[bytes, bytes] = {}
         self.crash_at_commit: int | None = None
         self.on_crash_point: Callable[[], None] | None = None
@@ -46,10 +49,15 @@ class SimStoreDevice:
         """The next `commit` or `get` (a scan is one too) raises."""
         self.faults.arm(operation, number=number, times=times)
 
+    def fill(self, refusal_probability: float = 1.0) -> None:
+        """The disk is full. A store has room in reserve: it refuses all transactions, some of them, or none."""
+        self.refusal_probability = refusal_probability
+
     def begin_stall(self, *, everything: bool = False) -> None:
         self.stall.begin(everything=everything)
 
     def heal(self) -> None:
+        self.refusal_probability = 0.0
         self.faults.clear()
         self.stall.end()
 
@@ -83,16 +91,24 @@ class SimStoreDevice:
                 return
             self._in_flight = None
             error = self.faults.take("commit", ())
+            if error is None and self._is_refused():
+                error = OSError(errno.ENOSPC, "simulated")
             if error is None:
                 self.transactions += 1
                 self._apply(batch)
                 complete(None)
+            elif error.errno in NO_SPACE:
+                self.refusals += 1
+                complete(storage_error("commit to state store", self.label, error))
             else:
                 # Shown to nobody yet: this process has failed, and the next one may find it or not.
                 self._in_flight = batch
                 complete(storage_error("commit to state store", self.label, error))
 
         self._world_loop.call_later(self.commit_latency.draw(self._stream), arrive)
+
+    def _is_refused(self) -> bool:
+        return self.refusal_probability > 0 and self._stream.random() < self.refusal_probability
 
     def crash_point(self) -> None:
         """As `SimDevice.crash_at_operation`, counted in commits."""
@@ -171,7 +187,7 @@ class SimStore:
         self._is_writing = False
         for done in batch:
             answer(done, None, error)
-        if error is not None:
+        if error is not None and not isinstance(error, DiskFullError):
             self._failed = error
             self._fail_waiting(error)
         elif self._waiting and not self._is_closed:

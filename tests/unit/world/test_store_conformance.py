@@ -1,14 +1,16 @@
 """What `world.store` promises, for LMDB and the simulated store alike."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from tidelog.model.errors import CorruptStateError, StorageError
+from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError
 from tidelog.world.real.store import LmdbStore
 from tidelog.world.sealing import CRC_BYTES
 from tidelog.world.simulated import SimWorld
@@ -23,17 +25,18 @@ class Side:
     run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
     flip: Callable[[bytes, int], None]
     transactions: Callable[[], int]
+    set_full: Callable[[bool], None]
 
 
 @pytest.fixture(params=["real", "simulated"])
-def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Side]:
+def side(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     if request.param == "real":
-        yield from _real_side(tmp_path / "state")
+        yield from _real_side(tmp_path / "state", monkeypatch)
     else:
         yield from _simulated_side()
 
 
-def _real_side(path: Path) -> Iterator[Side]:
+def _real_side(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     held: list[LmdbStore] = []
 
     def reopen() -> StateStore:
@@ -49,7 +52,16 @@ def _real_side(path: Path) -> Iterator[Side]:
             stored[position] ^= 1
             transaction.put(key, bytes(stored))
 
-    yield Side(reopen, lambda main: asyncio.run(main()), flip, lambda: held[0].transactions)
+    def allocate(descriptor: int, position: int, length: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, "a test says so")
+
+    def set_full(is_full: bool) -> None:
+        if is_full:
+            monkeypatch.setattr(os, "posix_fallocate", allocate)
+        else:
+            monkeypatch.undo()
+
+    yield Side(reopen, lambda main: asyncio.run(main()), flip, lambda: held[0].transactions, set_full)
     held.pop().close()
 
 
@@ -66,7 +78,10 @@ def _simulated_side() -> Iterator[Side]:
             assert machine.node is not None
             return world.run(machine.node, lambda _: main())
 
-        yield Side(reopen, run, machine.store().flip_bit, lambda: machine.store().transactions)
+        def set_full(is_full: bool) -> None:
+            machine.store().fill(1.0 if is_full else 0.0)
+
+        yield Side(reopen, run, machine.store().flip_bit, lambda: machine.store().transactions, set_full)
 
 
 def commit(side: Side, store: StateStore, writes: dict[bytes, bytes | None]) -> None:
@@ -186,3 +201,55 @@ def test_closing_fails_what_still_waits(side: Side) -> None:
     results = side.run(main)
     assert results[0] is None
     assert [type(result) for result in results[1:]] == [StorageError, StorageError]
+
+
+LARGE = bytes(8 << 20)
+"""More than any reserve."""
+
+
+def test_what_finds_no_room_is_refused_as_a_whole_and_may_be_tried_again(side: Side) -> None:
+    store = side.reopen()
+    commit(side, store, {b"epoch": b"1", b"old": b"x"})
+    wanted: dict[bytes, bytes | None] = {b"epoch": b"2", b"old": None, b"large": LARGE}
+    side.set_full(True)
+    for _ in range(3):
+        with pytest.raises(DiskFullError, match=r"commit to|enlarge"):
+            commit(side, store, wanted)
+        assert store.scan(b"") == [(b"epoch", b"1"), (b"old", b"x")], "reads go on, and nothing has changed"
+    side.set_full(False)
+    commit(side, store, wanted)
+    for _ in range(2):
+        assert store.scan(b"") == [(b"epoch", b"2"), (b"large", LARGE)]
+        store = side.reopen()
+
+
+def test_nothing_of_what_was_refused_is_there_after_a_restart(side: Side) -> None:
+    store = side.reopen()
+    commit(side, store, {b"epoch": b"1"})
+    side.set_full(True)
+    with pytest.raises(DiskFullError):
+        commit(side, store, {b"epoch": b"2", b"large": LARGE})
+    side.set_full(False)
+    assert side.reopen().scan(b"") == [(b"epoch", b"1")]
+
+
+def test_those_that_share_a_refused_transaction_are_all_told_and_those_after_it_have_their_own(side: Side) -> None:
+    store = side.reopen()
+
+    async def main() -> list[BaseException | None]:
+        first = asyncio.ensure_future(store.commit({b"first": LARGE}))
+        await asyncio.sleep(0)
+        shared = [asyncio.ensure_future(store.commit(writes)) for writes in ({b"small": b"1"}, {b"large": LARGE})]
+        with pytest.raises(DiskFullError):
+            await first
+        await asyncio.sleep(0)
+        late = asyncio.ensure_future(store.commit({b"late": b"1"}))
+        results = await asyncio.gather(*shared, return_exceptions=True)
+        side.set_full(False)
+        return [*results, *await asyncio.gather(late, return_exceptions=True)]
+
+    side.set_full(True)
+    *refused, late = side.run(main)
+    assert [type(result) for result in refused] == [DiskFullError, DiskFullError]
+    assert late is None
+    assert store.scan(b"") == [(b"late", b"1")]
