@@ -20,7 +20,7 @@ from tidelog.client.errors import WriterClosedError
 from tidelog.model.errors import InvalidRequestError, TidelogError
 from tidelog.testing import MemoryCluster
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
