@@ -120,6 +120,11 @@ class Fetch:
         """Bytes of those that had any when they were read last, held or dropped."""
         self._read_bytes = 0
         """Their sum."""
+        self._unfilled: dict[int, int] = {}
+        """By how much partitions stay below their own limits whose next batch does not fit under it. It counts as if
+        it were read: no wait would bring it."""
+        self._is_capped = False
+        """Whether that is so of the last read."""
         self._is_news = False
         self._is_full = False
         """There is more than fits into the answer."""
@@ -141,7 +146,8 @@ class Fetch:
         return self._results
 
     def is_enough(self, min_bytes: int) -> bool:
-        return self._is_news or self._is_full or self._read_bytes >= min(min_bytes, self._bytes_max)
+        there = self._read_bytes + sum(self._unfilled.values())
+        return self._is_news or self._is_full or there >= min(min_bytes, self._bytes_max)
 
     async def read_all(self) -> None:
         if len(self._items) > READS_PER_SLICE:
@@ -206,6 +212,7 @@ class Fetch:
     async def _read(self, at: int) -> None:
         self._drop(at)
         others = self._read_bytes - self._sizes.get(at, 0)
+        self._is_capped = False
         try:
             result = await self._read_one(self._items[at], self._room - others, is_first=others == 0)
         except TidelogError as error:
@@ -215,6 +222,10 @@ class Fetch:
             self._sizes[at] = len(result.data)
         else:
             self._sizes.pop(at, None)
+        if self._is_capped:
+            self._unfilled[at] = max(0, self._items[at].bytes_max - len(result.data))
+        else:
+            self._unfilled.pop(at, None)
         self._results[at] = result
         self._is_news = self._is_news or result.is_news
 
@@ -270,8 +281,11 @@ class Fetch:
             self._give_back(taken - size)
         if taken < wanted:
             self._room -= room - taken  # what is left of it is for the others
-        if found.data and found.next_offset < bound and (taken < wanted or room <= item.bytes_max):
-            self._is_full = True
+        if found.data and found.next_offset < bound:
+            if taken < wanted or room <= item.bytes_max:
+                self._is_full = True
+            else:
+                self._is_capped = True
         return found
 
     async def _batches(

@@ -151,6 +151,33 @@ def test_a_fetch_of_a_megabyte_or_a_hundred_milliseconds_ends_with_whichever_com
         cluster.check()
 
 
+def test_a_partition_that_gives_all_it_may_counts_as_full_though_its_batches_do_not_fill_it() -> None:
+    """Else who asks for as much as a partition may give would wait out its time at each fetch of a backlog."""
+    with ReplicationCluster(827) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders, others = cluster.topic("orders", BROKERS), cluster.topic("others", BROKERS)
+        for _ in range(2):
+            assert cluster.produce(11, orders, batch(bytes(600_000))).error is None
+        cluster.write(others, b"little")
+
+        async def fetch(found: RunningBroker, *items: FetchItem, min_bytes: int) -> tuple[list[int], float]:
+            began_s = asyncio.get_running_loop().time()
+            results = await found.service.fetch(items, min_bytes=min_bytes, max_bytes=8 << 20, max_wait_ms=5_000)
+            return [len(one.data) for one in results], asyncio.get_running_loop().time() - began_s
+
+        one, two = FetchItem(orders, 0, 1 << 20), FetchItem(others, 0, 1 << 20)
+        sizes, took_s = cluster.on_broker(11, lambda found: fetch(found, one, min_bytes=1 << 20))
+        assert sizes == [len(batch(bytes(600_000)))], "the second batch would be too much"
+        assert took_s < 1
+        sizes, took_s = cluster.on_broker(11, lambda found: fetch(found, one, two, min_bytes=(1 << 20) + 10))
+        assert sizes == [len(batch(bytes(600_000))), len(batch(b"little"))]
+        assert took_s < 1
+        _, took_s = cluster.on_broker(11, lambda found: fetch(found, one, two, min_bytes=2 << 20))
+        assert took_s > 4.9, "the other one may still fill up"
+        cluster.check()
+
+
 @pytest.mark.source("a:A-16", "b:A-16", "b:A-02")
 def test_a_reader_that_comes_back_later_finds_everything_where_it_left_off() -> None:
     with ReplicationCluster(826) as cluster:
