@@ -155,7 +155,7 @@ class ConsumerCore:
         self._is_leaving = False
         self._lost.clear()
         if self._membership is not None and self._membership.is_running:
-            await self._membership.leave()
+            await self._say_goodbye(self._membership, _GOODBYE_MS)
 
     def _forget(self, partitions: Sequence[PartitionId]) -> None:
         self._reader.remove(*partitions)
@@ -590,7 +590,7 @@ class ConsumerCore:
     async def _close(self, timeout_ms: int) -> None:
         try:
             if self._membership is not None:
-                await self._membership.leave(timeout_ms=max(1, min(timeout_ms, _GOODBYE_MS)))
+                await self._say_goodbye(self._membership, max(1, min(timeout_ms, _GOODBYE_MS)))
         finally:
             await self._tasks.end()
             await self._placing.close()
@@ -598,3 +598,10 @@ class ConsumerCore:
                 await self._offsets.close()
             await self._reader.close()
             await self.cluster.close()
+
+    async def _say_goodbye(self, membership: Membership, timeout_ms: int) -> None:
+        """After the commits that are under way, which would be refused behind it; they take half of the time."""
+        end_s = self._now_s() + timeout_ms / 1000
+        if self._offsets is not None:
+            await self._offsets.settled(timeout_ms=timeout_ms // 2)
+        await membership.leave(timeout_ms=max(1, int((end_s - self._now_s()) * 1000)))

@@ -272,6 +272,11 @@ class GroupOffsets:
                 self._coordinators.forget(self.group)
             raise
 
+    async def settled(self, *, timeout_ms: int) -> None:
+        """Wait for the commits that are under way and behind it, and not longer than that."""
+        if self._sending is not None:
+            await asyncio.wait([self._sending], timeout=timeout_ms / 1000)
+
     async def close(self) -> None:
         """What is under way is given up."""
         if self._sending is not None:
