@@ -1,6 +1,7 @@
 """Files that are only read: a log that is dumped may be damaged or in use, and must not change."""
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 
 from tidelog.log.dump import FileKind, parse_name
@@ -34,6 +35,27 @@ class ReadOnlyFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class Watched:
+    """A file that says how far it was read, each byte once, however often it is read."""
+
+    def __init__(self, file: ReadOnlyFile, on_read: Callable[[int], None]) -> None:
+        self._file = file
+        self._on_read = on_read
+        self._end = 0
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def read(self, position: int, length: int) -> bytes:
+        data = self._file.read(position, length)
+        more = position + len(data) - self._end
+        if more > 0:
+            self._end += more
+            self._on_read(more)
+        return data
 
 
 class LogDirectory:

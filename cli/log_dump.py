@@ -6,15 +6,16 @@ Keys of the JSON document are listed in docs/cli.md. Problems are data (stdout);
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from tidelog.cli import table
-from tidelog.cli.files import LogDirectory, is_log_directory
+from tidelog.cli.files import LogDirectory, ReadOnlyFile, Watched, is_log_directory
 from tidelog.cli.json_stream import JsonStream
 from tidelog.cli.log_rows import Row, batch_row, bytes_text, entry_rows, record_rows, time_text
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.progress import Progress
 from tidelog.cli.stored_state import StateReader, state_document, state_lines
 from tidelog.log.checkpoint import StoredState
 from tidelog.log.dump import FileKind, Problem, Source, StoredBatch, parse_name, read_batches
@@ -59,9 +60,10 @@ def run(options: argparse.Namespace) -> int:
     output: Output = JsonOutput(options) if options.output == "json" else TableOutput(options)
     problems: list[Problem] = []
     output.begin(options.path)
-    with StateReader() as states:
+    with StateReader() as states, Reading(targets, is_shown=options.output != "json" or not sys.stdout.isatty()) as bar:
         for target in targets:
-            found = _dump_log(target, output, states, verify=options.verify)
+            bar.wipe()
+            found = _dump_log(target, output, states, bar, verify=options.verify)
             if len(targets) > 1:
                 label = os.path.basename(target.directory)
                 found = [Problem(f"{label}/{problem.file}", problem.position, problem.what) for problem in found]
@@ -96,7 +98,44 @@ def find_targets(path: str) -> list[Target]:
     return logs
 
 
-def _dump_log(target: Target, output: Output, states: StateReader, *, verify: bool) -> list[Problem]:
+class Reading:
+    """How much of all the logs was verified, on a bar. Only segments count: they are nearly everything."""
+
+    def __init__(self, targets: list[Target], *, is_shown: bool) -> None:
+        self._progress = Progress("verifying")
+        self._progress.is_on &= is_shown
+        self._total = sum(map(_segment_bytes, targets)) if self._progress.is_on else 0
+        self._done = 0
+
+    def watched(self, files: Mapping[str, ReadOnlyFile]) -> Mapping[str, Source]:
+        return {name: Watched(file, self._read) if is_segment(name) else file for name, file in files.items()}
+
+    def _read(self, more: int) -> None:
+        self._done += more
+        self._progress.show(self._done, self._total, says=f"{self._done >> 20:,} of {self._total >> 20:,} MiB")
+
+    def wipe(self) -> None:
+        """Lines of the dump come."""
+        self._progress.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wipe()
+
+
+def is_segment(name: str) -> bool:
+    parsed = parse_name(name)
+    return parsed is not None and parsed[0] is FileKind.SEGMENT
+
+
+def _segment_bytes(target: Target) -> int:
+    names = os.listdir(target.directory) if target.name is None else [target.name]
+    return sum(os.path.getsize(os.path.join(target.directory, name)) for name in filter(is_segment, names))
+
+
+def _dump_log(target: Target, output: Output, states: StateReader, bar: Reading, *, verify: bool) -> list[Problem]:
     """Dump one log and verify it if asked to; returns what is wrong."""
     with LogDirectory(target.directory) as log:
         stored = states.read(target.directory) if target.name is None else None
@@ -106,17 +145,17 @@ def _dump_log(target: Target, output: Output, states: StateReader, *, verify: bo
             if target.name in (None, name):
                 problems += output.file(name, file)
         output.end_log()
-        return _verify_log(target, log, stored) if verify else problems
+        return _verify_log(target, bar.watched(log.files), stored) if verify else problems
 
 
-def _verify_log(target: Target, log: LogDirectory, stored: StoredState | None) -> list[Problem]:
+def _verify_log(target: Target, files: Mapping[str, Source], stored: StoredState | None) -> list[Problem]:
     if target.name is None:
-        verifier = LogVerifier(log.files, stored)
+        verifier = LogVerifier(files, stored)
         verifier.run()
         return verifier.problems
     # One file: it is held against its own segment, and only what is wrong with itself is told.
     digits = target.name.partition(".")[0]
-    verifier = LogVerifier({name: file for name, file in log.files.items() if name.startswith(digits)})
+    verifier = LogVerifier({name: file for name, file in files.items() if name.startswith(digits)})
     verifier.run()
     return [problem for problem in verifier.problems if problem.file == target.name]
 
