@@ -1,4 +1,4 @@
-"""`tidelog brokers list|describe|drain`. Keys of the JSON documents are listed in docs/cli.md."""
+"""`tidelog brokers list|describe|drain|move-replicas`. Keys of the JSON documents are listed in docs/cli.md."""
 
 import argparse
 import json
@@ -8,11 +8,17 @@ from typing import Any
 from uuid import UUID
 
 from tidelog.cli import session, table
-from tidelog.cli.main import EXIT_OK
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient
+from tidelog.cli.elections import print_partition_outcomes
+from tidelog.cli.main import EXIT_OK, RefusedError
+from tidelog.cli.progress import Progress
+from tidelog.client.admin import AdminClient, directory_named
+from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.metadata import address_of
+from tidelog.model.errors import ErrorCode, InvalidRequestError
 from tidelog.rpc.v1 import admin_pb2 as pb
+from tidelog.rpc.v1 import common_pb2 as common
+
+MOVE_ASK_MS = 2_000
 
 
 def _document(broker: pb.BrokerDescription, controller: int) -> dict[str, Any]:
@@ -138,3 +144,41 @@ def run_drain(options: argparse.Namespace) -> int:
         return EXIT_OK
 
     return session.run(options, job)
+
+
+def run_move_replicas(options: argparse.Namespace) -> int:
+    async def job(cluster: ClusterClient) -> int:
+        admin = AdminClient(cluster)
+        try:
+            directory = directory_named(await admin.working_log_dirs(options.broker), options.directory)
+        except InvalidRequestError as error:
+            raise RefusedError(f"broker {options.broker}: {error}") from error
+        numbers = sorted(set(options.partition or ())) or await _partitions_on(admin, options.broker, options.topic)
+        if not numbers:
+            raise RefusedError(f"broker {options.broker} has no replica of {options.topic}")
+        wanted = [
+            pb.MovedReplica(topic=options.topic, partition=number, directory_id=directory.bytes) for number in numbers
+        ]
+        rows = await _moved(admin, options.broker, wanted)
+        return print_partition_outcomes(options, rows, f"moved to {options.directory}")
+
+    return session.run(options, job)
+
+
+async def _partitions_on(admin: AdminClient, broker: int, topic: str) -> list[int]:
+    (found,) = await admin.describe_log_dirs([broker], topics=[topic])
+    return sorted(row.partition for one in found.directories for row in one.replicas)
+
+
+async def _moved(admin: AdminClient, broker: int, wanted: list[pb.MovedReplica]) -> list[common.PartitionOutcome]:
+    """All at once, until each has moved or failed: what takes long goes on, and is asked for again."""
+    found: dict[int, common.PartitionOutcome] = {}
+    admin.timeout_ms = MOVE_ASK_MS
+    with Progress(f"moving to another directory of broker {broker}", unit="replicas") as progress:
+        while left := [one for one in wanted if one.partition not in found]:
+            progress.show(len(found), len(wanted))
+            for row in await admin.move_replicas(broker, left):
+                error = error_in(row)
+                if error is None or error.code is not ErrorCode.REQUEST_TIMED_OUT:
+                    found[row.partition] = row
+    return [found[one.partition] for one in wanted]

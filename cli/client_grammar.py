@@ -192,6 +192,17 @@ def _add_brokers(brokers: Any) -> None:
     drain.add_argument("broker", type=int, metavar="ID")
     drain.add_argument("--undo", action="store_true", help="let it take part again")
     _dry_run(drain)
+    move = _command(
+        brokers,
+        "move-replicas",
+        "brokers:run_move_replicas",
+        "move replicas of a topic to another log directory of their broker",
+        more="They are used meanwhile. Waits until they are there; what has begun goes on without it.",
+    )
+    move.add_argument("broker", type=int, metavar="ID")
+    move.add_argument("--topic", required=True, metavar="NAME")
+    move.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
+    move.add_argument("--directory", required=True, metavar="PATH", help="where to, by path or id (`brokers describe`)")
 
 
 def _add_reassign(reassign: Any) -> None:

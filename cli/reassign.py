@@ -1,7 +1,8 @@
 """`tidelog reassign plan|execute|status|cancel`. Keys of the JSON documents are listed in docs/cli.md.
 
 A plan is the file that Kafka's tools use: {"version": 1, "partitions": [{"topic", "partition", "replicas"}, ...]}, so
-that a plan of either can be read by the other.
+that a plan of either can be read by the other. Its "log_dirs" may only be "any": directories are chosen by the broker,
+and changed by `tidelog brokers move-replicas`.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 from tidelog.cli import session, table
 from tidelog.cli.elections import print_partition_outcomes
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.progress import Progress
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient
 from tidelog.rpc.v1 import admin_pb2 as pb
@@ -85,6 +87,9 @@ def read_plan(path: str) -> list[pb.Reassignment]:
         raise WrongCallError(f"--plan {path}: no plan ({error}); its form is {form}") from error
     if not rows:
         raise WrongCallError(f"--plan {path}: has no partitions")
+    if any(one != "any" for row in found["partitions"] for one in row.get("log_dirs") or ()):
+        hint = "move the replicas first, then: tidelog brokers move-replicas"
+        raise WrongCallError(f"--plan {path}: log_dirs other than 'any' are not read; {hint}")
     return rows
 
 
@@ -143,10 +148,10 @@ def _places(moves: list[pb.Reassignment] | None) -> dict[str, list[int]] | None:
 
 
 async def _wait(admin: AdminClient, moves: list[pb.Reassignment]) -> None:
-    while left := await admin.list_reassignments(_places(moves)):
-        if sys.stderr.isatty():
-            print(f"\r{len(left)} of {len(moves)} under way ", end="", file=sys.stderr, flush=True)
-        await asyncio.sleep(WAIT_S)
+    with Progress("moving", unit="partitions") as progress:
+        while left := await admin.list_reassignments(_places(moves)):
+            progress.show(len(moves) - len(left), len(moves))
+            await asyncio.sleep(WAIT_S)
     await _unthrottle_idle(admin)
 
 

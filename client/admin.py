@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from google.protobuf.message import Message
 
-from tidelog.client.cluster import ClusterClient
-from tidelog.model.errors import StreamClosedError
+from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.model.errors import InvalidRequestError, StreamClosedError
 from tidelog.rpc.door import method_named
 from tidelog.rpc.v1 import admin_pb2 as pb
 from tidelog.rpc.v1 import cluster_pb2 as cluster_pb
@@ -148,6 +149,14 @@ class AdminClient:
         answer: pb.DescribeLogDirsResponse = await self._ask("DescribeLogDirs", request)
         return answer.brokers
 
+    async def working_log_dirs(self, broker: int) -> dict[str, UUID]:
+        """Ids of a broker's log directories that work, by path; raises its error."""
+        (found,) = await self.describe_log_dirs([broker])
+        if (error := error_in(found)) is not None:
+            raise error
+        working = [one for one in found.directories if one.directory_id and not one.HasField("error")]
+        return {one.path: UUID(bytes=one.directory_id) for one in working}
+
     async def move_replicas(
         self, broker: int, replicas: Sequence[pb.MovedReplica]
     ) -> Sequence[common.PartitionOutcome]:
@@ -210,6 +219,15 @@ class AdminClient:
             return
         finally:
             exchange.close()
+
+
+def directory_named(working: Mapping[str, UUID], wanted: UUID | str) -> UUID:
+    """The id of one of `working_log_dirs`, by id or path; raises `InvalidRequestError`."""
+    known = {**{str(one): one for one in working.values()}, **working}
+    found = known.get(str(wanted).rstrip("/") or "/")
+    if found is None:
+        raise InvalidRequestError(f"no working log directory {str(wanted)!r}; there are: {', '.join(sorted(working))}")
+    return found
 
 
 def _voter_endpoints(endpoints: Mapping[str, str]) -> list[cluster_pb.VoterEndpoint]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+from uuid import UUID
 
 from tidelog.client import admin_rows as rows
-from tidelog.client.admin import AdminClient
+from tidelog.client.admin import AdminClient, directory_named
 from tidelog.client.admin_groups import GroupAdmin, active_error
 from tidelog.client.admin_values import (
     ClusterDescription,
@@ -389,6 +390,18 @@ class AdminCore:
     ) -> Outcomes[int, tuple[LogDir, ...]]:
         found = await self._client(timeout_ms).describe_log_dirs(brokers, topics=topics)
         return rows.outcomes((row.broker, row, tuple(map(rows.log_dir, row.directories))) for row in found)
+
+    async def move_replicas(
+        self, broker: int, to: Mapping[TopicPartition, UUID | str], *, timeout_ms: int | None
+    ) -> Outcomes[TopicPartition, None]:
+        client = self._client(timeout_ms)
+        working = await client.working_log_dirs(broker)
+        wanted = [
+            pb.MovedReplica(topic=topic, partition=number, directory_id=directory_named(working, where).bytes)
+            for (topic, number), where in to.items()
+        ]
+        done = await client.move_replicas(broker, wanted)
+        return rows.outcomes((TopicPartition(row.topic, row.partition), row, None) for row in done)
 
     def metrics(self) -> dict[str, float]:
         return {"calls": self.calls, "failures": self.failures, "under_way": len(self._under_way)}

@@ -26,6 +26,7 @@ from datetime import timedelta
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
+from uuid import UUID
 
 from tidelog.client import io_thread
 from tidelog.client.admin_core import AdminClosedError, AdminCore
@@ -528,6 +529,22 @@ class Admin:
             lambda core: core.whole(
                 core.describe_log_dirs(list(brokers), list(topics), timeout_ms=timeout_ms), partial=partial
             ),
+            timeout_ms,
+        )
+
+    def move_replicas(
+        self,
+        broker: int,
+        to: Mapping[TopicPartition, UUID | str],
+        *,
+        partial: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Outcomes[TopicPartition, None]:
+        """Move replicas of a broker to other log directories of it, by their ids or paths (`describe_log_dirs`). They
+        are used meanwhile. Returns when they are there; a move that takes longer goes on, and asking again waits."""
+        return self._call(
+            "move_replicas",
+            lambda core: core.whole(core.move_replicas(broker, to, timeout_ms=timeout_ms), partial=partial),
             timeout_ms,
         )
 

@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from uuid import UUID
 
 from tidelog import __version__
+from tidelog.client.admin import directory_named
 from tidelog.client.admin_facade import Admin
 from tidelog.client.admin_front import (
     Resource,
@@ -362,6 +364,24 @@ class MockAdmin(MockAdminGroups):
             return (LogDir(directory(broker), f"mock-{broker}", None, tuple(held), None),)
 
         return self._whole(each(wanted, of_broker), partial)
+
+    def move_replicas(
+        self,
+        broker: int,
+        to: Mapping[TopicPartition, UUID | str],
+        *,
+        partial: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Outcomes[TopicPartition, None]:
+        """A broker has one directory, and everything is in it."""
+        self._called("move_replicas")
+        self._check_broker(broker)
+        working = {f"mock-{broker}": directory(broker)}
+
+        def of_place(place: TopicPartition) -> None:
+            directory_named(working, to[place])
+
+        return self._whole(each(list(to), of_place), partial)
 
     # The end.
 

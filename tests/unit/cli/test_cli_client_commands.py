@@ -198,7 +198,15 @@ def test_a_plan_is_read_or_said_to_be_none(tmp_path: Path) -> None:
     path.write_text('{"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2]}]}')
     (move,) = read_plan(str(path))
     assert (move.topic, move.partition, list(move.replicas)) == ("t", 0, [1, 2])
-    for text, message in (("{", "no JSON"), ("{}", "no plan"), ('{"partitions": []}', "has no partitions")):
+    moved = '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1], "log_dirs": ["/disk-2"]}]}'
+    path.write_text(moved.replace("/disk-2", "any"), encoding="utf-8")
+    assert len(read_plan(str(path))) == 1, "as Kafka's tool writes it"
+    for text, message in (
+        ("{", "no JSON"),
+        ("{}", "no plan"),
+        ('{"partitions": []}', "has no partitions"),
+        (moved, "brokers move-replicas"),
+    ):
         path.write_text(text)
         with pytest.raises(WrongCallError, match=message):
             read_plan(str(path))
