@@ -84,7 +84,7 @@ def shell() -> Iterator[Shell]:
         yield Shell(cluster.bootstrap)
 
 
-@pytest.mark.source("a:N-01", "a:N-02", "a:N-05")
+@pytest.mark.source("a:N-01", "a:N-02", "a:N-05", "b:EX-35")
 def test_topics_are_created_described_changed_and_deleted(shell: Shell) -> None:
     made = shell.json("topics", "create", "one", "--partitions", "3", "--replication-factor", "3")
     assert made["topics"][0]["error"] is None
@@ -162,7 +162,7 @@ def test_ctrl_c_says_how_many_and_a_closed_pipe_says_nothing(shell: Shell) -> No
     gone.stderr.close()
 
 
-@pytest.mark.source("a:N-08")
+@pytest.mark.source("a:N-08", "b:EX-35")
 def test_brokers_elections_and_reassignments(shell: Shell, tmp_path: Path) -> None:
     brokers = shell.json("brokers", "list")["brokers"]
     assert [broker["id"] for broker in brokers] == [1, 2, 3]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exercises import HERE, Program, make, records_of
 from ledger_process import rows_in
 from patience import until
 
@@ -29,7 +30,6 @@ from tidelog.testing import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-HERE = Path(__file__).parent
 KILLED_AFTER = 60
 """Acknowledgements of a producer, before it is killed."""
 
@@ -44,74 +44,6 @@ def cluster() -> Iterator[LocalCluster]:
 def admin(cluster: LocalCluster) -> Iterator[tidelog.Admin]:
     with tidelog.Admin(cluster.bootstrap) as made:
         yield made
-
-
-def make(admin: tidelog.Admin, name: str, partitions: int = 1, **configs: object) -> str:
-    named = {key.replace("_", "."): value for key, value in configs.items()}
-    admin.create_topic(name, partitions=partitions, replication_factor=3, configs=named)
-    until(lambda: all(row.leader is not None for row in admin.describe_topic(name).partitions), f"{name} is led")
-    return name
-
-
-def records_of(cluster: LocalCluster, topic: str) -> list[tidelog.ConsumerRecord]:
-    """All that is there now, in the order of each partition."""
-    with tidelog.Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
-        names = consumer.partitions_for(topic)
-        consumer.assign(names)
-        wanted = sum(consumer.end_offsets(*names).values())
-        found: list[tidelog.ConsumerRecord] = []
-
-        def is_read() -> bool:
-            found.extend(consumer.poll(1_000))
-            return len(found) >= wanted
-
-        until(is_read, f"{topic} is read")
-    return found
-
-
-class Program:
-    """A process of its own that writes lines; a line to it ends it."""
-
-    def __init__(self, file: str, *arguments: str) -> None:
-        self.lines: list[Any] = []
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / file), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "GRPC_VERBOSITY": "NONE"},
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.endswith("\n"):
-                self.lines.append(json.loads(line))
-
-    def said(self, what: str) -> list[Any]:
-        return [details for kind, details in list(self.lines) if kind == what]
-
-    def kill(self) -> None:
-        """kill -9; all it has said is read."""
-        self._process.kill()
-        self._process.wait(10)
-        self._reader.join(10)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        assert self._process.wait(60) == 0
-        self._reader.join(10)
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 @pytest.fixture

@@ -461,6 +461,7 @@ def test_importing_starts_nothing_and_costs_little() -> None:
         tidelog.Produzent  # noqa: B018
 
 
+@pytest.mark.case("C2")
 @pytest.mark.source("a:D-60", "a:D-72", "b:F-13")
 def test_a_killed_leader_costs_time_and_no_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)

@@ -159,6 +159,8 @@ def test_too_few_replicas_are_waited_for(world: ClientWorld) -> None:
     world.finish(task)
 
 
+@pytest.mark.case("C4")
+@pytest.mark.case("C7")
 def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
         await make_topic(client, "orders")

@@ -354,6 +354,7 @@ def test_new_partitions_are_seen_and_used(world: ClientWorld) -> None:
     world.run(job)
 
 
+@pytest.mark.case("C7")
 def test_a_topic_made_anew_with_fewer_partitions_takes_records_again(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
         await make_topic(client, "orders", partitions=5)

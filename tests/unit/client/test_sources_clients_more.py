@@ -344,6 +344,7 @@ def test_one_live_address_of_the_list_leads_to_the_whole_cluster() -> None:
 # What is sent again.
 
 
+@pytest.mark.case("C2")
 @pytest.mark.source("b:D-06", "b:J-06")
 def test_a_producer_that_does_not_know_sends_again_and_the_log_has_it_once() -> None:
     with ClientWorld(60) as world:
