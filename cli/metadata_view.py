@@ -90,6 +90,7 @@ def _partition(number: int, partition: Partition) -> Tree:
         "replicas": list(partition.replicas),
         "isr": list(partition.isr),
         "eligible": list(partition.eligible),
+        "recovering": list(partition.recovering),
         "adding": list(partition.adding),
         "removing": list(partition.removing),
         "start_offset": partition.start_offset,

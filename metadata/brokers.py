@@ -12,6 +12,8 @@ Rules (design: safety 5, decisions 2.7 and 2.8):
   elected again: a leader epoch belongs to one incarnation of one broker.
 - Before unfencing, replicas that cannot hold what they held leave ISR and eligible leaders: reported as damaged or
   missing, on a directory other than the recorded one, or with `flush.mode=page-cache` after an unclean stop.
+- A broker need not wait for its logs: if some were not open when it registered, those of its replicas that could be
+  elected are marked as recovering, and are not before it has said of each that its log is open (`metadata.recoveries`).
 - Who is to be fenced and is in too many ISRs for one decision is *leaving* meanwhile: marked in the first step, from
   which on it joins and leads nothing new, and fenced in the last one. There is no way back from that but through being
   fenced; the active controller takes the steps (`metadata.shell`), whoever began them.
@@ -31,10 +33,18 @@ from dataclasses import dataclass
 from itertools import islice
 from uuid import UUID
 
-from tidelog.metadata.configs import is_page_cache, min_isr
+from tidelog.metadata.configs import is_page_cache, is_unclean_allowed, min_isr
 from tidelog.metadata.decision import Context, Decision, Done, Draft
 from tidelog.metadata.image import NIL, Broker, ClusterImage
-from tidelog.metadata.leadership import Candidates, find_leaders, leave_all, moved_leaderships, shifted, without
+from tidelog.metadata.leadership import (
+    Candidates,
+    find_leaders,
+    leave_all,
+    moved_leaderships,
+    recovered,
+    shifted,
+    without,
+)
 from tidelog.metadata.records import ChangeBroker, Record, RegisterBroker, UnregisterBroker
 from tidelog.model.errors import (
     BrokerNotRegisteredError,
@@ -70,6 +80,8 @@ class Register:
     """The broker epoch in which its last life ended cleanly; -1 if it did not."""
     lost: tuple[tuple[UUID, int], ...] = ()
     """Replicas (topic id, partition) that it found damaged or missing."""
+    is_recovering: bool = False
+    """Some of its logs are not open yet: what else is damaged it does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +242,8 @@ def _address(broker: Broker) -> str:
 def _after_registration(
     image: ClusterImage, request: Register, former: Broker | None, *, is_clean: bool
 ) -> Iterator[Record]:
-    """Take out what the new incarnation cannot vouch for, and end the epochs that its former life led."""
+    """Take out what the new incarnation cannot vouch for, mark what it cannot vouch for yet, and end the epochs that
+    its former life led. The marks of that life are over."""
     lost = set(request.lost)
     # A replica that no directory is recorded of yet cannot be compared; if a directory is gone, it may have been there.
     has_lost_a_directory = former is not None and not set(former.directories) <= set(request.directories)
@@ -243,9 +256,14 @@ def _after_registration(
         )
         leads = partition.leader == request.broker
         loses = has_lost_data and request.broker in partition.eligible
-        if not leads and not loses and request.broker not in partition.isr:
+        after = recovered(partition, request.broker) if request.broker in partition.recovering else partition
+        if leads or loses or request.broker in partition.isr:
+            after = without(image, topic_id, after, request.broker, has_lost_data=has_lost_data)
+        # No other replica of it can be elected but by an admin's call.
+        if request.is_recovering and (request.broker in after.eligible or is_unclean_allowed(image, topic_id)):
+            after = after._replace(recovering=(*after.recovering, request.broker))
+        if after is partition:
             continue  # the usual case: it was fenced, and has left before
-        after = without(image, topic_id, partition, request.broker, has_lost_data=has_lost_data)
         record = shifted(image, topic_id, number, partition, after, new_epoch=leads)
         if record is not None:
             yield record

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tidelog.metadata import access, brokers, describe, losses, partitions, reassignments, settings, topics
+from tidelog.metadata import access, brokers, describe, losses, partitions, reassignments, recoveries, settings, topics
 from tidelog.metadata.decision import Context, Decision
 from tidelog.metadata.features import KNOWN_FEATURES
 from tidelog.metadata.image import ClusterImage
@@ -46,6 +46,7 @@ DECISIONS: dict[type[Any], Decide] = {
     access.CreateAcls: access.create_acls,
     access.DeleteAcls: access.delete_acls,
     losses.ReportLost: losses.report_lost,
+    recoveries.ReportOpen: recoveries.report_open,
 }
 """What needs nothing but the image; registration and features also need what this controller is."""
 

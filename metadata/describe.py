@@ -96,6 +96,10 @@ def _partition(image: ClusterImage, topic: Topic, number: int, partition: Partit
 
 def _advice(name: str, number: int, partition: Partition) -> str:
     unclean = f"tidelog elect-leaders --unclean --topic {name} --partition {number}"
+    recovering = [broker for broker in partition.eligible if broker in partition.recovering]
+    if recovering:
+        brokers = " and ".join(map(str, recovering))
+        return f"broker {brokers} recovers its log, and leads when that is done; or lose records: {unclean}"
     if partition.eligible:
         brokers = " or ".join(str(broker) for broker in partition.eligible)
         return f"bring back broker {brokers}, which has every acknowledged record; or lose records: {unclean}"

@@ -89,7 +89,10 @@ def led_by(partition: Partition, elected: Elected | None, *, min_isr: int) -> Pa
     return partition.led(leader, isr=isr, eligible=eligible)
 
 
-_SET = ("replicas", "directories", "isr", "eligible", "leader", "adding", "removing", "start_offset", "target")
+_SET = (
+    "replicas", "directories", "isr", "eligible", "leader", "adding", "removing", "start_offset", "target",
+    "recovering",
+)  # fmt: skip
 _values = attrgetter(*_SET)
 
 

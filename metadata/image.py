@@ -6,6 +6,7 @@ give a delta (`metadata.delta`), an image gives the records of a snapshot and ba
 
 Invariants (`validate`), whatever the sequence of records that the controller decided:
 - the replicas of a partition are distinct; its ISR and eligible leaders are disjoint subsets of them;
+- who is recovering is among the replicas, and not in the ISR;
 - the leader is in the ISR, or there is none (or it was elected uncleanly, and then the ISR is the leader alone);
 - a topic's name and id point at each other; the indexes (`hosted` and those below it) mirror the partitions;
 - while a reassignment is under way, `replicas` is the old list with `adding` behind it;
@@ -70,6 +71,7 @@ class Partition(NamedTuple):
     removing: tuple[int, ...] = ()
     start_offset: int = 0
     target: tuple[int, ...] = ()
+    recovering: tuple[int, ...] = ()
 
     @property
     def is_reassigning(self) -> bool:
@@ -103,6 +105,7 @@ class Partition(NamedTuple):
             self.removing,
             self.start_offset,
             self.target,
+            self.recovering,
         )
 
     def validate(self) -> None:
@@ -111,6 +114,7 @@ class Partition(NamedTuple):
         assert len(set(self.isr)) == len(self.isr), "the ISR names each replica once"
         assert set(self.isr) <= replicas, "the ISR is within the replicas"
         assert set(self.eligible) <= replicas - set(self.isr), "eligible leaders are outside the ISR"
+        assert set(self.recovering) <= replicas - set(self.isr), "who is recovering is outside the ISR"
         assert self.leader == NO_LEADER or self.leader in self.isr, "the leader is in sync"
         assert set(self.adding) | set(self.removing) <= replicas, "what moves is among the replicas"
         assert not set(self.adding) & set(self.removing), "a replica does not come and go at once"
@@ -348,6 +352,7 @@ def _made(record: r.CreatePartition) -> Partition:
         record.removing,
         record.start_offset,
         record.target,
+        record.recovering,
     )
 
 
@@ -369,6 +374,7 @@ def _changed(before: Partition, record: r.ChangePartition) -> Partition:
         before.removing if record.removing is None else record.removing,
         before.start_offset if record.start_offset is None else record.start_offset,
         before.target if record.target is None else record.target,
+        before.recovering if record.recovering is None else record.recovering,
     )
 
 

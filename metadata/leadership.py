@@ -16,9 +16,9 @@ from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
 
 
 def can_serve(image: ClusterImage, partition: Partition, broker: int) -> bool:
-    """Whether this replica may be in sync and lead: its broker lives, its directory does too."""
+    """Whether this replica may be in sync and lead: its broker lives, its directory does too, its log is open."""
     found = image.brokers.get(broker)
-    if found is None or not found.is_live:
+    if found is None or not found.is_live or broker in partition.recovering:
         return False
     return not found.offline or partition.directory_of(broker) not in found.offline
 
@@ -41,10 +41,12 @@ class Candidates:
 
     def of(self, partition: Partition) -> Callable[[int], bool]:
         """The same answers as `can_serve`."""
-        if not self._offline:
+        if not self._offline and not partition.recovering:
             return self._live.__contains__
         return lambda broker: (
-            broker in self._live and partition.directory_of(broker) not in self._offline.get(broker, ())
+            broker in self._live
+            and broker not in partition.recovering
+            and partition.directory_of(broker) not in self._offline.get(broker, ())
         )
 
 
@@ -97,6 +99,11 @@ def without(
     if has_lost_data and broker in after.eligible:
         return after.led(after.leader, isr=after.isr, eligible=tuple(b for b in after.eligible if b != broker))
     return after
+
+
+def recovered(partition: Partition, broker: int) -> Partition:
+    """The partition with this replica no longer marked as one whose log is not open yet."""
+    return partition._replace(recovering=tuple(b for b in partition.recovering if b != broker))
 
 
 def leave_all(image: ClusterImage, broker: int) -> Iterator[Record]:

@@ -3,6 +3,10 @@
 At registration the same is said in `Register.lost`; the rule is the same (design: safety 5). The replica leaves the
 in-sync set and the eligible leaders, and what it led is led by another, or by nobody until an admin decides.
 
+One that was found at the opening of a log after this life of the broker was let in (`metadata.recoveries`) is what it
+would have been at registration: the replica is not recovering any more, and may lead uncleanly where its topic allows
+that. One that is found later leads only when an admin says so.
+
 Every report raises the leader epoch, even of a partition whose in-sync set the replica was not in. Its leader may be
 about to take it back, by what it acknowledged before it lost data: that proposal may be on its way, or be made when
 this report is already known there. A leader epoch ends both: proposals of an older one are refused, and in the new one
@@ -20,7 +24,7 @@ from uuid import UUID
 from tidelog.metadata.brokers import known_broker
 from tidelog.metadata.decision import Context, Decision, Draft, Outcome
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.leadership import shifted, without
+from tidelog.metadata.leadership import recovered, shifted, without
 from tidelog.metadata.records import ChangePartition
 from tidelog.metadata.topics import find_partition
 from tidelog.model.errors import InvalidRequestError, TidelogError
@@ -64,8 +68,9 @@ def _without(image: ClusterImage, broker: int, topic_id: UUID, number: int) -> C
     topic, partition = find_partition(image, topic_id, number)
     if broker not in partition.replicas:
         raise InvalidRequestError(f"broker {broker} holds no replica of {topic.name}-{number}")
-    after = without(image, topic_id, partition, broker, has_lost_data=True)
+    after = recovered(without(image, topic_id, partition, broker, has_lost_data=True), broker)
     # Not even uncleanly: that the rest is worth more than nothing is for an admin to say.
-    record = shifted(image, topic_id, number, partition, after, new_epoch=True, excluded=(broker,))
+    excluded = () if broker in partition.recovering else (broker,)
+    record = shifted(image, topic_id, number, partition, after, new_epoch=True, excluded=excluded)
     assert record is not None, "the epoch rises"
     return record

@@ -158,6 +158,7 @@ def _with_replicas(partition: Partition, replicas: tuple[int, ...]) -> Partition
         directories=tuple(partition.directory_of(broker) for broker in replicas),
         isr=tuple(broker for broker in replicas if broker in partition.isr),
         eligible=tuple(broker for broker in replicas if broker in partition.eligible),
+        recovering=tuple(broker for broker in replicas if broker in partition.recovering),
     )
 
 

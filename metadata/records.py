@@ -174,6 +174,8 @@ class CreatePartition(Record):
     start_offset: int = 0
     target: tuple[int, ...] = ()
     """Where a reassignment under way leads, in order; until then `replicas` is the old list with `adding` behind it."""
+    recovering: tuple[int, ...] = ()
+    """Replicas whose log is not open yet in this life of their broker: neither in sync nor to be elected until then."""
 
 
 @_record(11)
@@ -193,6 +195,7 @@ class ChangePartition(Record):
     removing: tuple[int, ...] | None = None
     start_offset: int | None = None
     target: tuple[int, ...] | None = None
+    recovering: tuple[int, ...] | None = None
 
 
 @_record(12)

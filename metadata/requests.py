@@ -20,7 +20,18 @@ from uuid import UUID
 
 import msgpack
 
-from tidelog.metadata import access, brokers, decision, describe, losses, partitions, reassignments, settings, topics
+from tidelog.metadata import (
+    access,
+    brokers,
+    decision,
+    describe,
+    losses,
+    partitions,
+    reassignments,
+    recoveries,
+    settings,
+    topics,
+)
 from tidelog.model.errors import ErrorCode, InvalidRequestError, RemoteError, TidelogError, UnsupportedVersionError
 
 REQUEST_BYTES_MAX = 8 << 20
@@ -56,6 +67,7 @@ REQUESTS: dict[int, type[Any]] = {
     22: access.DeleteAcls,
     23: losses.ReportLost,
     24: partitions.FindLeaders,
+    25: recoveries.ReportOpen,
     40: describe.DescribeTopics,
     41: describe.DescribeBrokers,
     42: describe.DescribeConfigs,

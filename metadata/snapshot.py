@@ -141,6 +141,7 @@ def _partition_records(image: ClusterImage, topic_id: UUID, number: int, partiti
         removing=partition.removing,
         start_offset=partition.start_offset,
         target=partition.target,
+        recovering=partition.recovering,
         extra=made,
     )
     if changed:

@@ -21,9 +21,11 @@ from tidelog.metadata.brokers import Drain, Unregister
 from tidelog.metadata.configs import is_page_cache, is_unclean_allowed, min_isr
 from tidelog.metadata.delta import apply_delta, delta_between, for_broker
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.losses import ReportLost
 from tidelog.metadata.partitions import AssignDirectories, BalanceLeaders, ElectLeaders
 from tidelog.metadata.reassignments import AlterReassignments, GrowInternalTopics, Reassigned
 from tidelog.metadata.records import NO_LEADER, decode_records
+from tidelog.metadata.recoveries import ReportOpen
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.settings import (
     AllocateProducerIdBlock,
@@ -89,6 +91,8 @@ class History:
         self.cluster = Cluster()
         self.holders = Holders()
         self.images: list[tuple[int, ClusterImage]] = []
+        self.hidden: set[tuple[UUID, int, int]] = set()
+        """(topic, partition, broker): damaged, and only that broker will know, when it has opened its log."""
 
     def ask(self, request: object, *, unclean: bool = False) -> None:
         """A refusal is as good as an answer; `Cluster.ask` checks the image either way."""
@@ -102,6 +106,12 @@ class History:
     def step(self, operation: int, x: int, y: int, z: int) -> None:
         self.images.append((len(self.cluster.log), self.cluster.image))
         OPERATIONS[operation % len(OPERATIONS)](self, x, y, z)
+        for topic_id, number, broker in sorted(self.hidden):
+            partition = self.cluster.image.partition(topic_id, number)
+            if partition is None or broker not in partition.replicas:
+                self.hidden.discard((topic_id, number, broker))
+            else:
+                assert broker not in (partition.leader, *partition.isr), "its log was not open"
 
     # Brokers.
 
@@ -115,7 +125,11 @@ class History:
         how = y % 4
         directories = (directory(broker, z % 2),) if how == 3 else known.directories if known else (directory(broker),)
         hosted = [(topic_id, number) for topic_id, number, _ in image.partitions_on(broker)]
+        is_recovering = y >= 4
+        hidden = {(topic_id, number) for topic_id, number, holder in self.hidden if holder == broker}
         lost = tuple(hosted[:1]) if how == 2 else ()
+        lost += () if is_recovering else tuple(sorted(hidden))
+        self.hidden -= {(*place, broker) for place in hidden}
         clean = known.broker_epoch if known is not None and how == 0 else -1
 
         def is_lost(topic_id: UUID, number: int) -> bool:
@@ -128,7 +142,16 @@ class History:
             )
 
         self.holders.lose(image, broker, is_lost)
-        cluster.register(broker, rack=f"r{broker % 3}", directories=directories, clean_stop_epoch=clean, lost=lost)
+        cluster.register(
+            broker,
+            rack=f"r{broker % 3}",
+            directories=directories,
+            clean_stop_epoch=clean,
+            lost=lost,
+            is_recovering=is_recovering,
+        )
+        marked = [(t, n) for t, n, found in cluster.image.partitions_on(broker) if broker in found.recovering]
+        self.hidden.update((*place, broker) for place in (marked if z % 2 else marked[:1]) if is_recovering)
         self.holders.follow(image, cluster.image)
         if z % 5:
             self.beat(broker, 0, 0)
@@ -147,6 +170,20 @@ class History:
                 wants_shutdown=z % 7 == 5,
             )
             self.holders.follow(before, self.cluster.image)
+
+    def opened(self, x: int, y: int, z: int) -> None:
+        """A broker has opened one of the logs that it was recovering: sound, or damaged."""
+        before, broker = self.cluster.image, x % BROKERS
+        marked = [(t, n) for t, n, found in before.partitions_on(broker) if broker in found.recovering]
+        if not marked:
+            return
+        place, epoch = marked[y % len(marked)], before.brokers[broker].broker_epoch
+        if (*place, broker) in self.hidden:
+            self.hidden.discard((*place, broker))
+            self.holders.lose(before, broker, lambda *found: found == place)
+            self.ask(ReportLost(broker=broker, broker_epoch=epoch, replicas=(place,)))
+        else:
+            self.ask(ReportOpen(broker=broker, broker_epoch=epoch, replicas=(place,)))
 
     def crash(self, x: int, y: int, z: int) -> None:
         if x % BROKERS in self.cluster.image.brokers:
@@ -312,6 +349,8 @@ OPERATIONS: tuple[Callable[[History, int, int, int], None], ...] = (
     History.move,
     History.configure,
     History.store,
+    History.opened,
+    History.opened,
 )
 
 steps = st.lists(

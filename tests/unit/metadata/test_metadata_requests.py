@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metadata_cluster import CLUSTER_ID, Cluster
 
-from tidelog.metadata import access, brokers, describe, losses, partitions, reassignments, settings, topics
+from tidelog.metadata import access, brokers, describe, losses, partitions, reassignments, recoveries, settings, topics
 from tidelog.metadata.controller import ANSWERS, DECISIONS, Controller
 from tidelog.metadata.requests import (
     REPLIES,
@@ -67,6 +67,7 @@ EXAMPLES: list[Any] = [
         ),
     ),
     losses.ReportLost(broker=1, broker_epoch=2, replicas=((ID, 0),)),
+    recoveries.ReportOpen(broker=1, broker_epoch=2, replicas=((ID, 0),)),
     partitions.FindLeaders(broker=1),
     partitions.ElectLeaders(kind="preferred", partitions=(("t", 0),)),
     partitions.ElectLeaders(kind="unclean"),
