@@ -205,6 +205,7 @@ class ControllerNode:
         if not is_active:
             return
         now_ms = self._now_ms()
+        self._follow_stall_timeout()
         timeout_ms = configs.cluster_int(self.image, "broker.session.timeout.ms")
         self._sessions = BrokerSessions(now_ms, session_timeout_ms=timeout_ms)
         unfenced = self._unfenced()
@@ -317,6 +318,7 @@ class ControllerNode:
             if sessions is None:
                 return
             sessions.session_timeout_ms = configs.cluster_int(self.image, "broker.session.timeout.ms")
+            self._follow_stall_timeout()
             now_ms = self._now_ms()
             for entry in sessions.tick(now_ms):
                 LOGGER.warning("broker=%d epoch=%d is fenced: %s", entry.broker, entry.broker_epoch, entry.reason)
@@ -329,6 +331,12 @@ class ControllerNode:
                     now_ms, broker.broker, broker.broker_epoch
                 ):
                     self._spawn(self._probe(broker))
+
+    def _follow_stall_timeout(self) -> None:
+        """A leader whose disk stands still goes when a broker would; only leaders look at it."""
+        limit_ms = configs.broker_config(self.image, "disk.stall.timeout.ms", self.machine.me).value
+        assert isinstance(limit_ms, int), "it has a default"
+        self.driver.set_disk_stall_timeout_ms(limit_ms)
 
     def _fence_soon(self, entry: FenceNow) -> None:
         if entry.broker not in self._to_fence:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from tidelog.model.errors import NotLeaderError, OverloadedError, RaftStoppedError, RecordTooLargeError
@@ -472,6 +472,16 @@ class RaftDriver:
         if core.leader is None or self._leader_since_ms is None:
             return now_ms - self._no_leader_since_ms
         return 0 if self.hears_leader() else now_ms - max(core.elections.contact_ms, self._leader_since_ms)
+
+    def without_leader_total_ms(self) -> int:
+        """Since the process began, with the spell that lasts; never falls."""
+        lasts_ms = self._now_ms() - self._no_leader_since_ms if self._leader_since_ms is None else 0
+        return self._metrics.without_leader_ms + lasts_ms
+
+    def set_disk_stall_timeout_ms(self, limit_ms: int) -> None:
+        """From now on; it is a setting that changes while the node runs."""
+        if limit_ms != self.core.config.disk_stall_timeout_ms:
+            self.core.config = replace(self.core.config, disk_stall_timeout_ms=limit_ms)
 
     def tail(self, offset: Offset, epoch: Epoch) -> Tail:
         """Committed entries from `offset` on, `epoch` being that of the entry before it. The caller closes it."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 
 from tidelog.metadata.controller import Controller
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.model.ids import NodeId
 from tidelog.raft.config import RaftConfig
-from tidelog.raft.driver import DriverConfig
+from tidelog.raft.driver import DriverConfig, RaftDriver
+from tidelog.raft.effects import Role
 from tidelog.raft.membership import Membership
 from tidelog.raft.storage import RaftStorage
 from tidelog.rpc.transport import GrpcTransport
@@ -92,26 +94,42 @@ class ControllerPart:
         return None if self.node.driver.core.leader is not None else self.node.driver.waits_for()
 
     def samples(self) -> Iterable[Sample]:
-        driver = self.node.driver
-        report, metrics = driver.describe(), driver.metrics
         yield gauge("controller_active", float(self.node.is_active), "1 while this controller is the active one.")
-        yield gauge("raft_epoch", report.epoch, "Epoch of the metadata quorum.")
-        yield gauge("raft_leader", -1 if report.leader is None else report.leader, "Who leads it; -1: nobody is known.")
-        yield gauge("raft_commit_offset", report.commit, "Everything below is committed.")
-        yield gauge("raft_log_end_offset", report.log_end, "End of this member's log.")
-        yield gauge("raft_durable_end_offset", report.durable_end, "Everything below is on this member's disk.")
-        yield gauge("raft_without_leader_seconds", report.without_leader_ms / 1000, "How long no leader is known.")
-        yield counter("raft_elections_total", metrics.elections, "How often this member asked for votes.")
-        yield counter("raft_leader_changes_total", metrics.leader_changes, "Leaders that this member has seen.")
-        yield counter("raft_proposals_committed_total", metrics.proposals_committed, "Decisions of this leader.")
-        yield counter("raft_entries_applied_total", metrics.entries_applied, "Entries that were applied here.")
-        yield counter("raft_snapshots_taken_total", metrics.snapshots_taken, "Snapshots of the metadata.")
-        yield counter("raft_snapshots_failed_total", metrics.snapshots_failed, "Helper processes that died over one.")
+        yield from raft_samples(self.node.driver)
         image = self.node.image
         yield gauge("cluster_brokers", len(image.brokers), "Brokers that are registered.")
         fenced = sum(1 for broker in image.brokers.values() if broker.fenced)
         yield gauge("cluster_brokers_fenced", fenced, "Of these, those that are fenced.")
         yield gauge("cluster_topics", len(image.topics), "Topics.")
+
+
+def raft_samples(driver: RaftDriver) -> Iterable[Sample]:
+    """What this member knows of the quorum; how far the others are is known to the leader only."""
+    report, metrics = driver.describe(), driver.metrics
+    yield gauge("raft_epoch", report.epoch, "Epoch of the metadata quorum.")
+    yield gauge("raft_leader", -1 if report.leader is None else report.leader, "Who leads it; -1: nobody is known.")
+    for role in Role:
+        yield gauge("raft_role", float(report.role is role), "1 for what this member is.", role=role.value)
+    yield gauge("raft_commit_offset", report.commit, "Everything below is committed.")
+    yield gauge("raft_log_end_offset", report.log_end, "End of this member's log.")
+    yield gauge("raft_durable_end_offset", report.durable_end, "Everything below is on this member's disk.")
+    yield gauge("raft_without_leader_seconds", report.without_leader_ms / 1000, "How long no leader is known.")
+    total_s = driver.without_leader_total_ms() / 1000
+    yield counter("raft_without_leader_seconds_total", total_s, "All time that no leader was known here.")
+    for member in report.members:
+        if member.lag is not None:
+            yield gauge(
+                "raft_member_lag",
+                member.lag,
+                "Entries that a member has not synced, as the leader knows it.",
+                node=str(member.node),
+            )
+    yield counter("raft_elections_total", metrics.elections, "How often this member asked for votes.")
+    yield counter("raft_leader_changes_total", metrics.leader_changes, "Leaders that this member has seen.")
+    yield counter("raft_proposals_committed_total", metrics.proposals_committed, "Decisions of this leader.")
+    yield counter("raft_entries_applied_total", metrics.entries_applied, "Entries that were applied here.")
+    yield counter("raft_snapshots_taken_total", metrics.snapshots_taken, "Snapshots of the metadata.")
+    yield counter("raft_snapshots_failed_total", metrics.snapshots_failed, "Helper processes that died over one.")
 
 
 def controller_config(config: NodeConfig) -> ControllerConfig:
@@ -121,6 +139,8 @@ def controller_config(config: NodeConfig) -> ControllerConfig:
         election_timeout_max_ms=2 * least_ms,
         heartbeat_interval_ms=max(10, least_ms // 5),
     )
+    if "disk.stall.timeout.ms" in config.cluster:  # what holds is in the cluster's state, which is yet to be read
+        raft = replace(raft, disk_stall_timeout_ms=int(config.cluster["disk.stall.timeout.ms"]))
     driver = DriverConfig(
         raft=raft,
         address=str(config.own.advertised),
