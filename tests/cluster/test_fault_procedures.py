@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from harmed_machine import CannotError, HangingDisk, Network, SmallDisk
-from patience import until
+from patience import DEADLINE_S, until
 from procedures import (
     BROKERS,
     MORE_ACKS,
@@ -38,6 +38,9 @@ from procedures import (
     write_some,
 )
 
+from tidelog.client.consumer import Consumer
+from tidelog.client.errors import TruncatedError
+from tidelog.client.record import TopicPartition
 from tidelog.testing import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -137,6 +140,16 @@ def leader_of(scene: Scene, topic: str, partition: int = 0) -> int:
     return partitions(scene.at, topic)[partition].leader
 
 
+def read_to(reader: Consumer, place: TopicPartition, end: int) -> None:
+    reader.assign([place])
+
+    def is_there() -> bool:
+        reader.poll(1_000)
+        return reader.position(place) == end
+
+    until(is_there, f"{place} is read up to {end}")
+
+
 @pytest.mark.source("a:X3-1")
 def test_leader_election(scene: Scene, tmp_path: Path) -> None:
     """The leader of a partition is killed with -9.
@@ -206,14 +219,15 @@ def test_rolling_restart_of_brokers(scene: Scene, tmp_path: Path) -> None:
             until(lambda: is_whole(scene.at, "rolling"), "the ISR is full again")
 
 
+@pytest.mark.case("T4")
 @pytest.mark.source("a:X3-4")
 def test_unclean_leader_election(scene: Scene, tmp_path: Path) -> None:
     """The replicas die one by one; the first that died comes back, and lacks what was acknowledged since.
 
     Expected, with unclean election off: nobody leads, and the description names the brokers to bring back and the
     command that gives records up. A partition that waits for them loses nothing; one that is given up by the command
-    is led again, and exactly what the new leader lacked is lost. With unclean election on: the same loss, unasked.
-    Brokers that return cut off what they have more."""
+    is led again, and exactly what the new leader lacked is lost. With unclean election on: the same loss, unasked; a
+    reader that had read it is told where the log departs. Brokers that return cut off what they have more."""
     at, before, late = scene.at, 100, 60
     first, others = 3, SPARES
     waits, asked = 0, 1
@@ -231,10 +245,15 @@ def test_unclean_leader_election(scene: Scene, tmp_path: Path) -> None:
     for topic, history in histories.items():
         until(partial(are_in_sync, at, topic, others), "the first is out")
         write_some(at, topic, history, late)
-    for number in others:
-        scene.cluster.kill(number)
-    scene.cluster.start(first)
-    until(lambda: leader_of(scene, "let-go") == first, "it leads what it may lead by the topic's setting")
+    with Consumer(at, auto_offset_reset="earliest") as reader:
+        read_to(reader, TopicPartition("let-go", 0), before + late)
+        for number in others:
+            scene.cluster.kill(number)
+        scene.cluster.start(first)
+        until(lambda: leader_of(scene, "let-go") == first, "it leads what it may lead by the topic's setting")
+        with pytest.raises(TruncatedError, match="let-go-0") as told:
+            reader.poll(DEADLINE_S * 1000)
+    assert (told.value.position, told.value.diverging_offset) == (before + late, before)
     (found,) = ask(at, "topics", "describe", "kept")["topics"]
     for row in found["partitions"]:
         assert (row["leader"], row["state"]) == (None, "offline")
