@@ -1,4 +1,5 @@
-"""A topic of 100 partitions gets 900 more while a group of ten reads it: how soon do all of them flow?
+"""A topic of 100 partitions gets 900 more while a group of ten reads it: how soon do all of them flow? And: a consumer
+is killed with -9: how soon do its partitions flow elsewhere?
 
 Three brokers, ten consumers in two processes (five threads with a consumer each), and this process, which creates and
 produces, share the machine. Partitions have 3 replicas; records are sent with acks=all and synced.
@@ -11,7 +12,13 @@ The clock starts with the call that asks for the partitions. As soon as it is an
 
 Meanwhile ten of the old partitions, one of each consumer, get a record every 100 ms, by a producer of their own (the
 answers of one come in order, so that it would wait for the 900): the longest time between two that
-are read in a row is the pause; the anchor is the same before anything was created.
+are read in a row is the pause. It is told against the same before anything was created, and has a limit: half of the
+time until all flowed. A group that stops for a rebalance stands still all of that time; what is held up here waits for
+the same two cores, and for nothing else. That no partition was taken from anybody and given back is counted, too.
+
+Killed: three processes with a consumer each share six partitions, which get a record every 100 ms. The clock starts
+with the kill and ends with the first record of the last of the victim's partitions at another one. Two seconds of it
+are the grace: so long may a member whose stream has broken take to come back.
 
 Where the time goes: the parts one after the other on a topic that nobody reads (decided, led, first and second record
 to each), then the processor time of each process for each part of the whole. On a machine that does other work the
@@ -55,6 +62,10 @@ TOPIC, ALONE, GROUP = "many", "alone", "ten"
 EVERY_S = 0.1
 QUIET_S = 3.0
 FLOWED_S_MAX = 5.0
+PAUSE_PART_MAX = 0.5
+"""Of the time until all flowed."""
+KILLED, SHARED = "killed", 6
+KILLED_S_MAX = 3.0
 
 
 def until(condition: Callable[[], object], what: str, *, timeout_s: float = LIMIT_S) -> None:
@@ -65,7 +76,7 @@ def until(condition: Callable[[], object], what: str, *, timeout_s: float = LIMI
         time.sleep(0.02)
 
 
-# ---- A process of consumers: `python -m bench.rebalance BOOTSTRAP COUNT`
+# ---- A process of consumers: `python -m bench.rebalance BOOTSTRAP COUNT TOPIC GROUP`
 #      Each line that it says is [seconds, who, what, numbers].
 
 
@@ -89,11 +100,11 @@ def note_fetches() -> None:
     Reader.request = noted  # type: ignore[method-assign,assignment]
 
 
-def consume(who: int, consumer: Consumer) -> None:
+def consume(who: int, consumer: Consumer, topic: str) -> None:
     def told(what: str) -> Callable[[list[TopicPartition]], None]:
         return lambda names: say(who, what, (name.partition for name in names))
 
-    consumer.subscribe([TOPIC], on_assigned=told("assigned"), on_revoked=told("revoked"), on_lost=told("lost"))
+    consumer.subscribe([topic], on_assigned=told("assigned"), on_revoked=told("revoked"), on_lost=told("lost"))
     try:
         while True:
             records = consumer.poll(1_000)
@@ -103,10 +114,10 @@ def consume(who: int, consumer: Consumer) -> None:
         consumer.close()
 
 
-def consumers(bootstrap: str, count: int) -> None:
+def consumers(bootstrap: str, count: int, topic: str, group: str) -> None:
     note_fetches()
-    made = [Consumer(bootstrap, group=GROUP, auto_offset_reset="earliest") for _ in range(count)]
-    threads = [threading.Thread(target=consume, args=(who, consumer)) for who, consumer in enumerate(made)]
+    made = [Consumer(bootstrap, group=group, auto_offset_reset="earliest") for _ in range(count)]
+    threads = [threading.Thread(target=consume, args=(who, consumer, topic)) for who, consumer in enumerate(made)]
     for thread in threads:
         thread.start()
     sys.stdin.readline()
@@ -119,10 +130,10 @@ def consumers(bootstrap: str, count: int) -> None:
 class Consumers:
     """Such a process, and what it has said."""
 
-    def __init__(self, bootstrap: str, count: int) -> None:
+    def __init__(self, bootstrap: str, count: int, topic: str = TOPIC, group: str = GROUP) -> None:
         self.lines: list[tuple[float, int, str, list[int]]] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.rebalance", bootstrap, str(count)],
+            [sys.executable, "-m", "bench.rebalance", bootstrap, str(count), topic, group],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"},
         )  # fmt: skip
@@ -134,6 +145,13 @@ class Consumers:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.lines.append(tuple(json.loads(line)))
+
+    def kill(self) -> float:
+        """kill -9; when that was."""
+        self._process.kill()
+        at_s = time.monotonic()
+        self._process.wait(30)
+        return at_s
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError), self._process:
@@ -252,16 +270,17 @@ def pids_of(cluster: LocalCluster, processes: Iterable[Consumers] = ()) -> dict[
 class Trickle:
     """A record to some partitions every 100 ms, for the length of a `with` block."""
 
-    def __init__(self, bootstrap: str, numbers: list[int]) -> None:
+    def __init__(self, bootstrap: str, numbers: Iterable[int], topic: str = TOPIC) -> None:
+        self._topic = topic
         self._producer = Producer(bootstrap)
-        self._numbers = numbers
+        self._numbers = list(numbers)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._send)
 
     def _send(self) -> None:
         while not self._is_over.wait(EVERY_S):
             for number in self._numbers:
-                self._producer.send(TOPIC, b"-", partition=number)
+                self._producer.send(self._topic, b"-", partition=number)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -366,24 +385,55 @@ def grown(
     return found
 
 
+def killed_s(cluster: LocalCluster, admin: Admin) -> float:
+    """From the kill until all that the victim had flows elsewhere."""
+    admin.create_topic(KILLED, partitions=SHARED, replication_factor=3)
+    processes: list[Consumers] = []
+    try:
+        processes += [Consumers(cluster.bootstrap, 1, KILLED, KILLED) for _ in range(3)]
+        until(lambda: sorted(map(len, held(processes))) == [2, 2, 2], "each has two")
+        with Trickle(cluster.bootstrap, range(SHARED), KILLED):
+            until(lambda: len(first_s(processes, "read")) == SHARED, "all flow")
+            victim, *others = processes
+            (mine,) = held([victim])
+            at_s = victim.kill()
+
+            def flowing() -> dict[int, float]:
+                """Nothing flowed before all were dealt: what is read of them elsewhere is read after the kill."""
+                return {number: when for number, when in first_s(others, "read").items() if number in mine}
+
+            until(lambda: flowing().keys() == mine, "the others read what it had")
+            return max(flowing().values()) - at_s
+    finally:
+        for process in processes:
+            process.close()
+
+
 def run() -> Iterator[Result]:
     directory_us, file_us = name_costs()
     with local_cluster(3) as cluster, Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
         parts = alone(cluster, admin, producer)
         run_loop(prepare(cluster))
         found = whole(cluster, admin, producer)
+        elsewhere_s = killed_s(cluster, admin)
     name = f"rebalance, {CONSUMERS} consumers, {NEW} partitions added"
     yield Result(f"{name}: decided", found.decided_s, "s")
     yield Result(f"{name}: all assigned", found.assigned_s, "s")
     yield Result(f"{name}: all fetched from", found.fetched_s, "s")
     yield at_most(f"{name}: all flowed", found.flowed_s, "s", target=FLOWED_S_MAX)
     yield at_most(f"{name}: taken from anybody", found.taken, "times", target=0)
-    yield Result(
-        "rebalance, longest gap between two records of a partition that stays",
+    gap = "rebalance, longest gap between two records of a partition that stays"
+    yield Result(gap, found.pause_s, "s", found.pause_s / found.calm_s, "the longest before")
+    yield at_most(
+        gap,
         found.pause_s,
         "s",
-        found.pause_s / found.calm_s,
-        "the longest before",
+        target=PAUSE_PART_MAX,
+        ratio=found.pause_s / found.flowed_s,
+        anchor="all flowed: so long stands a group that stops",
+    )
+    yield at_most(
+        "rebalance, a consumer killed with -9: its partitions flow elsewhere", elsewhere_s, "s", target=KILLED_S_MAX
     )
     spent_s = found.costs.spent_s
     yield Result(
@@ -402,4 +452,4 @@ async def prepare(cluster: LocalCluster) -> None:
 
 
 if __name__ == "__main__":
-    consumers(sys.argv[1], int(sys.argv[2]))
+    consumers(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
