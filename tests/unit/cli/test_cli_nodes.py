@@ -183,6 +183,17 @@ class TestConfig:
         assert (code, err) == (0, "tidelog: ignored, since they mean nothing here: num.io.threads\n")
 
 
+def serve(config: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tidelog", "server", "--config", config],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        timeout=60,
+    )
+
+
 class TestServer:
     def test_a_wrong_file_ends_with_2(self, capsys: Capture, config: str) -> None:
         Path(config).write_text("node.id = 1\n", encoding="utf-8")
@@ -190,17 +201,20 @@ class TestServer:
         assert code == 2
         assert "log.dirs is missing" in err
 
-    def test_a_directory_that_is_not_formatted_ends_with_1_and_the_command(self, config: str, tmp_path: Path) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "tidelog", "server", "--config", config],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-        )
-        assert done.returncode == 1
+    def test_a_directory_that_is_not_formatted_ends_with_2_and_the_command(self, config: str, tmp_path: Path) -> None:
+        done = serve(config)
+        assert done.returncode == 2, "nobody starts it again and again"
         assert f"{tmp_path}/data is not formatted: tidelog storage format --config" in done.stderr
         assert "Traceback" not in done.stderr
+
+    def test_a_directory_of_another_node_ends_with_2(self, capsys: Capture, config: str) -> None:
+        assert run(capsys, "storage", "format", "-c", config, "--cluster-id", OTHER, "--standalone")[0] == 0
+        path = Path(config)
+        path.write_text(path.read_text(encoding="utf-8").replace("node.id = 1", "node.id = 2"), encoding="utf-8")
+        done = serve(config)
+        assert done.returncode == 2
+        assert f"belongs to node 1 of cluster {OTHER}, this is node 2" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 class TestNoCluster:

@@ -51,6 +51,7 @@ def test_the_unit_leaves_time_for_an_orderly_stop_and_does_not_retry_a_wrong_fil
     assert int(found["TimeoutStopSec"]) * 1000 > 2 * shutdown_ms
     assert found["Type"] == "notify"
     assert found["RestartPreventExitStatus"] == "2"
+    assert not [key for key in found if key.startswith("ExecStartPre")], "only the exit code of the main process counts"
     assert int(found["LimitNOFILE"]) >= 65_536
     assert found["User"] not in ("", "root")
 
