@@ -186,7 +186,7 @@ class ClusterClient:
                     self._forget_unknown(answer)
                     break
                 # It is behind what we know; another node may not be.
-                self._answered = self._after(self._answered)
+                self.ask_another()
                 await asyncio.sleep(backoff.next_s())
             self._read_s = asyncio.get_running_loop().time()
         finally:
@@ -199,9 +199,13 @@ class ClusterClient:
             if error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 self._names.pop(topic.name, None)
 
-    def _after(self, address: str) -> str:
-        addresses = self._addresses()
-        return addresses[(addresses.index(address) + 1) % len(addresses)] if address in addresses else addresses[0]
+    def ask_another(self) -> None:
+        """The next request without a place goes to another node first. A broker that is cut off from the cluster tells
+        what it knew then: who looks again and again asks each in turn."""
+        told = [broker.address for _, broker in sorted(self.view.brokers.items())]
+        addresses = list(dict.fromkeys([*self.bootstrap, *told]))
+        if self._answered in addresses:
+            self._answered = addresses[(addresses.index(self._answered) + 1) % len(addresses)]
 
     async def refresh_quietly(self, *names: str) -> TidelogError | None:
         """As `refresh`, for who tries again anyway: the error is returned."""
@@ -267,10 +271,18 @@ class ClusterClient:
         return None
 
     async def all_topics(self) -> list[TopicInfo]:
-        """By name; the leaders of all are known after it."""
+        """By name; the leaders of all are known after it. Raises what `call` raises, and CallTimeoutError if every node
+        is behind what is known: what is not in such an answer may be there."""
         request = pb.MetadataRequest(all_topics=True, listener=self.config.listener)
-        answer = await self.call(_METADATA, request, attempt_ms=self.config.attempt_timeout_ms)
-        self.view.take(answer)
+        backoff = self.backoff()
+        for _ in range(5):
+            answer = await self.call(_METADATA, request, attempt_ms=self.config.attempt_timeout_ms)
+            if self.view.take(answer):
+                break
+            self.ask_another()
+            await asyncio.sleep(backoff.next_s())
+        else:
+            raise CallTimeoutError("metadata: every broker that answered is behind what was told before")
         known = [self.view.topics.get(topic.name) for topic in answer.topics]
         return sorted((topic for topic in known if topic is not None), key=lambda topic: topic.name)
 

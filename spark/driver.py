@@ -149,6 +149,9 @@ class Driver:
         failing = self._watch.failing()
         if failing is not None and not self._watch.ends:
             raise failing[1]
+        if not self._watch.has_looked:
+            # That a topic is not there would mean nothing: nobody was asked yet who has answered.
+            raise CallTimeoutError("which topics there are is not known yet: the cluster does not answer")
         return self._watch
 
     def failing_s(self) -> tuple[float, TidelogError] | None:

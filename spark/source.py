@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidelog.client.errors import OptionError
-from tidelog.model.errors import TidelogError
+from tidelog.model.errors import CallTimeoutError, TidelogError
 from tidelog.spark.errors import DataLossError
 from tidelog.spark.offsets import read_document
 from tidelog.spark.options import SourceOptions
@@ -54,7 +54,6 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _forget(self) -> None:
         self._driver_made: Driver | None = None
         self._initial: dict[str, Any] | None = None
-        self._last: dict[str, Any] | None = None
         self._trouble_s: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,15 +105,17 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 found = driver.following(offset, is_unlimited=is_unlimited)
             except TidelogError as error:
-                self._bear(error)
+                self._bear(error, is_known=isinstance(error, CallTimeoutError))
                 return begun
             self._bear_watch()
-            self._last = begun if found is None else found.document()
-            return self._last
+            return begun if found is None else found.document()
 
-    def _bear(self, error: TidelogError) -> None:
-        """Raises what will not pass, and what did not for too long."""
-        if isinstance(error, DataLossError) or not error.retriable or not self._driver().access.cluster.answered:
+    def _bear(self, error: TidelogError, *, is_known: bool = False) -> None:
+        """Raises what will not pass, and what did not for too long. A cluster that was never met is not waited for: its
+        address may be wrong. `is_known`: it is not, as a checkpoint has offsets of it and somebody is there, silent."""
+        if isinstance(error, DataLossError) or not error.retriable:
+            raise error
+        if not is_known and not self._driver().access.cluster.answered:
             raise error
         now_s = time.monotonic()
         if self._trouble_s is None:
