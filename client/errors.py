@@ -48,6 +48,23 @@ class DeliveryTimeoutError(TidelogError):
         super().__init__(message)
         self.was_sent = was_sent
 
+    @property
+    def advice(self) -> str:
+        return super().advice if self.was_sent else "try again; nothing was stored"
+
+
+class NobodyLeadsError(DeliveryTimeoutError):
+    """All the time that a batch had, nobody led its partition: it was not sent to anybody, and is not stored."""
+
+    code = ErrorCode.LEADER_NOT_AVAILABLE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, was_sent=False)
+
+    @property
+    def advice(self) -> str:
+        return "`tidelog topics describe` says why; nothing was stored"
+
 
 class UnknownDeliveryError(TidelogError):
     """An attempt to store a batch ended without an answer, and the log has gone on without it or behind it: to send it

@@ -24,7 +24,7 @@ import logging
 from dataclasses import dataclass
 
 from tidelog.client.cluster import ClusterClient, error_in
-from tidelog.client.errors import DeliveryTimeoutError, WriterClosedError
+from tidelog.client.errors import DeliveryTimeoutError, NobodyLeadsError, WriterClosedError
 from tidelog.client.lane import IN_FLIGHT_MAX, Batch, Failed, Lane, Producer
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.pipe import Pipe
@@ -109,6 +109,7 @@ class Writer:
         self._producer: asyncio.Task[Producer] | None = None
         self._tasks = Tasks(self._task_failed)
         self._finding = False
+        self._is_view_fresh = False  # the last look for a leader was answered
         self._sweeping = False
         self._entrance = asyncio.Lock()
         self._room = asyncio.Event()
@@ -317,6 +318,7 @@ class Writer:
             while self._lost:
                 names = dict.fromkeys(self._lanes[partition].topic for partition in self._lost)
                 error = await self.cluster.refresh_quietly(*names)
+                self._is_view_fresh = error is None
                 if error is not None:
                     self.last_error = error
                 for partition in list(self._lost):
@@ -443,8 +445,7 @@ class Writer:
                 await asyncio.sleep(max(0.01, min(deadlines) / 1000 - self._now_s()))
                 for lane in list(self._lanes.values()):
                     for batch in lane.expire(self._now_ms()):
-                        why = batch.last_error
-                        self._finish(batch, self._timed_out(lane, batch, f": {why}" if why else self._because()))
+                        self._finish(batch, self._timed_out(lane, batch))
                     self._kick(lane)
         finally:
             self._sweeping = False
@@ -452,13 +453,19 @@ class Writer:
     def _because(self) -> str:
         return f"; last: {self.last_error}" if self.last_error is not None else ""
 
-    def _timed_out(self, lane: WriterLane, batch: Sent, because: str) -> DeliveryTimeoutError:
+    def _timed_out(self, lane: WriterLane, batch: Sent) -> DeliveryTimeoutError:
         where = f"{lane.topic}-{lane.partition.partition}"
-        told = "may be stored or not" if batch.is_unknown or batch.is_flying else "were not stored"
-        waited = f"not acknowledged in {self.config.delivery_timeout_ms} ms{because}"
-        return DeliveryTimeoutError(
-            f"{batch.count} records to {where} {told}: {waited}", was_sent=batch.is_unknown or batch.is_flying
-        )
+        was_sent, is_led = batch.is_unknown or batch.is_flying, not self._is_leaderless(lane.partition)
+        because = f": {batch.last_error}" if batch.last_error else self._because()
+        waited = f"not acknowledged in {self.config.delivery_timeout_ms} ms{because if is_led else ''}"
+        told = "may be stored or not" if was_sent else "were not stored"
+        message = f"{batch.count} records to {where} {told}: {'' if is_led else f'nobody leads {where}; '}{waited}"
+        return DeliveryTimeoutError(message, was_sent=was_sent) if was_sent or is_led else NobodyLeadsError(message)
+
+    def _is_leaderless(self, partition: PartitionId) -> bool:
+        """Whether the cluster says so, and has said it lately."""
+        known = self.cluster.view.leader(partition)
+        return partition in self._lost and self._is_view_fresh and known is not None and known.node < 0
 
 
 def _no_partition(topic: TopicInfo, partition: int) -> UnknownTopicOrPartitionError:

@@ -6,12 +6,19 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from client_records import make_topic, stored
+from client_records import create, make_topic, stored
 from client_world import BOOTSTRAP, BROKERS, ClientWorld, batch_of
 
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient
-from tidelog.client.errors import DeliveryTimeoutError, NoClusterError, PositionError, TruncatedError, WriterClosedError
+from tidelog.client.errors import (
+    DeliveryTimeoutError,
+    NobodyLeadsError,
+    NoClusterError,
+    PositionError,
+    TruncatedError,
+    WriterClosedError,
+)
 from tidelog.client.offsets import LATEST, delete_records, epoch_end, list_offsets, range_bytes
 from tidelog.client.reader import Reader, ReaderConfig
 from tidelog.client.writer import Acknowledged, Writer, WriterConfig
@@ -104,6 +111,36 @@ def test_a_client_that_is_cut_off_goes_on_when_the_way_is_free(world: ClientWorl
     world.run(job, timeout=200)
 
 
+def test_what_nobody_leads_is_said_to_be_so_and_was_never_sent(world: ClientWorld) -> None:
+    reached: list[bool] = []
+
+    async def job(client: ClusterClient) -> None:
+        await create(client, "orders", (BROKERS[0],), (BROKERS[1],))
+        writer = Writer(client, WriterConfig(delivery_timeout_ms=3_000))
+        await (await writer.send("orders", 0, batch_of(b"0")))
+        place = (await client.topic("orders")).partitions[0]
+        reached.append(True)
+        while (leader := client.view.leader(place)) is None or leader.node >= 0:
+            await asyncio.sleep(0.1)
+            await client.refresh_quietly("orders")
+        late = await writer.send("orders", 0, batch_of(b"1", b"2"))
+        await (await writer.send("orders", 1, batch_of(b"others go on")))
+        await asyncio.wait([late])
+        error = late.exception()
+        assert isinstance(error, NobodyLeadsError)
+        assert (error.code, error.was_sent) == (ErrorCode.LEADER_NOT_AVAILABLE, False)
+        assert str(error) == (
+            "2 records to orders-0 were not stored: nobody leads orders-0; not acknowledged in 3000 ms"
+        )
+        assert "carried out" not in error.advice
+        await writer.close()
+
+    task = world.begin(job)
+    world.until(lambda: bool(reached) or task.done())
+    world.kill(NodeId(BROKERS[0]))
+    world.finish(task)
+
+
 def test_every_batch_ends_when_its_time_is_up(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
         await make_topic(client, "orders")
@@ -121,6 +158,8 @@ def test_every_batch_ends_when_its_time_is_up(world: ClientWorld) -> None:
         assert (sent[0], sent[-1]) == (True, False), "five were on their way, the others were not"
         assert "may be stored or not" in str(errors[0])
         assert "were not stored" in str(errors[-1])
+        assert isinstance(errors[-1], DeliveryTimeoutError)
+        assert errors[-1].advice == "try again; nothing was stored"
         world.network.heal()
         # The numbers have a gap now, unless the lost ones arrived: either way it goes on.
         after = await (await writer.send("orders", 0, batch_of(b"after")))
