@@ -1,19 +1,20 @@
 """Every fenced command and program in README and docs runs.
 
 The rule: in a `console` block each line that starts with `$ ` is a command of the shell and must succeed (what follows
-it is an example of its output); a `python` block is a program. The blocks of one document run in order, in one empty
-directory, with this environment's commands first in the path. `make` lines are left to CI, which runs them itself, and
-programs that import `tidelog.spark` to tests/spark, where there is a Spark.
+it is an example of its output), `kcat` only where it is installed; a `python` block is a program. The blocks of one
+document run in order, in one empty directory, with this environment's commands first in the path. `make` lines are left
+to CI, which runs them itself, and programs that import `tidelog.spark` to tests/spark, where there is a Spark.
 
 `tidelog dev` stays in the foreground until Ctrl-C: it is started on free ports, awaited, serves the commands after it
-(they find it by TIDELOG_BOOTSTRAP), and is stopped by Ctrl-C at the end of the document, which must go well too. A
-program says `localhost:9292` (or 9092, Kafka's), and is run with the port that was free.
+(they find it by TIDELOG_BOOTSTRAP), and is stopped by Ctrl-C at the end of the document, which must go well too. What
+says `localhost:9292` (or 9092, Kafka's) is run with the port that was free.
 """
 
 import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+KCAT = re.compile(r"(?:^|\| *)kcat ")
+HAS_KCAT = shutil.which("kcat") is not None
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -42,7 +45,7 @@ def programs(text: str) -> list[tuple[str, str]]:
             if command.split()[:2] == ["tidelog", "dev"]:
                 found.extend([*_script(wanted), ("dev", command)])
                 wanted = []
-            elif not command.startswith("make "):
+            elif not command.startswith("make ") and (HAS_KCAT or KCAT.search(command) is None):
                 wanted.append(command)
         found.extend(_script(wanted))
     return found
@@ -110,9 +113,8 @@ def test_the_commands_and_programs_of_a_document_run(path: Path, tmp_path: Path)
                 clusters.enter_context(dev(program, offset=offset, directory=tmp_path, environment=environment))
                 continue
             interpreter = [sys.executable, "-"] if kind == "python" else ["bash"]
-            if kind == "python":
-                for port in (9092, 9292):
-                    program = program.replace(f"localhost:{port}", f"localhost:{port + offset}")
+            for port in (9092, 9292):
+                program = program.replace(f"localhost:{port}", f"localhost:{port + offset}")
             run = subprocess.run(
                 interpreter, input=program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
             )
@@ -126,6 +128,14 @@ def test_make_lines_and_sample_output_are_not_run() -> None:
 
 def test_programs_for_spark_are_left_to_the_tests_of_spark() -> None:
     assert programs("```python\nimport tidelog.spark\n```\n```python\nx = 1\n```\n") == [("python", "x = 1\n")]
+
+
+@pytest.mark.parametrize("has_kcat", [True, False])
+def test_kcat_is_run_where_it_is_installed(has_kcat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.HAS_KCAT", has_kcat)
+    found = programs("```console\n$ echo x | kcat -P\n$ kcat -L\n$ true\n```\n")
+    wanted = ["echo x | kcat -P", "kcat -L", "true"] if has_kcat else ["true"]
+    assert found == [("console", "\n".join(["set -eo pipefail", *wanted]))]
 
 
 def test_a_cluster_in_the_foreground_is_started_between_the_commands() -> None:
