@@ -1,7 +1,7 @@
 """`read_arrow`: what a topic holds, as one pyarrow table, for pandas, polars and DuckDB.
 
-    table = tidelog.read_arrow("orders", since="1h")
-    table.to_pandas(); polars.from_arrow(table); duckdb.sql("select count(*) from table")
+    orders = tidelog.read_arrow("orders", since="1h")
+    orders.to_pandas(); polars.from_arrow(orders); duckdb.sql("select count(*) from orders")
 
 Bounded: it ends at the high watermarks of the moment when it began.
 """
