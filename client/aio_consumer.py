@@ -188,6 +188,8 @@ class Consumer:
         return await self._side.group_metadata()
 
     async def metrics(self) -> dict[str, float]:
+        """As of `tidelog.Consumer`. Awaited, where a producer's and an admin's are not: positions and lag change on the
+        thread that fetches, and only there can they be looked at together."""
         return await self._side.metrics()
 
     # The end.
