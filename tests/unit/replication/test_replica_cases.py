@@ -272,6 +272,66 @@ def test_t11_unsynced_bytes_of_one_follower_are_never_counted() -> None:
         assert cluster.log(12, orders).end_offset == 2, "it has the record"
         assert cluster.log(12, orders).durable_end == 1, "and has not synced it"
         assert cluster.leading(orders).high_watermark == 1
+        isolate(cluster, 11)
+        lose_power_while_stalled(cluster, 12)
+        cluster.start_brokers(12)
+        cluster.until(lambda: cluster._leader(orders) in (12, 13))
+        cluster.write(orders, b"2")
+        left = cluster.values(orders)
+        # Nobody was told of the record in between: it stays if who leads now has synced it, and goes if not.
+        assert left in ([b"0", b"1", b"2"], [b"0", b"2"])
+        cluster.network.heal()
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.values(orders) == left
+        cluster.check()
+
+
+def lose_power_while_stalled(cluster: ReplicationCluster, broker: int) -> None:
+    """What the device did not take is lost; it works again afterwards."""
+    cluster.lose_power(broker, Loss.ALL)
+    cluster.world.machine(f"b{broker}").disk("logs-0").heal()
+
+
+@pytest.mark.case("T11")
+def test_t11_a_follower_that_loses_power_and_one_that_is_behind_do_not_decide_without_the_leader() -> None:
+    """A=100, B=100, C=75, all of it acknowledged by A and B; B loses power while A is cut off. C must not lead at 75,
+    neither alone nor with B: B has what it acknowledged, and leads."""
+    with ReplicationCluster(1110) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        values = [b"%d" % number for number in range(110)]
+        cluster.write(orders, *values[:75])
+        cluster.until_equal(orders, *BROKERS)
+        cluster.network.block(NodeId(11), NodeId(13))
+        cluster.network.block(NodeId(13), NodeId(11))
+        acknowledged = cluster.produce(11, orders, batch(*values[75:100]), timeout_ms=50_000)
+        assert acknowledged.error is None, "the two that are in sync have it on disk"
+        assert set(cluster.partition(orders).isr) == {11, 12}
+        cluster.world.machine("b12").disk("logs-0").begin_stall()
+        late = cluster.produce(11, orders, batch(*values[100:]), timeout_ms=800)
+        assert late.error is not None
+        assert [cluster.log(broker, orders).end_offset for broker in BROKERS] == [110, 110, 75]
+        isolate(cluster, 11)
+        lose_power_while_stalled(cluster, 12)
+        seen: set[int] = set()
+        for _ in range(300):
+            cluster.world.run_for(0.1)
+            seen.add(cluster.partition(orders).leader)
+        assert cluster.partition(orders).leader == -1, "who is behind leads nothing"
+        assert 13 not in seen
+        assert cluster.log(13, orders).end_offset == 75
+        cluster.start_brokers(12)
+        assert cluster.leader(orders) == 12
+        assert cluster.log(12, orders).end_offset == 100, "what it had acknowledged was on its disk"
+        assert cluster.write(orders, b"after").base_offset == 100
+        cluster.until_in_sync(orders, 12, 13)
+        assert cluster.values(orders) == [*values[:100], b"after"]
+        cluster.network.heal()
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.values(orders) == [*values[:100], b"after"], (
+            "the former leader has given up what nobody else had"
+        )
         cluster.check()
 
 
