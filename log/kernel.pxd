@@ -45,21 +45,25 @@ cpdef bytearray encode_loop(
     list timestamps, list keys, list values, list blocks, list deltas, long long base_timestamp, Py_ssize_t reserve
 )
 
-@cython.locals(
-    source="const unsigned char*", i=Py_ssize_t, position=Py_ssize_t, record_end=Py_ssize_t, size="long long",
-    delta="long long", stamp="long long", previous="long long", nulls=cython.int,
-    offsets_out="long long[::1]", timestamps_out="long long[::1]", starts_out="int[::1]",
-    key_to="int[::1]", key_flag="unsigned char*", key_present=bytearray,
-    value_to="int[::1]", value_flag="unsigned char*", value_present=bytearray, header_to="int[::1]",
-)
 cpdef tuple decode_loop(
     bytes data, Py_ssize_t start, Py_ssize_t end, Py_ssize_t count,
     long long base_offset, long long base_timestamp, long long last_delta
 )
 
+@cython.locals(
+    source="const unsigned char*", i=Py_ssize_t, position=Py_ssize_t, record_end=Py_ssize_t, size="long long",
+    delta="long long", stamp="long long", previous="long long", nulls=cython.int,
+    origin=Py_ssize_t, before=Py_ssize_t, start=Py_ssize_t, end=Py_ssize_t, rows=Py_ssize_t, row=Py_ssize_t,
+    count=Py_ssize_t, base_offset="long long", base_timestamp="long long", last_delta="long long",
+    offsets_out="long long[::1]", timestamps_out="long long[::1]", starts_out="int[::1]",
+    key_to="int[::1]", key_flag="unsigned char*", key_present=bytearray,
+    value_to="int[::1]", value_flag="unsigned char*", value_present=bytearray, header_to="int[::1]",
+)
+cpdef tuple decode_run(bytes data, list spans)
+
 @cython.locals(piece_from="int[::1]", piece_to="int[::1]", target="unsigned char*", i=Py_ssize_t, out=bytearray)
 cdef bytearray _gather(
-    const unsigned char* source, Py_ssize_t start, object starts, Py_ssize_t field, object ends, Py_ssize_t count
+    const unsigned char* source, Py_ssize_t origin, object starts, Py_ssize_t field, object ends, Py_ssize_t count
 )
 
 @cython.locals(

@@ -35,6 +35,8 @@ Layout = tuple["array[int]", Bytes, Bytes | None]
 per row: 1 present, 0 null. But for that last one it is Arrow's binary layout."""
 RawColumns = tuple["array[int]", "array[int]", Layout, Layout, Layout | None]
 """Offsets, timestamps, keys, values, and the headers as encoded (empty: none), or None if no record has any."""
+Span = tuple[int, int, int, int, int, int]
+"""The records of a batch: from which byte to which, how many; base offset, base timestamp, last offset delta."""
 
 _RECORD_BYTES_MIN = 7
 
@@ -263,9 +265,21 @@ def decode_loop(
 
     Offset deltas must rise from record to record, from 0 at the least to `last_delta` at the most.
     """
-    if not 0 <= start <= end <= len(data) or end - start >= 2**31:
-        raise ValueError(f"records from {start} to {end} of {len(data)} bytes")
-    _check_count(count, end - start)
+    return decode_run(data, [(start, end, count, base_offset, base_timestamp, last_delta)])
+
+
+def decode_run(data: Bytes, spans: list[Span]) -> RawColumns:
+    """The same of several batches in `data`, one behind the other in the same columns. Each span begins where the one
+    before it ends, or later."""
+    origin = spans[0][0] if spans else 0
+    count = 0
+    before = max(0, origin)
+    for start, end, rows, _, _, _ in spans:
+        if not before <= start <= end <= len(data) or end - origin >= 2**31:
+            raise ValueError(f"records from {start} to {end} of {len(data)} bytes")
+        _check_count(rows, end - start)
+        before = end
+        count += rows
     source = data
     offsets = array("q", bytes(8 * count))
     timestamps = array("q", bytes(8 * count))
@@ -279,72 +293,75 @@ def decode_loop(
     key_to, key_flag = key_ends, key_present
     value_to, value_flag = value_ends, value_present
     header_to = header_ends
-    position = start
-    previous = -1
     nulls = 0
-    for i in range(count):
-        size, position = _read_varint(source, position, end)
-        # A plain number: the compiler takes a name of the module for any object.
-        if position < 0 or size < 6 or size > end - position:
-            raise _corrupt(i, "its length")
-        record_end = position + size
-        delta, position = _read_varint(source, position + 1, record_end)
-        if position < 0:
-            raise _corrupt(i, "its timestamp")
-        stamp = base_timestamp + delta
-        if (delta >= 0) != (stamp >= base_timestamp) or not _fits(stamp):
-            raise _corrupt(i, "its timestamp is out of range")
-        timestamps_out[i] = stamp
-        delta, position = _read_varint(source, position, record_end)
-        if position < 0 or delta <= previous or delta > last_delta:
-            raise _corrupt(i, "its offset")
-        previous = delta
-        offsets_out[i] = base_offset + delta
-        size, position = _read_varint(source, position, record_end)
-        if position < 0 or size < -1 or size > record_end - position:
-            raise _corrupt(i, "its key")
-        starts_out[3 * i] = position - start
-        if size >= 0:
-            key_flag[i] = 1
-            key_to[i + 1] = key_to[i] + size
-            position += size
-        else:
-            nulls |= 1
-            key_to[i + 1] = key_to[i]
-        size, position = _read_varint(source, position, record_end)
-        if position < 0 or size < -1 or size > record_end - position:
-            raise _corrupt(i, "its value")
-        starts_out[3 * i + 1] = position - start
-        if size >= 0:
-            value_flag[i] = 1
-            value_to[i + 1] = value_to[i] + size
-            position += size
-        else:
-            nulls |= 2
-            value_to[i + 1] = value_to[i]
-        header_to[i + 1] = header_to[i]
-        if position < record_end and source[position] == 0:
-            position += 1
-        else:
-            starts_out[3 * i + 2] = position - start
+    row = 0
+    for start, end, rows, base_offset, base_timestamp, last_delta in spans:
+        position = start
+        previous = -1
+        for i in range(row, row + rows):
+            size, position = _read_varint(source, position, end)
+            # A plain number: the compiler takes a name of the module for any object.
+            if position < 0 or size < 6 or size > end - position:
+                raise _corrupt(i - row, "its length")
+            record_end = position + size
+            delta, position = _read_varint(source, position + 1, record_end)
+            if position < 0:
+                raise _corrupt(i - row, "its timestamp")
+            stamp = base_timestamp + delta
+            if (delta >= 0) != (stamp >= base_timestamp) or not _fits(stamp):
+                raise _corrupt(i - row, "its timestamp is out of range")
+            timestamps_out[i] = stamp
+            delta, position = _read_varint(source, position, record_end)
+            if position < 0 or delta <= previous or delta > last_delta:
+                raise _corrupt(i - row, "its offset")
+            previous = delta
+            offsets_out[i] = base_offset + delta
             size, position = _read_varint(source, position, record_end)
-            if position >= 0 and size != 0:
-                position = _skip_headers(source, position, record_end, size)
-                header_to[i + 1] += position - start - starts_out[3 * i + 2]
-        if position != record_end:
-            raise _corrupt(i, "its headers, or its length is not that of its fields")
-    if position != end:
-        raise CorruptBatchError(f"{end - position} bytes after the last record of the batch")
+            if position < 0 or size < -1 or size > record_end - position:
+                raise _corrupt(i - row, "its key")
+            starts_out[3 * i] = position - origin
+            if size >= 0:
+                key_flag[i] = 1
+                key_to[i + 1] = key_to[i] + size
+                position += size
+            else:
+                nulls |= 1
+                key_to[i + 1] = key_to[i]
+            size, position = _read_varint(source, position, record_end)
+            if position < 0 or size < -1 or size > record_end - position:
+                raise _corrupt(i - row, "its value")
+            starts_out[3 * i + 1] = position - origin
+            if size >= 0:
+                value_flag[i] = 1
+                value_to[i + 1] = value_to[i] + size
+                position += size
+            else:
+                nulls |= 2
+                value_to[i + 1] = value_to[i]
+            header_to[i + 1] = header_to[i]
+            if position < record_end and source[position] == 0:
+                position += 1
+            else:
+                starts_out[3 * i + 2] = position - origin
+                size, position = _read_varint(source, position, record_end)
+                if position >= 0 and size != 0:
+                    position = _skip_headers(source, position, record_end, size)
+                    header_to[i + 1] += position - origin - starts_out[3 * i + 2]
+            if position != record_end:
+                raise _corrupt(i - row, "its headers, or its length is not that of its fields")
+        if position != end:
+            raise CorruptBatchError(f"{end - position} bytes after the last record of the batch")
+        row += rows
     return (
         offsets,
         timestamps,
-        (key_ends, _gather(source, start, starts, 0, key_ends, count), key_present if nulls & 1 else None),
-        (value_ends, _gather(source, start, starts, 1, value_ends, count), value_present if nulls & 2 else None),
-        (header_ends, _gather(source, start, starts, 2, header_ends, count), None) if header_ends[count] else None,
+        (key_ends, _gather(source, origin, starts, 0, key_ends, count), key_present if nulls & 1 else None),
+        (value_ends, _gather(source, origin, starts, 1, value_ends, count), value_present if nulls & 2 else None),
+        (header_ends, _gather(source, origin, starts, 2, header_ends, count), None) if header_ends[count] else None,
     )
 
 
-def _gather(source: Bytes, start: int, starts: "array[int]", field: int, ends: "array[int]", count: int) -> bytearray:
+def _gather(source: Bytes, origin: int, starts: "array[int]", field: int, ends: "array[int]", count: int) -> bytearray:
     """One of the three fields of all records, one behind the other so that that of record i ends at `ends[i + 1]`."""
     out = bytearray(ends[count])
     if not out:
@@ -353,7 +370,7 @@ def _gather(source: Bytes, start: int, starts: "array[int]", field: int, ends: "
     piece_to = ends
     target = out
     for i in range(count):
-        _put_bytes(target, piece_to[i], source, start + piece_from[3 * i + field], piece_to[i + 1] - piece_to[i])
+        _put_bytes(target, piece_to[i], source, origin + piece_from[3 * i + field], piece_to[i + 1] - piece_to[i])
     return out
 
 

@@ -4,14 +4,16 @@
     timestampType int32 (0: set by the producer, 1: by the broker) | headers list<struct<key string, value binary>>
 
 Any of them, in any order: the schema that is asked for says so, to the flag of each field, as Spark takes no other.
-Small batches of the log are joined up to `ROWS` or `BYTES`, so that the fixed cost of an Arrow batch is shared.
+Small batches of the log are joined up to `ROWS` or `BYTES`, and each column is made once for all of them: a call of
+pyarrow takes longer than the few hundred rows of such a batch do.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.client.arrow import arrow
 from tidelog.log.columns import BinaryColumn, Columns, Headers
@@ -23,6 +25,20 @@ ROWS = 10_000
 BYTES = 4 << 20
 
 
+class Part(NamedTuple):
+    """Rows [start, end) of a batch of the log."""
+
+    topic: str
+    partition: int
+    found: Columns
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+
 class ArrowBatches:
     """Collects rows; `add` and `rest` give batches that are full, and what is left."""
 
@@ -32,22 +48,17 @@ class ArrowBatches:
         self._makers: list[tuple[Callable[..., Any], Any]] = [(_MAKERS[one.name], one.type) for one in schema]
         self._rows_max = rows
         self._bytes_max = size
-        self._waiting: list[Any] = []
+        self._waiting: list[Part] = []
         self._rows = self._bytes = 0
 
     def add(self, topic: str, partition: int, found: Columns, start: int, end: int) -> Iterator[Any]:
         """Rows [start, end) of a batch of the log."""
         if start >= end:
             return
-        pa = self._pa
-        arrays = [make(pa, kind, topic, partition, found) for make, kind in self._makers]
-        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        if end - start < len(found):
-            made = made.slice(start, end - start)
         size = found.values.ends[end] - found.values.ends[start] + found.keys.ends[end] - found.keys.ends[start]
         if self._waiting and self._bytes + size > self._bytes_max:
             yield from self.rest()
-        self._waiting.append(made)
+        self._waiting.append(Part(topic, partition, found, start, end))
         self._rows += end - start
         self._bytes += size
         if self._rows >= self._rows_max or self._bytes >= self._bytes_max:
@@ -56,67 +67,100 @@ class ArrowBatches:
     def rest(self) -> Iterator[Any]:
         waiting, self._waiting = self._waiting, []
         self._rows = self._bytes = 0
-        if len(waiting) == 1:
-            yield waiting[0]
-        elif waiting:
-            yield from self._pa.Table.from_batches(waiting, schema=self._schema).combine_chunks().to_batches()
+        if waiting:
+            arrays = [make(self._pa, kind, waiting) for make, kind in self._makers]
+            yield self._pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _binary(pa: Any, kind: Any, column: BinaryColumn) -> Any:
+# A column of all parts.
+
+
+def _joined(pa: Any, arrays: Sequence[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _repeated(pa: Any, kind: Any, runs: Iterable[tuple[Any, int]]) -> Any:
+    """Each value so many times."""
+    merged = [(value, sum(count for _, count in run)) for value, run in groupby(runs, key=lambda one: one[0])]
+    return _joined(pa, [pa.repeat(pa.scalar(value, kind), count) for value, count in merged])
+
+
+def _numbers(pa: Any, kind: Any, columns: Sequence[array[int]], parts: Sequence[Part]) -> Any:
+    """Of 64 bits; a column for each part."""
+    if len(parts) == 1:
+        buffers, start = [None, pa.py_buffer(columns[0])], parts[0].start
+    else:
+        pieces = [memoryview(column)[part.start : part.end] for column, part in zip(columns, parts, strict=True)]
+        buffers, start = [None, pa.py_buffer(b"".join(pieces))], 0
+    return pa.Array.from_buffers(kind, sum(part.rows for part in parts), buffers, null_count=0, offset=start)
+
+
+def _binary(pa: Any, kind: Any, column: BinaryColumn, part: Part) -> Any:
     validity, ends, data = column.arrow_buffers()
     buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(ends), pa.py_buffer(data)]
-    return pa.Array.from_buffers(kind, len(column), buffers)
+    return pa.Array.from_buffers(kind, part.rows, buffers, offset=part.start)
 
 
-def _key(pa: Any, kind: Any, _topic: str, _partition: int, found: Columns) -> Any:
-    return _binary(pa, kind, found.keys)
+def _key(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
+    return _joined(pa, [_binary(pa, kind, part.found.keys, part) for part in parts])
 
 
-def _value(pa: Any, kind: Any, _topic: str, _partition: int, found: Columns) -> Any:
-    return _binary(pa, kind, found.values)
+def _value(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
+    return _joined(pa, [_binary(pa, kind, part.found.values, part) for part in parts])
 
 
-def _topic(pa: Any, kind: Any, topic: str, _partition: int, found: Columns) -> Any:
-    return pa.repeat(pa.scalar(topic, kind), len(found))
+def _topic(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
+    return _repeated(pa, kind, ((part.topic, part.rows) for part in parts))
 
 
-def _partition(pa: Any, kind: Any, _topic: str, partition: int, found: Columns) -> Any:
-    return pa.repeat(pa.scalar(partition, kind), len(found))
+def _partition(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
+    return _repeated(pa, kind, ((part.partition, part.rows) for part in parts))
 
 
-def _offset(pa: Any, kind: Any, _topic: str, _partition: int, found: Columns) -> Any:
-    return pa.Array.from_buffers(kind, len(found), [None, pa.py_buffer(found.offsets)], null_count=0)
+def _offset(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
+    return _numbers(pa, kind, [part.found.offsets for part in parts], parts)
 
 
-def _timestamp(pa: Any, kind: Any, _topic: str, _partition: int, found: Columns) -> Any:
-    if found.batch.max_timestamp < 0:  # records without a time
-        return pa.nulls(len(found), kind)
-    stored = pa.timestamp("ms", "UTC")
-    return pa.Array.from_buffers(stored, len(found), [None, pa.py_buffer(found.timestamps)], null_count=0).cast(kind)
+def _timestamp(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
+    """Null for records without a time."""
+    made = []
+    for has_time, run in groupby(parts, key=lambda part: part.found.batch.max_timestamp >= 0):
+        some = list(run)
+        if has_time:
+            stamps = [part.found.timestamps for part in some]
+            made.append(_numbers(pa, pa.timestamp("ms", "UTC"), stamps, some).cast(kind))
+        else:
+            made.append(pa.nulls(sum(part.rows for part in some), kind))
+    return _joined(pa, made)
 
 
-def _timestamp_type(pa: Any, kind: Any, _topic: str, _partition: int, found: Columns) -> Any:
-    return pa.repeat(pa.scalar(int(found.batch.timestamp_type), kind), len(found))
+def _timestamp_type(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
+    return _repeated(pa, kind, ((int(part.found.batch.timestamp_type), part.rows) for part in parts))
 
 
-def _headers(pa: Any, kind: Any, _topic: str, _partition: int, found: Columns) -> Any:
+def _headers(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
     """Null for a record without headers, as Spark's Kafka source has it."""
-    decoded = found.headers() if found.header_blocks is not None else None
+    return _joined(pa, [_headers_of(pa, kind, part) for part in parts])
+
+
+def _headers_of(pa: Any, kind: Any, part: Part) -> Any:
+    decoded = part.found.headers()
     if decoded is None:
-        return pa.nulls(len(found), kind)
+        return pa.nulls(part.rows, kind)
+    rows = decoded[part.start : part.end]
     names: list[str] = []
     values: list[bytes | None] = []
     ends = array("i", [0])
-    for row in decoded:
+    for row in rows:
         _append(row, names, values)
         ends.append(len(names))
-    present = bytearray(1 if row else 0 for row in decoded)
+    present = bytearray(1 if row else 0 for row in rows)
     inner = kind.value_type
     pairs = pa.StructArray.from_arrays(
         [pa.array(names, inner[0].type), pa.array(values, inner[1].type)], fields=[inner[0], inner[1]]
     )
     validity = BinaryColumn(ends, b"", present).validity()
-    return pa.Array.from_buffers(kind, len(found), [pa.py_buffer(validity), pa.py_buffer(ends)], children=[pairs])
+    return pa.Array.from_buffers(kind, part.rows, [pa.py_buffer(validity), pa.py_buffer(ends)], children=[pairs])
 
 
 def _append(row: Headers, names: list[str], values: list[bytes | None]) -> None:

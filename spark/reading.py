@@ -30,7 +30,7 @@ from tidelog.model.ids import PartitionId
 from tidelog.rpc.door import method_named
 from tidelog.rpc.v1 import log_pb2 as pb
 from tidelog.spark.access import Access
-from tidelog.spark.columns import ArrowBatches
+from tidelog.spark.columns import BYTES, ROWS, ArrowBatches
 from tidelog.spark.errors import (
     DataLossError,
     ExpiredRangeError,
@@ -41,6 +41,7 @@ from tidelog.spark.errors import (
 from tidelog.spark.facts import Facts, partition_id
 from tidelog.spark.offsets import ReadRange
 from tidelog.spark.options import EARLIEST, LATEST, SourceOptions
+from tidelog.spark.runs import columns_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,7 +75,7 @@ def read_ranges(
 
 def _rows(task: RangeTask, piece: Fetched, batches: ArrowBatches) -> Iterator[Any]:
     one = task.ranges[piece.partition]
-    for columns in piece.batches(checks=task.checks):
+    for columns in columns_of(piece, checks=task.checks, rows_max=ROWS, bytes_max=BYTES):
         task.check_epoch(one, columns.batch.leader_epoch, columns.batch.base_offset)
         start = bisect_left(columns.offsets, max(one.start, piece.position))
         end = bisect_left(columns.offsets, one.end)

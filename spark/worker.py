@@ -6,6 +6,7 @@ Workers are reused: what one task leaves in a module is there for the next one.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -16,15 +17,26 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 QUERY_PROPERTY = "sql.streaming.queryId"
 """Of a job of a streaming query. Spark does not promise these names: tests/spark reads them from a real one."""
 
+KEPT_BYTES_MAX = 64 << 20
+"""Freed memory that a worker keeps, so that megabytes of one answer are made of those of the one before."""
+MAPPED_BYTES_MIN = 32 << 20
+"""From this size on memory is the system's, given back when it is freed."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
 _settled = False
 
 
 def settle() -> None:
-    """Once in a worker, at its first task: Spark collects garbage after each task, and what was imported stays."""
+    """Once in a worker, at its first task: Spark collects garbage after each task, and what was imported stays. And
+    fetched megabytes come and go: of fresh pages each time they cost the IO thread twice as much."""
     global _settled
     if not _settled:
         _settled = True
         gc.freeze()
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:  # glibc
+            mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+            mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
