@@ -2,6 +2,7 @@
 
     initial(), freeze()         where the query begins; where a run with `Trigger.AvailableNow` ends
     following(start) -> end     the next batch; None: nothing new. Without a question to any broker while that is so
+    left(start)                 what such a run has still to read: with "nothing new" Spark would take it to be over
     report(start)               the group's offsets: `start` is what the query has done
 
 Broker trouble that may pass is told as `TidelogError`s that are retriable, and the caller says "nothing new" for as
@@ -10,6 +11,7 @@ long as its patience lasts. Losses are `DataLossError`s, or logged where the use
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -24,7 +26,7 @@ from tidelog.model.errors import CallTimeoutError, TidelogError
 from tidelog.model.ids import PartitionId
 from tidelog.spark.access import Access, access
 from tidelog.spark.admission import Limits, admitted, is_due
-from tidelog.spark.errors import DataLossError, ExpiredRangeError
+from tidelog.spark.errors import DataLossError, ExpiredRangeError, TruncationError
 from tidelog.spark.facts import Facts, Place, partition_id
 from tidelog.spark.offsets import (
     Beginnings,
@@ -54,6 +56,8 @@ ASK_MS = 5_000
 """Of one question: a query that has nothing to read is asked again soon."""
 COMMIT_MS = 10_000
 LAST_COMMIT_S = 5.0
+COMMIT_AGAIN_S = 5.0
+"""After a commit that has failed; the next batch commits anyway."""
 
 
 class Driver:
@@ -68,11 +72,11 @@ class Driver:
         self._logs: dict[PartitionId, LogState] = {}
         self._starts_s: dict[PartitionId, float] = {}
         self._checked: dict[PartitionId, int] = {}  # the leader's epoch at which a mark was compared with the log
-        self._target: dict[Place, int] | None = None
+        self._target: dict[Place, Mark] | None = None
         self._target_ids: dict[str, str] = {}
         self._seen: tuple[int, SourceOffset] | None = None  # what was looked at, and had nothing new
         self._begun_s = time.monotonic()
-        self._committed: Marks = {}
+        self._commit = _Commit()
         self._sizes: dict[Place, float] = {}  # bytes of an offset, as far as known
 
     def close(self) -> None:
@@ -102,8 +106,40 @@ class Driver:
     async def _freeze(self) -> None:
         topics = await self._facts.topics()
         ends = await self._facts.offsets(self._facts.places(topics), LATEST)
-        self._target = {place: found.offset for place, found in ends.items()}
+        self._target = {place: Mark(found.offset, found.leader_epoch) for place, found in ends.items()}
         self._target_ids = {name: topic.topic_id.hex for name, topic in topics.items()}
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._target is not None
+
+    def left(self, start: SourceOffset) -> str:
+        """What a frozen run has still to read, for the user; empty if it is done, or has no end."""
+        if self.is_frozen and start.is_initial:
+            return "where the query begins is not in its checkpoint"
+        places = self._left(start)
+        if not places:
+            return ""
+        (topic, number), end = next(iter(places.items()))
+        mark = start.mark(topic, number)
+        at = "its beginning" if mark is None else f"offset {mark.offset}"
+        more = f", and {len(places) - 1} partitions more" if len(places) > 1 else ""
+        return f"{topic}-{number} is at {at} of {end.offset}{more}"
+
+    def _left(self, start: SourceOffset) -> dict[Place, Mark]:
+        """Ends that a frozen run has not reached. What is gone is not among them: `following` has told of it."""
+        found: dict[Place, Mark] = {}
+        for place, end in (self._target or {}).items():
+            topic_id = self._target_ids[place[0]]
+            if self._watch is not None and self._watch.has_looked:
+                topic = self._watch.topics.get(place[0])
+                if topic is None or topic.topic_id.hex != topic_id:
+                    continue
+            known = start.topics.get(place[0])
+            mark = known.marks.get(place[1]) if known is not None and known.topic_id == topic_id else None
+            if end.offset > (0 if mark is None else mark.offset):
+                found[place] = end
+        return found
 
     # The next batch.
 
@@ -120,13 +156,15 @@ class Driver:
             available = self._told(start)
             if available and not is_due(limits, available, waited_ms=self._waited_ms()):
                 return None
+        await self._check_gone(start)
         now = await self._now(start)
-        begin = beginnings(start, now, self._lost)
+        begin = beginnings(start, now, self._lost, self.options.subscription.takes)
         backlog = self._backlog(begin, now)
         taken = admitted(backlog, limits, await self._backlog_sizes(begin, backlog, limits))
         ends = {place: begin.topics[place[0]].marks[place[1]].offset + count for place, count in taken.items()}
         found = advanced(start, begin, now, ends)
         if found is None:
+            await self._check_target(start)
             # Only what was known before the look: what came since then is looked at by the next one.
             self._seen = (version, start)
         else:
@@ -158,6 +196,39 @@ class Driver:
         """For how long some partition cannot be watched, and why."""
         return None if self._watch is None else self._watch.failing()
 
+    async def _check_gone(self, start: SourceOffset) -> None:
+        """A topic that is not among those found is asked for by its name, at another broker: the one that was asked may
+        not have heard of it yet."""
+        assert self._watch is not None, "a watch is there"
+        cluster = self.access.cluster
+        for name in start.topics:
+            if name in self._watch.topics or not self.options.subscription.takes(name):
+                continue
+            cluster.ask_another()
+            await cluster.refresh(name)
+            try:
+                await cluster.topic(name)
+            except UnknownTopicError:
+                continue
+            raise CallTimeoutError(f"topic '{name}' is there, but not all brokers have heard of it")
+
+    async def _check_target(self, start: SourceOffset) -> None:
+        """An end that the log has lost is given up: it will not be reached. One that a new leader does not know to be
+        stored yet will be."""
+        asked: dict[Place, PartitionId] = {}
+        for name, number in self._left(start):
+            where = partition_id(self._target_ids[name], number)
+            if where in self._logs:
+                asked[name, number] = where
+        if not asked:
+            return
+        assert self._target is not None, "there is something left of it"
+        epochs = {place: self._target[place].epoch for place in asked}
+        for place, end in (await self._facts.epoch_ends(asked, epochs, timeout_ms=ASK_MS)).items():
+            if end is not None and end < self._target[place].offset:
+                self._lost(TruncationError(*place, offset=self._target[place].offset, departs=end))
+                self._target[place] = Mark(end, self._target[place].epoch)
+
     def _waited_ms(self) -> int:
         return int((time.monotonic() - self._begun_s) * 1000)
 
@@ -177,7 +248,8 @@ class Driver:
         ids = {name: topic.topic_id.hex for name, topic in self._watch.topics.items()}
         if self._target is not None:
             places = {place: where for place, where in places.items() if place in self._target}
-            ids = {name: one for name, one in ids.items() if name in self._target_ids}
+            # What came after the freeze is left out; but that the query knows it means that it is there.
+            ids = {name: one for name, one in ids.items() if name in self._target_ids or name in start.topics}
         told = self._watch.ends
         asked = {
             place: where
@@ -241,7 +313,7 @@ class Driver:
         found: dict[Place, int] = {}
         for name, state in now.items():
             for number, log in state.logs.items():
-                end = log.end if self._target is None else min(log.end, self._target.get((name, number), 0))
+                end = log.end if self._target is None else min(log.end, self._target[name, number].offset)
                 count = end - begin.topics[name].marks[number].offset
                 if count > 0:
                     found[name, number] = count
@@ -288,39 +360,71 @@ class Driver:
 
     def report(self, done: SourceOffset) -> None:
         """Told to the group's coordinator, in the background; at the end of a run with a target it is waited for."""
-        if not self.options.group or done.is_initial or done.topics == self._committed:
+        if not self.options.group or done.is_initial:
             return
-        self._committed = done.topics
-        is_last = self._target is not None and all(
-            (mark := done.mark(*place)) is not None and mark.offset >= end for place, end in self._target.items()
-        )
-        try:
-            self.access.run(self._commit(done, is_awaited=is_last), timeout_s=LAST_COMMIT_S)
-        except TidelogError as error:
-            LOGGER.warning("group '%s': its offsets are not committed (%s)", self.options.group, error)
+        is_last = self._target is not None and not self._left(done)
+        if self._commit.is_due(done.topics, is_last=is_last):
+            try:
+                self.access.run(self._commit_now(done, is_awaited=is_last), timeout_s=LAST_COMMIT_S)
+            except TidelogError as error:
+                LOGGER.warning("group '%s': its last offsets may not be committed (%s)", self.options.group, error)
 
-    async def _commit(self, done: SourceOffset, *, is_awaited: bool) -> None:
+    async def _commit_now(self, done: SourceOffset, *, is_awaited: bool) -> None:
         if self._groups is None:
             cluster = self.access.cluster
             self._groups = GroupOffsets(cluster, Coordinators(cluster), self.options.group, Nobody)
         offsets: dict[PartitionId, OffsetAndMetadata] = {}
         names: dict[PartitionId, TopicPartition] = {}
         for name, rows in done.topics.items():
+            if self._watch is not None and self._watch.has_looked and name not in self._watch.topics:
+                continue  # it is gone, and the coordinator would wait for it
             for number, mark in rows.marks.items():
                 where = partition_id(rows.topic_id, number)
                 offsets[where] = OffsetAndMetadata(mark.offset)
                 names[where] = TopicPartition(name, number)
-        group = self.options.group
-
-        def ended(future: object) -> None:
-            error = None if waiting.cancelled() else waiting.exception()
-            if error is not None:
-                LOGGER.warning("group '%s': its offsets are not committed (%s)", group, error)
-
         waiting = self._groups.commit(offsets, names, timeout_ms=COMMIT_MS)
-        waiting.add_done_callback(ended)
+        self._commit.began(done.topics, waiting, self.options.group)
         if is_awaited:
             await waiting
+
+
+class _Commit:
+    """What of the group's offsets is stored, or on its way. One that has failed is made again after a pause, also if
+    the query has nothing new to say."""
+
+    def __init__(self) -> None:
+        self._done: Marks = {}
+        self._under_way: Marks | None = None
+        self._failed: Marks | None = None
+        self._failed_s = 0.0
+
+    def is_due(self, marks: Marks, *, is_last: bool) -> bool:
+        if marks == self._done:
+            return False
+        if is_last:  # also what is on its way is waited for, by another that goes behind it
+            return True
+        if marks == self._under_way:
+            return False
+        return marks != self._failed or time.monotonic() >= self._failed_s + COMMIT_AGAIN_S
+
+    def began(self, marks: Marks, waiting: asyncio.Future[None], group: str) -> None:
+        """On the IO loop, as what follows."""
+        self._under_way = marks
+
+        def ended(_: asyncio.Future[None]) -> None:
+            if self._under_way is marks:
+                self._under_way = None
+            if waiting.cancelled():
+                return
+            error = waiting.exception()
+            if error is None:
+                self._done, self._failed = marks, None
+                return
+            if self._failed is None:
+                LOGGER.warning("group '%s': its offsets are not committed (%s)", group, error)
+            self._failed, self._failed_s = marks, time.monotonic()
+
+        waiting.add_done_callback(ended)
 
 
 # What batch reads need, too.
@@ -373,7 +477,7 @@ async def resolve(facts: Facts, options: SourceOptions, bound: Bound, *, lost: o
         if bound.kind == "times" and number is not None:
             times[place] = number
         elif number is None or number in (EARLIEST, LATEST):
-            word = number if number is not None else LATEST if bound is options.ending else EARLIEST
+            word = bound.default if number is None else number
             by_word.setdefault(word, {})[place] = places[place]
     for word, some in by_word.items():
         found |= await facts.offsets(some, word)

@@ -2,6 +2,7 @@
 
     TopicMadeAnewError    the topic was deleted and created again: another topic under the same name
     TopicDeletedError     the topic is gone
+    NotSubscribedError    the options have left out a topic that the query has read
     TruncationError       records that were read are not in the log any more, others stand in their place
     ExpiredRangeError     retention, or somebody who deleted records, was faster than the query
 
@@ -50,13 +51,25 @@ class TopicDeletedError(DataLossError):
         super().__init__(f"topic '{topic}', which the query has read, was deleted; use a new checkpoint", topic=topic)
 
 
+class NotSubscribedError(DataLossError):
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    remedy = "without it"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"topic '{topic}', which the query has read, is not subscribed any more; subscribe it again, use a new "
+            "checkpoint",
+            topic=topic,
+        )
+
+
 class TruncationError(DataLossError):
     remedy = "from where the log departs from what was read"
 
     def __init__(self, topic: str, partition: int, *, offset: int, departs: int) -> None:
         super().__init__(
-            f"{topic}-{partition} was truncated: the query has read up to offset {offset}, but the log has other "
-            f"records from offset {departs} on (an unclean election?); use a new checkpoint",
+            f"{topic}-{partition} was truncated: the query has read, or planned, up to offset {offset}, but the log "
+            f"has other records, or none, from offset {departs} on (an unclean election?); use a new checkpoint",
             topic=topic,
             partition=partition,
         )

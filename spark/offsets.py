@@ -20,6 +20,7 @@ alone, and a replay reads the same.
     log departs before it             where it departs                 TruncationError
     topic has another id              the start of the new log         TopicMadeAnewError
     topic is not there                nowhere, it is left out          TopicDeletedError
+    topic is not asked for any more   nowhere, it is left out          NotSubscribedError
 
 An end that lies before the beginning (a new leader that knows less) means that there is nothing new; offsets never go
 back but for a truncation that the user has chosen to pass over.
@@ -35,6 +36,7 @@ from tidelog.client.errors import OptionError
 from tidelog.spark.errors import (
     DataLossError,
     ExpiredRangeError,
+    NotSubscribedError,
     TopicDeletedError,
     TopicMadeAnewError,
     TruncationError,
@@ -145,13 +147,18 @@ class Beginnings:
     origin: Marks
 
 
-def beginnings(start: SourceOffset, now: Cluster, lost: Callable[[DataLossError], None]) -> Beginnings:
+def beginnings(
+    start: SourceOffset,
+    now: Cluster,
+    lost: Callable[[DataLossError], None],
+    is_subscribed: Callable[[str], bool] = lambda _: True,
+) -> Beginnings:
     """Where to go on. `lost` is called for each loss: it raises, or the query goes on without."""
     topics: dict[str, TopicMarks] = {}
     origin: dict[str, TopicMarks] = {}
     for name, known in start.topics.items():
         if name not in now:
-            lost(TopicDeletedError(name))
+            lost(TopicDeletedError(name) if is_subscribed(name) else NotSubscribedError(name))
         elif now[name].topic_id != known.topic_id:
             lost(TopicMadeAnewError(name, known_id=known.topic_id, found_id=now[name].topic_id))
     for name, state in now.items():

@@ -42,20 +42,23 @@ _OWN = {
 }  # fmt: skip
 _ALIASES = {
     "bootstrap": "bootstrap.servers",
-    "group.id": "groupid",
-    "kafkaconsumer.polltimeoutms": "brokertimeoutms",
     "partition.metadata.cache.ttl.ms": "metadata.max.age.ms",
 }
 _WITHOUT_EFFECT = frozenset(
-    {"groupidprefix", "fetchoffset.numretries", "fetchoffset.retryintervalms", "checkpointlocation"}
-)
-"""Of Spark's Kafka source, and Spark's own: nothing is lost by going on without."""
+    {
+        "groupidprefix", "group.id", "fetchoffset.numretries", "fetchoffset.retryintervalms",
+        "kafkaconsumer.polltimeoutms", "fetch.min.bytes", "max.poll.records", "checkpointlocation",
+    }
+)  # fmt: skip
+"""Of Spark's Kafka source and its consumer, and Spark's own: nothing is lost by going on without. Not by `group.id`
+least of all: it may be another application's, whose offsets the query would overwrite."""
 _REFUSED = {
     "auto.offset.reset": "give startingOffsets",
     "enable.auto.commit": "progress is in Spark's checkpoint; groupId shows it in the cluster as well",
     "key.deserializer": "keys are binary: cast them in the query",
     "value.deserializer": "values are binary: cast them in the query",
     "interceptor.classes": "the source has none",
+    "group.instance.id": "a query is no member of a group; groupId shows its progress as one's offsets",
     "path": "a topic is no path: give subscribe",
 }
 _CLIENTS_OWN = ("client.id", "client.dns.lookup")
@@ -68,13 +71,15 @@ class Bound:
     kind        number, places
     offsets     of all partitions that `places` does not name `number`: EARLIEST or LATEST; of those it names, an
                 offset or one of the two
-    times       ms since 1970, of all but those that `places` names
+    times       ms since 1970, of all but those that `places` names; None: they are not named, and `default` (EARLIEST
+                or LATEST) holds
     """
 
     kind: str
     option: str
     number: int | None
     places: Places = field(default_factory=dict)
+    default: int = LATEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +247,8 @@ class _Reader:
         if found is not None and found >= 0:
             return found
         try:
-            return time_ms(text.strip().removeprefix("-"), self._now_ms)
+            # Before 1970 no record is, and numbers below 0 are words of the brokers.
+            return max(0, time_ms(text.strip().removeprefix("-"), self._now_ms))
         except ValueError:
             raise OptionError(
                 f"{name}='{text}': ms since 1970, an ISO 8601 time, or how long ago ('-2h', '-90s')"
@@ -314,7 +320,8 @@ def _bound(reader: _Reader, side: str, default: int) -> Bound:
         return Bound("times", f"{name}='{text}'", reader.when(name, text))
     name = f"{side}OffsetsByTimestamp"
     if (text := reader.text(name)) is not None:
-        return Bound("times", f"{name}='{text}'", None, _places(name, text, lambda one: reader.when(name, str(one))))
+        places = _places(name, text, lambda one: reader.when(name, str(one)))
+        return Bound("times", f"{name}='{text}'", None, places, default)
     name = f"{side}Offsets"
     text = reader.text(name)
     words = {"earliest": EARLIEST, "latest": LATEST}

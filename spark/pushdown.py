@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from tidelog.spark.offsets import ReadRange
 
 COMPARISONS = ("=", "<=>", ">", ">=", "<", "<=", "in")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -71,7 +72,8 @@ class Narrowing:
         # A time without a zone is of the session's, which is not known here.
         if comparison not in ("=", "<=>", ">", ">=") or not isinstance(value, datetime) or value.tzinfo is None:
             return
-        found = int(value.timestamp() * 1000)
+        # Rounded down, exactly; before 1970 no record is, and numbers below 0 are words of the brokers.
+        found = max(0, (value - _EPOCH) // timedelta(milliseconds=1))
         self.since_ms = found if self.since_ms is None else max(self.since_ms, found)
 
     def wants(self, partition: int) -> bool:

@@ -8,6 +8,7 @@ What Spark does, and what is made of it:
     initialOffset is asked again after a restart      batches carry where they began (`offsets`, "origin")
     latestOffset is asked 75 times a second           answered from memory while nothing is new
     an error there ends the query                     trouble with brokers is waited out, for `brokerTimeoutMs`
+    the same offset there ends an AvailableNow run    it is given only when the run's end is reached
     commit comes late, and not for the last batch     latestOffset's `start` is what is done: told to the group
     stop may not come                                 nothing has to be given back
 """
@@ -16,8 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -32,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from tidelog.client.errors import OptionError
 from tidelog.model.errors import CallTimeoutError, TidelogError
 from tidelog.spark.errors import DataLossError
-from tidelog.spark.offsets import read_document
+from tidelog.spark.offsets import SourceOffset, read_document
 from tidelog.spark.options import SourceOptions
 from tidelog.spark.schema import arrow_schema
 from tidelog.spark.worker import plain_errors, settle
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
     from tidelog.spark.driver import Driver
 
 LOGGER = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+"""Between two attempts of a call that Spark has to wait for."""
+
+T = TypeVar("T")
 
 
 class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,12 +82,23 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The same for the life of this object, whatever happens meanwhile."""
         with plain_errors(OptionError, TidelogError):
             if self._initial is None:
-                self._initial = self._driver().initial().document()
+                self._initial = self._patiently(self._driver().initial).document()
             return self._initial
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with plain_errors(OptionError, TidelogError):
-            self._driver().freeze()
+            self._patiently(self._driver().freeze)
+
+    def _patiently(self, job: Callable[[], T]) -> T:
+        while True:
+            try:
+                found = job()
+            except TidelogError as error:
+                self._bear(error)
+                time.sleep(LOOK_S)
+            else:
+                self._trouble_s = None
+                return found
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Which of the limits Spark is told does not matter, as all of them hold: but that there are some does. Spark
@@ -101,14 +118,41 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offset = read_document(begun)
             driver = self._driver()
             driver.report(offset)
-            is_unlimited = isinstance(limit, ReadAllAvailable)
-            try:
-                found = driver.following(offset, is_unlimited=is_unlimited)
-            except TidelogError as error:
-                self._bear(error, is_known=isinstance(error, CallTimeoutError))
-                return begun
-            self._bear_watch()
-            return begun if found is None else found.document()
+            asked_s = time.monotonic()
+            while True:
+                found = self._following(offset, is_unlimited=isinstance(limit, ReadAllAvailable))
+                if found is not None:
+                    return found.document()
+                left = driver.left(offset)
+                if not left:
+                    return begun
+                # A run with an end: "nothing new" would be the end of it.
+                if self._is_over(asked_s):
+                    raise CallTimeoutError(f"Trigger.AvailableNow: {left}, and {self._why()}")
+                time.sleep(LOOK_S)
+
+    def _following(self, offset: SourceOffset, *, is_unlimited: bool) -> SourceOffset | None:
+        """None: nothing new, or nothing can be said for now."""
+        driver = self._driver()
+        try:
+            found = driver.following(offset, is_unlimited=is_unlimited)
+        except TidelogError as error:
+            self._bear(error, is_known=isinstance(error, CallTimeoutError))
+            return None
+        self._trouble_s = None
+        failing = driver.failing_s()
+        if failing is not None and self._is_over(time.monotonic() - failing[0]) and not driver.is_frozen:
+            raise failing[1]
+        return found
+
+    def _why(self) -> str:
+        failing = self._driver().failing_s()
+        seconds = self._options.patience_ms / 1000
+        return f"nothing came for {seconds:g} s (brokerTimeoutMs)" + ("" if failing is None else f": {failing[1]}")
+
+    def _is_over(self, since_s: float) -> bool:
+        """Whether the patience is that began then."""
+        return bool(self._options.patience_ms) and time.monotonic() - since_s > self._options.patience_ms / 1000
 
     def _bear(self, error: TidelogError, *, is_known: bool = False) -> None:
         """Raises what will not pass, and what did not for too long. A cluster that was never met is not waited for: its
@@ -117,18 +161,11 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise error
         if not is_known and not self._driver().access.cluster.answered:
             raise error
-        now_s = time.monotonic()
         if self._trouble_s is None:
-            self._trouble_s = now_s
+            self._trouble_s = time.monotonic()
             LOGGER.warning("waiting for the cluster: %s", error)
-        if self._options.patience_ms and now_s - self._trouble_s > self._options.patience_ms / 1000:
+        elif self._is_over(self._trouble_s):
             raise error
-
-    def _bear_watch(self) -> None:
-        self._trouble_s = None
-        failing = self._driver().failing_s()
-        if failing is not None and self._options.patience_ms and failing[0] > self._options.patience_ms / 1000:
-            raise failing[1]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """How far the logs reach, for Spark's progress."""

@@ -62,7 +62,7 @@ def test_micro_batches_are_bounded_and_a_restart_goes_on_from_the_checkpoint(
         subscribe=name,
         STARTINGOFFSETS="earliest",
         kafka__MaxOffsetsPerTrigger="120",
-        kafka__group__id="bounded",
+        groupId="bounded",
         Isolation__Level="read_committed",
     )
     query = reading.run(sink)

@@ -184,6 +184,9 @@ class StandIn:
 
     def failing_s(self) -> None: ...
 
+    def left(self, _: object) -> str:
+        return ""
+
     def following(self, _: object, *, is_unlimited: bool) -> None:
         if self.error is not None:
             raise self.error

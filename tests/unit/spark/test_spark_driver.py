@@ -248,7 +248,7 @@ def test_progress_is_the_groups_offsets(memory: MemoryCluster, admin: Any, send:
     admin.create_topic("lagging", partitions=1)
     send("lagging", range(10))
     with Query(
-        memory, subscribe="lagging", startingOffsets="earliest", kafka__group__id="laggards", maxOffsetsPerTrigger="6"
+        memory, subscribe="lagging", startingOffsets="earliest", groupId="laggards", maxOffsetsPerTrigger="6"
     ) as query:
         query.driver.freeze()
         query.step()
