@@ -1,13 +1,14 @@
 """All the logs of a node: several directories, each with its disk, its store and its group commit (`directories`).
 
 Start: `Logs.open` lists the directories and returns; logs open in the background, `parallel_per_directory` at a time in
-each directory, and `wait_open` waits for one of them and brings its turn forward, so that a node serves what it can
-while it recovers the rest. A log that cannot be opened is told in `failures` and holds up no other. A directory that
-cannot be read is given up like one that fails later. A log that stands in two places is not opened until the owner says
-which one counts (`doubles`, `keep`).
+each directory. `wait_open` waits for one of them; `hurry` brings its turn forward; the owner is told of each that is
+done (`observe`), so that it serves what it can while the rest is recovered (`replication.recovering`). A log that
+cannot be opened is told in `failures` and holds up no other. A directory that cannot be read is given up like one that
+fails later. A log that stands in two places is not opened until the owner says which one counts (`doubles`, `keep`).
 
-    known --turn comes--> open --remove--> gone                     unopened | open | failed (`failures`)
-                          open --its directory fails--> failed      removed logs: `<name>.<n>.deleted`, then nothing
+    found --its turn, recovery--> open --remove--> gone               recovering | open | failed (`failures`)
+          --its turn, recovery--> failed                              removed: `<name>.<n>.deleted`, then nothing
+                                  open --its directory fails--> failed
 
 Nothing is held per idle log but the `Log` itself: no task, no timer, no open file. One task checkpoints what was
 written to, begun at least every `checkpoint_interval_ms`; one cleaning runs at a time, on request of the owner.
@@ -95,11 +96,14 @@ class Logs:
         self._clock = clock
         self._sleep = sleep
         self._on_directory_failure = on_directory_failure
+        self._on_opened: Callable[[PartitionId], None] | None = None
         self._open: dict[PartitionId, Log] = {}
         self._offline: list[Log] = []
         self._home: dict[PartitionId, LogDirectory] = {}
         # Logs that are not open yet, with a future where somebody waits.
         self._pending: dict[PartitionId, asyncio.Future[None] | None] = {}
+        # Those of them that were found, and not made just now.
+        self._recovering: dict[PartitionId, None] = {}
         self._removals: dict[PartitionId, asyncio.Task[None]] = {}
         self._high_watermarks: dict[PartitionId, Offset] = {}
         self._noted: dict[PartitionId, None] = {}
@@ -158,6 +162,7 @@ class Logs:
         for directory in logs.directories:
             directory.unopened.update(dict.fromkeys(sorted(directory.paths, key=in_order)))
             logs._pending.update(dict.fromkeys(directory.unopened))
+            logs._recovering.update(dict.fromkeys(directory.unopened))
             for _ in range(min(logs._config.parallel_per_directory, len(directory.unopened))):
                 logs._openers.append(logs._spawn(logs._open_in_turn(directory)))
         logs._checkpointer = logs._spawn(logs._checkpoint_all_regularly())
@@ -194,10 +199,17 @@ class Logs:
         copy.directory.paths[log_id] = copy.name
         self._home[log_id] = copy.directory
 
-    def observe(self, *, on_synced: Callable[[list[Dirty]], None], on_directory_failure: OnDirectoryFailure) -> None:
-        """From now on the owner is told of every group of syncs that has ended well, with its logs, and of every
-        directory that fails."""
+    def observe(
+        self,
+        *,
+        on_synced: Callable[[list[Dirty]], None],
+        on_directory_failure: OnDirectoryFailure,
+        on_opened: Callable[[PartitionId], None] | None = None,
+    ) -> None:
+        """From now on the owner is told of every group of syncs that has ended well, with its logs, of every directory
+        that fails, and of every log that is not recovering any more: it is open, or in `failures`."""
         self._on_directory_failure = on_directory_failure
+        self._on_opened = on_opened
         for directory in self.directories:
             directory.group_commit.on_synced = on_synced
 
@@ -230,17 +242,30 @@ class Logs:
             waiter = self._pending[log_id]
             if waiter is None:
                 waiter = self._pending[log_id] = asyncio.get_running_loop().create_future()
-            unopened = self._home[log_id].unopened
-            if log_id in unopened:
-                unopened.move_to_end(log_id, last=False)
+            self.hurry(log_id)
             await asyncio.shield(waiter)
         self._raise_crash()
         return self._open.get(log_id)
 
-    async def wait_all_open(self) -> None:
-        """Returns when every log that was found at the start is open, or has failed."""
+    def hurry(self, log_id: PartitionId) -> None:
+        """If it waits for its turn to be opened, it is the next."""
+        home = self._home.get(log_id)
+        if home is not None and log_id in home.unopened:
+            home.unopened.move_to_end(log_id, last=False)
+
+    def is_recovering(self, log_id: PartitionId) -> bool:
+        """Whether it was found and is neither open nor in `failures` yet."""
+        return log_id in self._recovering
+
+    @property
+    def recovering(self) -> int:
+        """How many are not open yet; those in several places, of which none can be, with them."""
+        return len(self._recovering) + len(self.doubles)
+
+    async def wait_all_open(self, timeout_ms: int | None = None) -> None:
+        """Returns when every log that was found at the start is open, or has failed, or the time is up."""
         if self._openers:
-            await asyncio.wait(self._openers)
+            await asyncio.wait(self._openers, timeout=None if timeout_ms is None else timeout_ms / 1000)
         self._raise_crash()
 
     # Opening and making.
@@ -262,6 +287,10 @@ class Logs:
         waiter = self._pending.pop(log_id, None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        if log_id in self._recovering:
+            del self._recovering[log_id]
+            if self._on_opened is not None:
+                self._on_opened(log_id)
 
     async def _open_one(self, directory: LogDirectory, log_id: PartitionId, config: LogConfig) -> Log:
         if directory.failed is not None:
@@ -334,7 +363,7 @@ class Logs:
             copies.remove(copy)
         del self.doubles[log_id]
         self._settle_in(log_id, chosen)
-        self._pending[log_id] = chosen.directory.unopened[log_id] = None
+        self._pending[log_id] = self._recovering[log_id] = chosen.directory.unopened[log_id] = None
         self._openers.append(self._spawn(self._open_in_turn(chosen.directory)))
 
     # Removing.

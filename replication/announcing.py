@@ -1,12 +1,17 @@
 """What a broker says of its logs when it starts and when it stops (design: rules of safety, 5).
 
-    logs found --> registration: the directories that work --> all logs open --> and the replicas that are lost
+    logs found --> registration: the directories that work --> the grace is over --> and the replicas that are lost,
+                                                                                     and whether logs are recovering
     leaderships elsewhere --> logs closed, all of them cleanly --> the clean stop is stored
 
 A directory that cannot be read is not registered: the controller takes what is recorded there out of every in-sync set.
 A replica is lost if its log does not open or is damaged, or if it has none here although it had one: it is recorded in
 a directory that does not work, or that works and whose store knows of records; or a directory of the last registration
 is missing, where it may have been. One that nobody ever wrote to loses nothing.
+
+A registration does not wait for logs that take long to recover: what was cheap to open (all of them, after a clean
+stop) is open after the grace, and of the rest it says only that there is one. The controller then elects no replica of
+this broker before it is told that its log is open (`metadata.recoveries`, `recovering`).
 
 What is said rests on this broker's copy of the metadata, which may be old: whatever is found out later is reported then
 (`repair`).
@@ -29,6 +34,9 @@ from tidelog.world.store import StateStore
 
 LOGGER = logging.getLogger(__name__)
 
+GRACE_MS = 500
+"""Who is registered without recovering replicas is elected a round trip earlier, and most are open by then."""
+
 
 def working_directories(logs: Logs) -> tuple[DirectoryId, ...]:
     """Those to register."""
@@ -39,13 +47,16 @@ def working_directories(logs: Logs) -> tuple[DirectoryId, ...]:
     )
 
 
-async def announce(agent: BrokerAgent, logs: Logs) -> None:
-    """Once the logs are open: what is lost goes into the registration. To be called before `agent.run`."""
-    await logs.wait_all_open()
+async def announce(agent: BrokerAgent, logs: Logs, *, grace_ms: int = GRACE_MS) -> None:
+    """Once the logs are open, or the grace is over: what is lost, as far as is known, goes into the registration. To be
+    called before `agent.run`."""
+    await logs.wait_all_open(grace_ms)
     lost = lost_replicas(logs, agent.tail.image, agent.broker)
     if lost:
         LOGGER.warning("%d replicas are damaged or missing, the first of topic %s partition %d", len(lost), *lost[0])
-    agent.registration = replace(agent.registration, lost=lost)
+    if logs.recovering:
+        LOGGER.info("%d logs are being recovered: this broker serves the others meanwhile", logs.recovering)
+    agent.registration = replace(agent.registration, lost=lost, is_recovering=logs.recovering > 0)
 
 
 def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID, int], ...]:

@@ -3,7 +3,8 @@
     metadata delta --> what was is ended at once --> unsettled --> settled: log open, settings, role, mended, subscribed
     group commit, pushes, acks, answers ---------------------------> the roles (`leading`, `following`)
 
-    replica   (new) --log open--> no role --leader is me, my epoch--> Leading
+    replica   (new) --log open, and told--> no role
+                                          --leader is me, my epoch--> Leading
                                           --leader is another-------> Following
               any   --its directory fails, its log does not open----> offline
               any   --topic deleted, reassigned away----------------> dropped, log removed
@@ -13,6 +14,8 @@ whose record has ended the epochs of the former one. Everything that takes time 
 is done for one replica by one settler at a time; a few settlers run while something is unsettled. Nothing is held for
 an idle partition: no task, no timer, no future.
 
+After a crash this broker is let in while logs are still recovered, and serves those that are open: a replica whose log
+is not has no role, and holds up no settler; its turn comes when the log is open (`recovering`).
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ from tidelog.replication.leading import Leading, safe_end
 from tidelog.replication.messages import CATCH_UP, MAIN
 from tidelog.replication.moves import Moves
 from tidelog.replication.partition import FollowerState, LeaderState
+from tidelog.replication.recovering import Recovering
 from tidelog.replication.repair import Repair
 from tidelog.replication.replica import Replica, ReplicaConfig, ReplicaStatus
 from tidelog.replication.upkeep import Upkeep
@@ -104,6 +108,7 @@ class Replicas:
         self.isr_updates = IsrUpdates(self)
         self.streams = FollowerStreams(self)
         self.repair = Repair(self)
+        self.recovering = Recovering(self)
         self.moves = Moves(self)
         self.upkeep = Upkeep(self)
         self.leader_bucket = throttle.Bucket(throttle.NO_LIMIT, 0.0)
@@ -129,7 +134,9 @@ class Replicas:
         now_s = asyncio.get_running_loop().time()
         self.leader_bucket = throttle.Bucket(throttle.NO_LIMIT, now_s)
         self.follower_bucket = throttle.Bucket(throttle.NO_LIMIT, now_s)
-        self.logs.observe(on_synced=self._synced, on_directory_failure=self._directory_failed)
+        self.logs.observe(
+            on_synced=self._synced, on_directory_failure=self._directory_failed, on_opened=self._log_opened
+        )
         for directory in self.logs.directories:
             if directory.failed is not None:
                 self._directory_failed(directory, directory.failed)
@@ -137,6 +144,7 @@ class Replicas:
         self.transport.serve_stream(CATCH_UP, self._serve)
         self.spawn(self.isr_updates.run(), name="isr-updates")
         self.repair.start()
+        self.recovering.start()
         self.upkeep.start()
         self._tail.subscribe(self._changes.metadata_changed)
 
@@ -357,6 +365,8 @@ class Replicas:
                 await self.moves.stop(replica)
                 await self._forget(replica)
                 return
+            if self.recovering.is_waiting(replica):
+                return
             log = replica.log or await self._open(replica)
             if log is None:
                 return
@@ -366,7 +376,7 @@ class Replicas:
             if replica.move is not None:
                 log = await self.moves.finish(replica, log)
             # In another directory than the recorded one it would count as what lies there, if it was there before.
-            if self._tell_place(replica):
+            if self._tell_place(replica) and self.recovering.is_settled(replica):
                 self._take_role(replica, log)
             await self._follow(replica, log)
             await self._trim(replica, log)
@@ -520,6 +530,11 @@ class Replicas:
             self.unsettle(replica)
 
     # Logs.
+
+    def _log_opened(self, partition_id: PartitionId) -> None:
+        replica = self._replicas.get(partition_id)
+        if replica is not None:
+            self.unsettle(replica)
 
     def _synced(self, synced: list[Dirty]) -> None:
         try:

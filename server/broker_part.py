@@ -1,9 +1,11 @@
 """A node as a broker: its copy of the metadata, its logs, its replicas, its registration.
 
-    open the copy, find the logs --> all logs open or known as bad --> register (fenced) --> heartbeats --> let in
+    open the copy, find the logs --> most logs open or known as bad --> register (fenced) --> heartbeats --> let in
+                                 '--> the others open in the background: each is led or followed when it is
 
-What is damaged or missing is told with the registration, so it waits until the logs are open: after a clean stop that
-is at once, after a crash it is the time to read what lies past the recovery points.
+What is damaged or missing is told with the registration, as far as it is known after half a second: after a clean stop
+that is everything. What takes longer to recover after a crash is told log by log, and is not elected before that
+(`replication.announcing`, `replication.recovering`).
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ class BrokerPart:
         await self.replicas.start()
 
     async def register(self) -> None:
-        """Once the logs are open: say what is lost, then heartbeats for ever. Raises if it is refused."""
+        """Once the logs are open, or should be: say what is lost, then heartbeats for ever. Raises if it is refused."""
         await announce(self.agent, self.logs)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.agent.run())
@@ -170,7 +172,7 @@ class BrokerPart:
         if self.tail.trouble is not None:
             return self.tail.trouble
         if self.agent.broker_epoch is None:
-            return "the broker is not registered yet: no active controller has answered, or logs are being recovered"
+            return "the broker is not registered yet: no active controller has answered"
         return "the broker is registered, and not let in yet: it reads the metadata"
 
     async def shut_down(self, timeout_ms: int) -> None:
@@ -210,6 +212,7 @@ class BrokerPart:
         yield from group_samples(self.groups)
         yield from lag_samples(self.groups, self.replicas)
         yield gauge("logs_open", len(self.logs), "Logs that are open.")
+        yield gauge("logs_recovering", self.logs.recovering, "Logs that were found at the start and are not open yet.")
         scrub = self.replicas.upkeep.scrubbing
         yield counter("scrub_segments_total", scrub.segments, "Sealed segments that were read and compared.")
         yield counter("scrub_bytes_total", scrub.bytes, "Bytes of them.")

@@ -24,6 +24,7 @@ from tidelog.coordinator.service import GroupService
 from tidelog.log.batch import Record, decode, encode, read_header
 from tidelog.log.log import Log
 from tidelog.log.logs import Logs, LogsConfig
+from tidelog.log.scan import scan_log
 from tidelog.metadata import configs
 from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, with_clean_stop
 from tidelog.metadata.brokers import Register
@@ -39,6 +40,7 @@ from tidelog.replication.leading import Leading
 from tidelog.replication.replicas import Replica, ReplicaConfig, Replicas
 from tidelog.replication.service import FetchItem, FetchResult, PartitionService, ProduceItem, ProduceResult
 from tidelog.world.simulated import Loss, SimNode
+from tidelog.world.work import Work
 
 T = TypeVar("T")
 
@@ -61,6 +63,19 @@ def values_of(data: bytes | memoryview, *, start: int = 0) -> list[bytes]:
             found += [record.value or b"" for record in records if record.offset >= start]
         position += header.size
     return found
+
+
+class HeldRecovery:
+    """Implements `world.work.Work`: logs in these directories are not read before they are let go."""
+
+    def __init__(self, work: Work, held: set[str]) -> None:
+        self._work = work
+        self._held = held
+
+    async def run(self, fn: Callable[..., T], *values: Any) -> T:
+        while fn is scan_log and values[1].directory in self._held:  # noqa: ASYNC110 - let go from outside of the loop
+            await asyncio.sleep(0.01)
+        return await self._work.run(fn, *values)
 
 
 class RunningBroker:
@@ -99,6 +114,8 @@ class ReplicationCluster(Quorum):
         self.replica_config = replica_config or ReplicaConfig(cleaner_backoff_ms=1_000)
         self.logs_config = LogsConfig()
         self.directories = directories
+        self.held: dict[int, set[str]] = {}
+        """Of a broker: the logs that it does not come to read after a crash, while they stand here."""
 
     def __enter__(self) -> ReplicationCluster:
         super().__enter__()
@@ -129,7 +146,7 @@ class ReplicationCluster(Quorum):
                 (process.disk(label), process.store(label), DirectoryId(UUID(int=broker << 16 | number)))
                 for number, label in enumerate(labels)
             ],
-            work=process.work,
+            work=HeldRecovery(process.work, self.held.setdefault(broker, set())),
             clock=process.clock,
             config_of=config_of,
             config=self.logs_config,

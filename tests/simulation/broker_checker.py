@@ -4,6 +4,7 @@
     high watermark   as a role sees it, it never moves back; a leader that has confirmed its epoch is not behind an
                      acks=all acknowledgement of this or an earlier epoch; a client is never told an older one than it,
                      or an acknowledgement that it got, knew when it asked
+    open             who is elected cleanly has its log open; who is marked as recovering neither leads nor follows
     equal            replicas have, below their high watermarks, the same batches byte for byte
     committed        whatever two clients read at an offset is the same, and lies below the high watermark told with it
     acknowledged     with acks=all: readable at the offset that was told, exactly once, in the order of its producer
@@ -141,6 +142,8 @@ class ReplicaChecker:
     # What replicas hold.
 
     def look(self, app: BrokerApp) -> None:
+        if app.logs.recovering:
+            self._check_recovering(app)
         looked = app.looked
         for replica in app.replicas._replicas.values():
             role = replica.role
@@ -152,11 +155,26 @@ class ReplicaChecker:
                 looked[replica] = (role, high_watermark)
                 self._changed(app, replica, before)
 
+    def _check_recovering(self, app: BrokerApp) -> None:
+        """Logs that are not open yet: the controller must not have elected them, in this life of the broker."""
+        image, me = app.tail.image, app.agent.broker
+        mine = image.brokers.get(me)
+        if mine is None or mine.incarnation != app.agent.registration.incarnation:
+            return
+        for partition_id, known in self.partitions.items():
+            if known.topic.is_unclean or not app.logs.is_recovering(partition_id):
+                continue
+            partition = image.partition(partition_id.topic_id, partition_id.partition)
+            if partition is not None and me in (partition.leader, *partition.isr):
+                self._fail(app.name, f"{known} is elected or in sync here, and its log is not open: {partition}")
+
     def _changed(self, app: BrokerApp, replica: Replica, before: tuple[object, int] | None) -> None:
         role = replica.role
         assert role is not None
         known = self.partitions.get(replica.partition_id)
         role.state.validate()
+        if app.agent.broker in replica.partition.recovering:
+            self._fail(app.name, f"{known} has a role, and is marked as recovering: {replica.partition}")
         if isinstance(role, Leading):
             me = (app.name, app.context.node.incarnation)
             led = self._leaders.setdefault((replica.partition_id, role.leader_epoch), me)

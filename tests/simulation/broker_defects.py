@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from simulation import broker_node
 from simulation.defects import Defect
 from tidelog.metadata import leadership
 from tidelog.model.ids import Epoch, Offset
-from tidelog.replication import fetching, following, leader_stream, leading, service
+from tidelog.replication import announcing, fetching, following, leader_stream, leading, service
 from tidelog.replication.changes import Changes
 from tidelog.replication.divergence import Continue, Truncate
 from tidelog.replication.fetching import Fetch
@@ -16,6 +17,8 @@ from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading, Subscription
 from tidelog.replication.messages import Ack
 from tidelog.replication.partition import LeaderState
+from tidelog.replication.recovering import Recovering
+from tidelog.replication.repair import Repair
 from tidelog.replication.replicas import Replicas
 from tidelog.replication.service import PartitionService
 from tidelog.replication.serving import find_leading, find_readable
@@ -162,6 +165,22 @@ async def _cut_to_high_watermark(self: Any, replica: Any, log: Any) -> None:
     await _follow(self, replica, log)
 
 
+# The start of a broker.
+
+
+async def _all_open_already(agent: Any, logs: Any, *, grace_ms: int) -> None:
+    await announcing.announce(agent, logs, grace_ms=grace_ms)
+    agent.registration = replace(agent.registration, is_recovering=False)
+
+
+def _cut_untold(self: Any, _replica: Any) -> bool:
+    return bool(self._host.broker_epoch >= 0)
+
+
+def _role_while_marked(_self: Any, _replica: Any) -> bool:
+    return True
+
+
 # Answers.
 
 
@@ -250,6 +269,18 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "cut_to_high_watermark", "brokers", "a follower begins by cutting its log to its high watermark",
         _on(Replicas, "_follow", _cut_to_high_watermark),
+    ),
+    Defect(
+        "recovering_not_told", "brokers", "a broker registers as if all of its logs were open",
+        _on(broker_node, "announce", _all_open_already),
+    ),
+    Defect(
+        "damage_not_told", "brokers", "a log that is found damaged after its broker was let in is cut, and not told",
+        _on(Repair, "_may_cut", _cut_untold),
+    ),
+    Defect(
+        "role_while_recovering", "brokers", "a replica acts before the controller knows that its log is open",
+        _on(Recovering, "is_settled", _role_while_marked),
     ),
     Defect(
         "duplicate_at_once", "brokers", "a duplicate is acknowledged although its original is not replicated",

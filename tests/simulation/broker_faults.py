@@ -57,7 +57,8 @@ def fail_disk(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 
 def flip_bit(nemesis: Nemesis, draw: Random) -> Undo | None:
-    """A bit of a stored batch changes, under a running broker or while it is down."""
+    """A bit of a stored batch changes, under a running broker or while it is down. Or the power is lost everywhere, and
+    this one is back before the others: it is eligible to lead, until it has read its log."""
     assert isinstance(nemesis, BrokerNemesis)
     simulation = nemesis.simulation
     station = nemesis.victim(draw)
@@ -78,6 +79,14 @@ def flip_bit(nemesis: Nemesis, draw: Random) -> Undo | None:
     simulation.rotten[partition] = station
     if draw.random() < 0.3:
         return lambda: None
+    if draw.random() < 0.3:
+        undo = base.lose_power_everywhere(nemesis, draw)
+
+        def start_first() -> None:
+            station.start()
+            undo()
+
+        return start_first
     if draw.random() < 0.5:
         station.kill()
     else:

@@ -8,7 +8,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from simulation.cluster import Context, Program, Station
@@ -19,6 +19,7 @@ from simulation.raft_sim import RaftSimulation
 from tidelog.log.batch import read_header
 from tidelog.log.config import LogConfig
 from tidelog.log.logs import Logs, LogsConfig
+from tidelog.log.scan import scan_log
 from tidelog.metadata import configs
 from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, with_clean_stop
 from tidelog.metadata.brokers import Register
@@ -34,9 +35,12 @@ from tidelog.rpc.door import METHODS, Caller, Kind, Method
 from tidelog.rpc.limits import DoorLimits
 from tidelog.rpc.log_door import LogDoor
 from tidelog.world.simulated import Latency, Loss, SimLoop
+from tidelog.world.work import Work
 
 if TYPE_CHECKING:
     from simulation.broker_sim import BrokerSimulation
+
+T = TypeVar("T")
 
 LOGS = "logs-0"
 BROKER = "broker"
@@ -55,6 +59,7 @@ class BrokerApp:
         self.agent = agent
         self.logs = logs
         self.replicas = replicas
+        self.grace_ms = 0
         self.service = PartitionService(replicas)
         self.is_stopping = False
         self.is_stopped = False
@@ -74,7 +79,7 @@ class BrokerApp:
             raise errors.exceptions[0] from errors
 
     async def _register(self) -> None:
-        await announce(self.agent, self.logs)
+        await announce(self.agent, self.logs, grace_ms=self.grace_ms)
         await self.agent.run()
 
     async def stop(self) -> None:
@@ -87,6 +92,20 @@ class BrokerApp:
 
     def has_failed_directory(self) -> bool:
         return any(directory.failed is not None for directory in self.logs.directories)
+
+
+class SlowRecovery:
+    """Implements `world.work.Work`: reading a log after a crash takes a while, and longer for some than for others."""
+
+    def __init__(self, work: Work, latency: Latency, draw: Random) -> None:
+        self._work = work
+        self._latency = latency
+        self._draw = draw
+
+    async def run(self, fn: Callable[..., T], *values: object) -> T:
+        if fn is scan_log:
+            await asyncio.sleep(self._latency.draw(self._draw))
+        return await self._work.run(fn, *values)
 
 
 def serve_log(context: Context, app: BrokerApp) -> None:
@@ -156,7 +175,7 @@ class BrokerStack(MetadataStack):
 
         logs = await Logs.open(
             [(node.disk(LOGS), node.store(LOGS), DirectoryId(UUID(int=broker)))],
-            work=node.work,
+            work=SlowRecovery(node.work, simulation.shape.recovery, simulation.world.random(f"recovery/{broker}")),
             clock=node.clock,
             config_of=config_of,
             config=LogsConfig(checkpoint_interval_ms=simulation.shape.checkpoint_ms),
@@ -190,6 +209,7 @@ class BrokerStack(MetadataStack):
         )
         replicas.on_crash = lambda error: simulation.crashed(context.station.name, error)
         app = self._new_app(context, tail, agent, logs, replicas)
+        app.grace_ms = simulation.shape.grace_ms
         await replicas.start()
         self._serve(context, app)
         simulation.apps[context.station.name] = app

@@ -55,11 +55,15 @@ class BrokerShape(Shape):
     stall_ms: int
     checkpoint_ms: int
     replica: ReplicaConfig
+    grace_ms: int
+    """A broker that starts registers after so long, whether its logs are open or not."""
+    recovery: Latency
+    """How long a log that has to be read takes, beside the work itself."""
 
 
 def draw_broker_shape(seed: int) -> BrokerShape:
     base = draw_metadata_shape(seed)
-    draw = Random(f"{seed}/brokers")
+    draw, of_start = Random(f"{seed}/brokers"), Random(f"{seed}/brokers/start")
     fast = Latency(0.0002, 0.001, 0.01, 0.01)
     values = {field.name: getattr(base, field.name) for field in fields(Shape)}
     values.update(
@@ -89,7 +93,10 @@ def draw_broker_shape(seed: int) -> BrokerShape:
             repair_retry_ms=200,
             scrub_delay_ms=500,
             partitions_per_slice=draw.choice((1, 2, 200)),
+            settlers_max=of_start.choice((1, 32)),
         ),
+        grace_ms=of_start.choice((0, 0, 500)),
+        recovery=of_start.choice((Latency(0.0, 0.0), Latency(0.0, 0.5), Latency(0.0, 0.05, 0.3, 2.5))),
     )
 
 
