@@ -64,6 +64,21 @@ def wait_for(query: StreamingQuery, condition: Callable[[], Any], what: str) -> 
     until(holds, what, timeout_s=RUN_S)
 
 
+def run_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Of a query that has an end."""
+    for _ in range(ATTEMPTS):
+        query = start()
+        try:
+            assert query.awaitTermination(RUN_S), "it has not ended"
+            return query
+        except Exception as error:
+            if TOO_SLOW not in str(error):
+                raise
+        finally:
+            query.stop()
+    pytest.fail(f"{ATTEMPTS} times: {TOO_SLOW}")
+
+
 class Stream:
     """Queries of one checkpoint."""
 
@@ -80,17 +95,7 @@ class Stream:
 
     def run(self, sink: Any, **more: str) -> StreamingQuery:
         """To the end of what is there."""
-        for _ in range(ATTEMPTS):
-            query = self.start(sink, more, now=True)
-            try:
-                assert query.awaitTermination(RUN_S), "it has not ended"
-                return query
-            except Exception as error:
-                if TOO_SLOW not in str(error):
-                    raise
-            finally:
-                query.stop()
-        pytest.fail(f"{ATTEMPTS} times: {TOO_SLOW}")
+        return run_to_end(lambda: self.start(sink, more, now=True))
 
     def running(self, sink: Any, **more: str) -> StreamingQuery:
         """Without an end, once it has had a batch or has found that there is none."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MASTER = "local[2,2]"
 """Two attempts for each task: with `local[2]` there is one."""
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Half of the time of a Java that lives for a minute goes into compiling what it will not run often enough."""
 
 _numbers = count(1)
 
@@ -68,6 +70,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.local.dir": str(home / "local"),
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": JAVA,
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.binding.port": "0",
         "spark.connect.grpc.binding.address": "localhost",
