@@ -3,6 +3,9 @@
 It starts a cluster of its own and kills (or freezes) the leader of a partition while one batch after the other is
 written to it; the time from the signal to the next acknowledgement counts. Nodes of other clusters are never touched:
 with `--watch` it only writes to the given one, and tells how long it stood still.
+
+It writes with the `Writer` that a `tidelog.Producer` sends its batches with, not with a producer: one batch after the
+other is what is timed, and a producer's buffers and threads would have no part in it but their own time.
 """
 
 import argparse
@@ -14,7 +17,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidelog.cli import session
-from tidelog.cli.bench_cmd import own_topic, times_document
+from tidelog.cli.bench_figures import times_document
+from tidelog.cli.bench_raw import own_topic
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient

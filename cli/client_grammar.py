@@ -281,9 +281,9 @@ def _add_verify(verify: Any) -> None:
 
 
 def _add_bench(bench: Any) -> None:
-    produce = _command(bench, "produce", "bench_cmd:run_produce", "how much can be written, acknowledged")
-    consume = _command(bench, "consume", "bench_cmd:run_consume", "how much can be read")
-    latency = _command(bench, "latency", "bench_cmd:run_latency", "how long one small batch takes at light load")
+    produce = _command(bench, "produce", "bench_cmd:run_produce", "how much a producer can write, acknowledged")
+    consume = _command(bench, "consume", "bench_cmd:run_consume", "how much a consumer can read")
+    latency = _command(bench, "latency", "bench_cmd:run_latency", "how long one record takes at light load")
     failover = _command(
         bench,
         "failover",
@@ -299,10 +299,15 @@ def _add_bench(bench: Any) -> None:
         made.add_argument("--record-bytes", type=int, default=100, metavar="N", help="of a value (default 100)")
         made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default 10)")
         made.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")
+        made.add_argument("--raw", action="store_true", help="without the cost of a client: batches that are ready")
     for made in (produce, consume):
-        made.add_argument("--batch-bytes", type=int, default=1 << 20, metavar="N", help="of a batch (default 1 MiB)")
-    consume.add_argument("--decode", action="store_true", help="decode every record")
-    latency.add_argument("--rate", type=float, default=50.0, metavar="R", help="batches a second (default 50)")
+        made.add_argument(
+            "--batch-bytes", type=int, metavar="N", help="of a batch (default: the producer's; with --raw 1 MiB)"
+        )
+    produce.add_argument("--bulk", action="store_true", help="many records at once (send_many), not one by one")
+    consume.add_argument("--arrow", action="store_true", help="as columns (poll_arrow), not one by one")
+    consume.add_argument("--decode", action="store_true", help="with --raw: decode every record")
+    latency.add_argument("--rate", type=float, default=50.0, metavar="R", help="records a second (default 50)")
     failover.add_argument("--rounds", type=int, default=5, metavar="N", help="how often (default 5)")
     failover.add_argument("--frozen", action="store_true", help="stop the leader (SIGSTOP) instead of killing it")
     failover.add_argument("--nodes", type=int, default=3, metavar="N", help="of its own cluster (default 3)")

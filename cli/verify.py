@@ -1,4 +1,8 @@
-"""`tidelog verify produce|consume|check`: see `client.verify` for the history's form and what is found."""
+"""`tidelog verify produce|check`: see `client.verify` for the history's form and what is found.
+
+Records are written by `tidelog.aio.Producer`, so that what is checked is what programs rely on: `--batch 1` by `send`,
+more by `send_many`, each call of at most `PIECE_RECORDS` one batch. `consume` is in `verify_read` and `verify_group`.
+"""
 
 import argparse
 import asyncio
@@ -9,20 +13,20 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tidelog.cli import session, table
-from tidelog.cli.consume import PATIENCE_MS
+from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
-from tidelog.cli.produce import acks_of
+from tidelog.client.aio_producer import Producer
+from tidelog.client.bulk import BulkDelivery
 from tidelog.client.cluster import ClusterClient
-from tidelog.client.errors import DeliveryTimeoutError, TruncatedError, WriterClosedError
-from tidelog.client.offsets import EARLIEST, LATEST, list_offsets
-from tidelog.client.reader import Fetched, Reader, ReaderConfig
-from tidelog.client.verify import HistoryChecker, Verdict, encode_event, parse_value, value_of
-from tidelog.client.writer import Acknowledged, Writer, WriterConfig
-from tidelog.log.batch import encode_columns
+from tidelog.client.errors import BulkError, DeliveryTimeoutError, FlushTimeoutError, WriterClosedError
+from tidelog.client.hot import Delivery
+from tidelog.client.verify import HistoryChecker, Verdict, encode_event, value_of
 from tidelog.model.errors import TidelogError
-from tidelog.model.ids import PartitionId
 
 SHOWN_MAX = 20
+PIECE_RECORDS = 1_000
+"""Of one call: so many numbers are surely one batch, which is stored as a whole or not at all."""
+REQUEST_MS = 30_000
 
 
 class History:
@@ -78,16 +82,25 @@ class Stand:
 
 
 class NumberedWriter:
-    """Writes numbered batches to the partitions in turn, and notes what became of each."""
+    """Writes numbered records to the partitions in turn, and notes what became of each."""
 
-    def __init__(self, cluster: ClusterClient, writer: Writer, topic: str, partitions: int, history: History) -> None:
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        producer: Producer,
+        topic: str,
+        partitions: int,
+        history: History,
+        *,
+        is_replicated: bool,
+    ) -> None:
         self._cluster = cluster
-        self._writer = writer
+        self._producer = producer
         self._topic = topic
         self._next = [0] * partitions
         self._turn = 0
         self._history = history
-        self._is_replicated = writer.config.acks == -1
+        self._is_replicated = is_replicated
         self.run = f"{cluster.random.getrandbits(48):012x}"
         self.sent = self.acknowledged = self.failed = 0
         self.longest_gap_s = 0.0
@@ -99,31 +112,42 @@ class NumberedWriter:
     async def write(self, count: int) -> None:
         partition = self._turn
         self._turn = (self._turn + 1) % len(self._next)
+        for start in range(0, count, PIECE_RECORDS):
+            await self._write(partition, min(PIECE_RECORDS, count - start))
+
+    async def _write(self, partition: int, count: int) -> None:
         first = self._next[partition]
         self._next[partition] += count
-        values: list[bytes | None] = [value_of(self.run, partition, first + index) for index in range(count)]
-        batch = encode_columns([self._cluster.clock.now_ms()] * count, [None] * count, values)
+        values = [value_of(self.run, partition, first + index) for index in range(count)]
         self._history.note("send", run=self.run, partition=partition, first=first, count=count)
         self.sent += count
         self._stands[partition].sent(asyncio.get_running_loop().time())
+        delivery: Delivery | BulkDelivery
         try:
-            result = await self._writer.send(self._topic, partition, batch)
+            if count == 1:
+                delivery = await self._producer.send(self._topic, values[0], partition=partition)
+            else:
+                delivery = await self._producer.send_many(self._topic, values=values, partition=partition)
         except TidelogError as error:
-            self._failed(partition, first, count, error)
+            self._failed(partition, first, count, error, is_sure=True)  # the producer has not taken it
             return
-        result.add_done_callback(lambda done: self._done(partition, first, count, done))
+        delivery.add_done_callback(lambda done: self._done(partition, first, count, done))
 
-    def _done(self, partition: int, first: int, count: int, result: asyncio.Future[Acknowledged]) -> None:
-        if result.cancelled():
-            return
-        error = result.exception()
-        if isinstance(error, TidelogError):
-            self._failed(partition, first, count, error)
+    def _done(self, partition: int, first: int, count: int, delivery: Delivery | BulkDelivery) -> None:
+        error = delivery.exception()
+        if isinstance(error, BulkError):
+            ((_, failed, error),) = error.errors
+            assert failed == count, "it was one batch"
+        if error is not None:
+            assert isinstance(error, TidelogError), f"an error of the catalogue, not {error!r}"
+            # Only these say for sure that nothing was sent; after any other error the records may be there.
+            is_sure = isinstance(error, DeliveryTimeoutError | WriterClosedError) and not error.was_sent
+            self._failed(partition, first, count, error, is_sure=is_sure)
             return
         facts = {"run": self.run, "partition": partition, "first": first, "count": count}
         if self._is_replicated:
             facts["at_ms"] = self._cluster.clock.now_ms()
-        self._history.note("ack", **facts, offset=result.result().base_offset)
+        self._history.note("ack", **facts, offset=_offset_of(delivery))
         self.acknowledged += count
         now_s = asyncio.get_running_loop().time()
         self._stands[partition].acknowledged(now_s)
@@ -131,9 +155,7 @@ class NumberedWriter:
             self.longest_gap_s = max(self.longest_gap_s, now_s - self._acked_s)
         self._acked_s = now_s
 
-    def _failed(self, partition: int, first: int, count: int, error: TidelogError) -> None:
-        # Only these say for sure that nothing was sent; after any other error the records may be there.
-        is_sure = isinstance(error, DeliveryTimeoutError | WriterClosedError) and not error.was_sent
+    def _failed(self, partition: int, first: int, count: int, error: TidelogError, *, is_sure: bool) -> None:
         facts = {"run": self.run, "partition": partition, "first": first, "count": count}
         self._history.note("fail", **facts, was_sent=not is_sure, error=error.code.name)
         self.failed += count
@@ -148,29 +170,52 @@ class NumberedWriter:
         return max(enumerate(stand.longest_s for stand in self._stands), key=lambda row: row[1])
 
 
+def _offset_of(delivery: Delivery | BulkDelivery) -> int:
+    """Of the first record of a batch that is stored."""
+    if isinstance(delivery, BulkDelivery):
+        (stored,) = delivery.result().ranges
+        return stored.first_offset
+    return int(delivery.result().offset)
+
+
+def _producer(options: argparse.Namespace) -> Producer:
+    return Producer(
+        bootstrap_of(options),
+        client_id="tidelog-verify",
+        acks=options.acks,
+        request_timeout_ms=min(REQUEST_MS, options.timeout_ms),
+        delivery_timeout_ms=options.timeout_ms,
+        max_block_ms=options.timeout_ms,
+    )
+
+
 def run_produce(options: argparse.Namespace) -> int:
     if options.rate <= 0 or options.batch < 1:
         raise WrongCallError("--rate and --batch are above 0")
 
     async def job(cluster: ClusterClient) -> int:
-        topic = await cluster.topic(options.topic)
-        config = WriterConfig(acks=acks_of(options), delivery_timeout_ms=options.timeout_ms)
-        writer = Writer(cluster, config)
+        topic = await cluster.topic(options.topic)  # a producer would create it
+        producer = _producer(options)
         with open_history(options.history) as history:
-            numbered = NumberedWriter(cluster, writer, topic.name, len(topic.partitions), history)
+            numbered = NumberedWriter(
+                cluster,
+                producer,
+                topic.name,
+                len(topic.partitions),
+                history,
+                is_replicated=options.acks in ("all", "-1"),
+            )
             try:
                 await _write_all(options, numbered)
-                await writer.flush()
+                await producer.flush()
             except asyncio.CancelledError:
                 # Ctrl-C ends the run; what is under way is still noted.
                 if options.records is not None:
                     raise
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(options.timeout_ms / 1000):
-                        await writer.flush()
+                with contextlib.suppress(FlushTimeoutError):
+                    await producer.flush(options.timeout_ms / 1000)
             finally:
-                await writer.close(is_flushed=False)
-                await asyncio.sleep(0)  # the callbacks of what was just closed
+                await producer.close(0)
         worst, stood_s = numbered.longest_stand()
         document = {
             "topic": topic.name,
@@ -178,7 +223,7 @@ def run_produce(options: argparse.Namespace) -> int:
             "sent": numbered.sent,
             "acknowledged": numbered.acknowledged,
             "failed": numbered.failed,
-            "retries": writer.retries,
+            "retries": producer.metrics()["retries"],
             "longest_gap_ms": round(numbered.longest_gap_s * 1000),
             "longest_partition_gap_ms": round(stood_s * 1000),
             "longest_gap_partition": worst,
@@ -205,102 +250,14 @@ async def _write_all(options: argparse.Namespace, numbered: NumberedWriter) -> N
             await asyncio.sleep(ahead_s)
 
 
-class NumberedReader:
-    """Reads every partition from its start, and notes every record."""
-
-    def __init__(self, reader: Reader, history: History, name: str) -> None:
-        self.reader = reader
-        self._history = history
-        self._name = name
-        self.read = 0
-        self.foreign = 0
-
-    async def poll(self, timeout_ms: int) -> int:
-        """How many it got; a truncated log is noted, and read again from there."""
-        try:
-            pieces = await self.reader.poll(timeout_ms)
-        except TruncatedError as error:
-            number, offset = error.partition.partition, error.diverging_offset
-            self._history.note("cut", reader=self._name, partition=number, offset=offset)
-            self.reader.seek(error.partition, offset)
-            return 0
-        return sum(self._note(piece) for piece in pieces)
-
-    def _note(self, piece: Fetched) -> int:
-        number = piece.partition.partition
-        rows: list[tuple[int, str, int]] = []
-        for record in piece.records():
-            found = parse_value(record.value)
-            if found is None:
-                self.foreign += 1
-                continue
-            run, partition, value = found
-            # A record of another partition is nobody's here: the checker says so.
-            rows.append((record.offset, run if partition == number else f"{run}@{partition}", value))
-        if rows:
-            self._history.note("read", reader=self._name, partition=number, records=rows)
-        self.read += len(rows)
-        return len(rows)
-
-
 def run_consume(options: argparse.Namespace) -> int:
     if options.group is not None:
         from tidelog.cli import verify_group
 
         return verify_group.run(options)
+    from tidelog.cli import verify_read
 
-    async def job(cluster: ClusterClient) -> int:
-        topic = await cluster.topic(options.topic)
-        starts = {place: row.offset for place, row in (await list_offsets(cluster, topic, EARLIEST)).items()}
-        reader = Reader(cluster, ReaderConfig(patience_ms=PATIENCE_MS if not options.follow else 600_000))
-        ends: dict[PartitionId, dict[str, int]] = {}
-        with open_history(options.history) as history:
-            name = f"{cluster.random.getrandbits(48):012x}"
-            numbered = NumberedReader(reader, history, name)
-            reader.assign_topic(topic, starts)
-            try:
-                if options.follow:
-                    while options.records is None or numbered.read < options.records:
-                        await numbered.poll(500)
-                else:
-                    ends = await _log_ends(cluster, topic)
-                    await _read_to_end(options, numbered, ends)
-            finally:
-                for place, start in starts.items():
-                    facts = {"partition": place.partition, "start": start, "end": reader.position(place)}
-                    history.note("end", reader=name, **facts, **ends.get(place, {}))
-                await reader.close()
-                _tell_read(options, topic.name, name, numbered)
-        return EXIT_OK
-
-    return session.run(options, job)
-
-
-async def _log_ends(cluster: ClusterClient, topic: Any) -> dict[PartitionId, dict[str, int]]:
-    """Where each partition ends now, as a history notes it."""
-    asked_ms = cluster.clock.now_ms()
-    found = await list_offsets(cluster, topic, LATEST)
-    for row in found.values():
-        if row.error is not None:
-            raise row.error
-    return {place: {"log_end": row.offset, "asked_ms": asked_ms} for place, row in found.items()}
-
-
-async def _read_to_end(
-    options: argparse.Namespace, numbered: NumberedReader, ends: dict[PartitionId, dict[str, int]]
-) -> None:
-    while any(numbered.reader.position(place) < known["log_end"] for place, known in ends.items()):
-        if options.records is not None and numbered.read >= options.records:
-            return
-        await numbered.poll(500)
-
-
-def _tell_read(options: argparse.Namespace, topic: str, name: str, numbered: NumberedReader) -> None:
-    document = {"topic": topic, "reader": name, "read": numbered.read, "foreign": numbered.foreign}
-    if options.output == "json":
-        print(json.dumps(document, indent=2))
-    else:
-        print(f"{numbered.read} records read, {numbered.foreign} that are not numbered")
+    return verify_read.run(options)
 
 
 def run_check(options: argparse.Namespace) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tidelog.cli import main as cli
-from tidelog.cli.bench_cmd import made_batch, percentile, times_document
+from tidelog.cli.bench_figures import percentile, times_document
+from tidelog.cli.bench_raw import made_batch
 from tidelog.cli.consume import record_document, text_of, timestamp_of
 from tidelog.cli.main import WrongCallError
 from tidelog.cli.produce import InputError, Line, LineReader
@@ -53,6 +54,9 @@ NOBODY = "127.0.0.1:1"
         (["verify", "produce", "t", "--history", "h", "--rate", "0"], "--rate and --batch are above 0"),
         (["bench", "failover", "--bootstrap", NOBODY], "it kills only nodes that it has started itself"),
         (["bench", "produce", "--seconds", "0"], "are above 0"),
+        (["bench", "latency", "--rate", "0"], "--rate 0.0: above 0"),
+        (["bench", "produce", "--raw", "--bulk"], "with --raw there is none"),
+        (["bench", "consume", "--raw", "--arrow"], "with --raw there is none"),
         (["topics", "list", "--bootstrap", "no port"], "--bootstrap"),
     ],
 )

@@ -1,0 +1,144 @@
+"""`tidelog verify consume TOPIC`: a `tidelog.Consumer` without a group that notes every record of every partition.
+
+Each partition is read from its start. Where a log was cut behind what had been read, that is noted, and reading goes on
+from there; any other position that the log does not have is an error. Without --follow it ends where the logs ended
+when it began. Ctrl-C ends it in order: what was given out is noted.
+"""
+
+import argparse
+import json
+import secrets
+import signal
+import time
+from types import FrameType
+
+from tidelog.cli.channel import bootstrap_of
+from tidelog.cli.consume import PATIENCE_MS
+from tidelog.cli.main import EXIT_OK
+from tidelog.cli.session import errors_told
+from tidelog.cli.verify import History, open_history
+from tidelog.client.consumer import Consumer
+from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.errors import TruncatedError
+from tidelog.client.record import ConsumerRecord, TopicPartition
+from tidelog.client.verify import parse_value
+from tidelog.model.errors import CallTimeoutError
+from tidelog.world.real.clock import SystemClock
+
+POLL_MS = 500
+POLL_RECORDS = 5_000
+
+
+def run(options: argparse.Namespace) -> int:
+    with errors_told(), open_history(options.history) as history:
+        consumer = Consumer(
+            bootstrap_of(options),
+            client_id="tidelog-verify",
+            auto_offset_reset="none",
+            max_poll_records=POLL_RECORDS,
+        )
+        with consumer:
+            return _Reading(options, consumer, history).run()
+
+
+class _Reading:
+    def __init__(self, options: argparse.Namespace, consumer: Consumer, history: History) -> None:
+        self._options = options
+        self._consumer = consumer
+        self._history = history
+        self._name = secrets.token_hex(6)
+        self._read = self._foreign = 0
+        self._is_stopped = False
+        self._starts: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, dict[str, int]] = {}
+        """Where each log ended, and when that was asked, as a history notes it; nothing with --follow."""
+        self._left: list[TopicPartition] = []
+        """Those that are not read to there."""
+
+    def run(self) -> int:
+        consumer = self._consumer
+        places = consumer.partitions_for(self._options.topic)
+        self._starts = consumer.beginning_offsets(*places)
+        consumer.assign(places)
+        for place in places:
+            consumer.seek(place, self._starts[place])
+        before = signal.signal(signal.SIGINT, self._stop)
+        try:
+            if not self._options.follow:
+                asked_ms = SystemClock().now_ms()
+                ends = consumer.end_offsets(*places)
+                self._ends = {place: {"log_end": ends[place], "asked_ms": asked_ms} for place in places}
+                self._left = places
+            self._read_all()
+        except WakeupError:
+            pass  # Ctrl-C ends it
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self._tell()
+        if self._is_stopped and not self._options.follow:
+            raise KeyboardInterrupt
+        return EXIT_OK
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_stopped = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._consumer.wakeup()
+
+    def _read_all(self) -> None:
+        heard_s = time.monotonic()
+        while not self._is_over():
+            count = self._poll()
+            if count:
+                heard_s = time.monotonic()
+            elif not self._options.follow and time.monotonic() - heard_s > PATIENCE_MS / 1000:
+                raise CallTimeoutError(f"nothing more of {self._options.topic} could be read in {PATIENCE_MS} ms")
+
+    def _is_over(self) -> bool:
+        if self._is_stopped or (self._options.records is not None and self._read >= self._options.records):
+            return True
+        if self._options.follow:
+            return False
+        self._left = [place for place in self._left if self._consumer.position(place) < self._ends[place]["log_end"]]
+        return not self._left
+
+    def _poll(self) -> int:
+        """How many records it got, numbered or not; a log that was cut is noted, and read again from there."""
+        try:
+            records = self._consumer.poll(POLL_MS)
+        except TruncatedError as error:
+            number, offset = error.partition.partition, error.diverging_offset
+            self._history.note("cut", reader=self._name, partition=number, offset=offset)
+            self._consumer.seek((self._options.topic, number), offset)
+            return 0
+        self._note(records)
+        return len(records)
+
+    def _note(self, records: list[ConsumerRecord]) -> None:
+        rows: dict[int, list[tuple[int, str, int]]] = {}
+        for record in records:
+            found = parse_value(record.value)
+            if found is None:
+                self._foreign += 1
+                continue
+            run, partition, number = found
+            # A record of another partition is nobody's here: the checker says so.
+            named = run if partition == record.partition else f"{run}@{partition}"
+            rows.setdefault(record.partition, []).append((record.offset, named, number))
+        for partition, given in rows.items():
+            self._history.note("read", reader=self._name, partition=partition, records=given)
+            self._read += len(given)
+
+    def _tell(self) -> None:
+        for place, start in self._starts.items():
+            facts = {"partition": place.partition, "start": start, "end": self._consumer.position(place)}
+            self._history.note("end", reader=self._name, **facts, **self._ends.get(place, {}))
+        document = {
+            "topic": self._options.topic,
+            "reader": self._name,
+            "read": self._read,
+            "foreign": self._foreign,
+        }
+        if self._options.output == "json":
+            print(json.dumps(document, indent=2))
+        else:
+            print(f"{self._read} records read, {self._foreign} that are not numbered")
