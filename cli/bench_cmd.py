@@ -19,6 +19,7 @@ from tidelog.cli import bench_raw, session
 from tidelog.cli.bench_figures import DELIVERY_MS, show, times_document
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import RefusedError, WrongCallError
+from tidelog.cli.progress import Progress
 from tidelog.client.admin_facade import Admin
 from tidelog.client.bulk import BulkDelivery
 from tidelog.client.consumer import Consumer
@@ -121,14 +122,16 @@ def _send_all(
     """For as long as is asked; the seconds until all of it was acknowledged."""
     start_s = time.monotonic()
     rest = values[1:]
-    while time.monotonic() - start_s < options.seconds and acks.error is None:
-        told = acks.timed()
-        if is_bulk:
-            _told_once(producer.send_many(topic, values=values), told)
-            continue
-        producer.send(topic, values[0], on_delivery=told)
-        for value in rest:
-            producer.send(topic, value)
+    with Progress("writing", unit="s") as progress:
+        while (passed_s := time.monotonic() - start_s) < options.seconds and acks.error is None:
+            progress.show(passed_s, options.seconds)
+            told = acks.timed()
+            if is_bulk:
+                _told_once(producer.send_many(topic, values=values), told)
+                continue
+            producer.send(topic, values[0], on_delivery=told)
+            for value in rest:
+                producer.send(topic, value)
     producer.flush(DELIVERY_MS / 1000)
     return time.monotonic() - start_s
 
@@ -189,15 +192,17 @@ def _read(options: argparse.Namespace, bootstrap: list[str], topic: str) -> dict
         for place in places:
             consumer.seek(place, starts[place])
         records = 0
-        while records < wanted:
-            count = len(take(POLL_MS))
-            records += count
-            if count:
-                heard_s = time.monotonic()
-            elif all(consumer.position(place) >= ends[place] for place in places):
-                break  # a log has offsets without a record, where it was compacted
-            elif time.monotonic() - heard_s > PATIENCE_S:
-                raise RefusedError(f"nothing more of {topic} could be read in {PATIENCE_S:.0f} s")
+        with Progress("reading", unit="records") as progress:
+            while records < wanted:
+                progress.show(records, wanted)
+                count = len(take(POLL_MS))
+                records += count
+                if count:
+                    heard_s = time.monotonic()
+                elif all(consumer.position(place) >= ends[place] for place in places):
+                    break  # a log has offsets without a record, where it was compacted
+                elif time.monotonic() - heard_s > PATIENCE_S:
+                    raise RefusedError(f"nothing more of {topic} could be read in {PATIENCE_S:.0f} s")
         seconds = max(heard_s - start_s, 1e-9)
         size = int(consumer.metrics()["bytes_consumed"])
     return {
@@ -226,11 +231,13 @@ def _pace(options: argparse.Namespace, bootstrap: list[str], topic: str, partiti
         before = _warm(producer, topic, partitions, value)
         start_s = time.monotonic()
         sent = 0
-        while time.monotonic() - start_s < options.seconds and acks.error is None:
-            # Timed one by one, and never waited for: a slow one does not hide those behind it.
-            producer.send(topic, value, partition=sent % partitions, on_delivery=acks.timed())
-            sent += 1
-            time.sleep(max(0.0, start_s + sent / options.rate - time.monotonic()))
+        with Progress("writing", unit="s") as progress:
+            while (passed_s := time.monotonic() - start_s) < options.seconds and acks.error is None:
+                # Timed one by one, and never waited for: a slow one does not hide those behind it.
+                producer.send(topic, value, partition=sent % partitions, on_delivery=acks.timed())
+                sent += 1
+                progress.show(passed_s, options.seconds)
+                time.sleep(max(0.0, start_s + sent / options.rate - time.monotonic()))
         producer.flush(DELIVERY_MS / 1000)
         found = _since(producer, before, acks)
     return {"batches": found["batches"], "rate": options.rate, "ack": times_document(acks.seconds)}

@@ -14,6 +14,7 @@ from typing import Any
 from tidelog.cli import session
 from tidelog.cli.bench_figures import DELIVERY_MS, show, times_document
 from tidelog.cli.produce import acks_of
+from tidelog.cli.progress import Progress
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.metadata import TopicInfo
@@ -114,8 +115,10 @@ async def _fill(options: argparse.Namespace, cluster: ClusterClient, topic: Topi
         load.seconds.clear()
         load.stored = 0
         start_s = loop.time()
-        while loop.time() - start_s < options.seconds and not load.errors:
-            await load.send()
+        with Progress("writing", unit="s") as progress:
+            while (passed_s := loop.time() - start_s) < options.seconds and not load.errors:
+                progress.show(passed_s, options.seconds)
+                await load.send()
         await writer.flush()
         load.check()
     finally:
@@ -163,13 +166,16 @@ async def _read(options: argparse.Namespace, cluster: ClusterClient, topic: Topi
     start_s = loop.time()
     reader.assign_topic(topic, starts)
     try:
-        while any(reader.position(place) < end for place, end in ends.items()):
-            for piece in await reader.poll(1000):
-                size += len(piece.data)
-                if options.decode:
-                    records += sum(len(columns) for columns in piece.batches())
-                else:
-                    records += piece.next_offset - piece.position
+        wanted = sum(ends.values()) - sum(starts.values())
+        with Progress("reading", unit="records") as progress:
+            while any(reader.position(place) < end for place, end in ends.items()):
+                progress.show(records, wanted)
+                for piece in await reader.poll(1000):
+                    size += len(piece.data)
+                    if options.decode:
+                        records += sum(len(columns) for columns in piece.batches())
+                    else:
+                        records += piece.next_offset - piece.position
     finally:
         await reader.close()
     seconds = max(loop.time() - start_s, 1e-9)
@@ -203,11 +209,13 @@ async def _pace(options: argparse.Namespace, cluster: ClusterClient, topic: Topi
         load.seconds.clear()
         start_s = loop.time()
         sent = 0
-        while loop.time() - start_s < options.seconds:
-            await load.send()
-            load.check()
-            sent += 1
-            await asyncio.sleep(max(0.0, start_s + sent / options.rate - loop.time()))
+        with Progress("writing", unit="s") as progress:
+            while (passed_s := loop.time() - start_s) < options.seconds:
+                await load.send()
+                load.check()
+                sent += 1
+                progress.show(passed_s, options.seconds)
+                await asyncio.sleep(max(0.0, start_s + sent / options.rate - loop.time()))
         await writer.flush()
         load.check()
     finally:

@@ -15,6 +15,7 @@ from typing import IO, Any
 from tidelog.cli import session, table
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.progress import Progress
 from tidelog.client.aio_producer import Producer
 from tidelog.client.bulk import BulkDelivery
 from tidelog.client.cluster import ClusterClient
@@ -242,12 +243,15 @@ def run_produce(options: argparse.Namespace) -> int:
 async def _write_all(options: argparse.Namespace, numbered: NumberedWriter) -> None:
     loop = asyncio.get_running_loop()
     start_s = loop.time()
-    while options.records is None or numbered.sent < options.records:
-        left = options.batch if options.records is None else min(options.batch, options.records - numbered.sent)
-        await numbered.write(left)
-        ahead_s = start_s + numbered.sent / options.rate - loop.time()
-        if ahead_s > 0:
-            await asyncio.sleep(ahead_s)
+    with Progress("writing", unit="records") as progress:
+        while options.records is None or numbered.sent < options.records:
+            left = options.batch if options.records is None else min(options.batch, options.records - numbered.sent)
+            await numbered.write(left)
+            if options.records is not None:
+                progress.show(numbered.sent, options.records)
+            ahead_s = start_s + numbered.sent / options.rate - loop.time()
+            if ahead_s > 0:
+                await asyncio.sleep(ahead_s)
 
 
 def run_consume(options: argparse.Namespace) -> int:

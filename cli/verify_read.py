@@ -15,6 +15,7 @@ from types import FrameType
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.consume import PATIENCE_MS
 from tidelog.cli.main import EXIT_OK
+from tidelog.cli.progress import Progress
 from tidelog.cli.session import errors_told
 from tidelog.cli.verify import History, open_history
 from tidelog.client.consumer import Consumer
@@ -86,12 +87,16 @@ class _Reading:
 
     def _read_all(self) -> None:
         heard_s = time.monotonic()
-        while not self._is_over():
-            count = self._poll()
-            if count:
-                heard_s = time.monotonic()
-            elif not self._options.follow and time.monotonic() - heard_s > PATIENCE_MS / 1000:
-                raise CallTimeoutError(f"nothing more of {self._options.topic} could be read in {PATIENCE_MS} ms")
+        wanted = sum(end["log_end"] - self._starts[place] for place, end in self._ends.items())
+        with Progress("reading", unit="records") as progress:
+            while not self._is_over():
+                count = self._poll()
+                if wanted:
+                    progress.show(self._read + self._foreign, min(wanted, self._options.records or wanted))
+                if count:
+                    heard_s = time.monotonic()
+                elif not self._options.follow and time.monotonic() - heard_s > PATIENCE_MS / 1000:
+                    raise CallTimeoutError(f"nothing more of {self._options.topic} could be read in {PATIENCE_MS} ms")
 
     def _is_over(self) -> bool:
         if self._is_stopped or (self._options.records is not None and self._read >= self._options.records):
