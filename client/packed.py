@@ -35,6 +35,8 @@ class PackedRows:
     keys: Layout
     partitions: array[int] | None
     stamps: array[int] | None
+    taken: array[int] | None = None
+    """Where the table has no times: when its first batch was made, for every row."""
 
     def __len__(self) -> int:
         return self.count
@@ -52,9 +54,11 @@ class PackedChunk:
         """The batch, and the time of each record."""
         table, count = self.table, len(self.rows)
         if table.stamps is None:
-            stamps = array("q", [now_ms]) * table.count
+            if table.taken is None:  # once: a table has thousands of batches, each of which would make it whole
+                table.taken = array("q", [now_ms]) * table.count
+            stamps = table.taken
             own = stamps[:count]
-            newest = now_ms
+            newest = stamps[0]
         else:
             stamps = table.stamps
             own = array("q", map(stamps.__getitem__, self.rows))

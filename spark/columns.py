@@ -46,6 +46,7 @@ class ArrowBatches:
         self._pa: Any = arrow()
         self._schema = schema
         self._makers: list[tuple[Callable[..., Any], Any]] = [(_MAKERS[one.name], one.type) for one in schema]
+        self._has_headers = "headers" in schema.names
         self._rows_max = rows
         self._bytes_max = size
         self._waiting: list[Part] = []
@@ -56,6 +57,8 @@ class ArrowBatches:
         if start >= end:
             return
         size = found.values.ends[end] - found.values.ends[start] + found.keys.ends[end] - found.keys.ends[start]
+        if self._has_headers and found.header_blocks is not None:
+            size += found.header_blocks.ends[end] - found.header_blocks.ends[start]
         if self._waiting and self._bytes + size > self._bytes_max:
             yield from self.rest()
         self._waiting.append(Part(topic, partition, found, start, end))

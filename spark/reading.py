@@ -155,6 +155,7 @@ class RangeTask:
                     await reader.arrived.wait()
             except TimeoutError:
                 await self._look_for_gaps()
+                await self._look_for_ends()
                 if asyncio.get_running_loop().time() - begun_s > self._reader.config.patience_ms / 1000:
                     await self._give_up()
         return []
@@ -225,6 +226,28 @@ class RangeTask:
                 )
             self._lost(TruncationError(one.topic, one.partition, offset=one.end, departs=end))
             self._end(where)
+
+    async def _look_for_ends(self) -> None:
+        """A log that is shorter than a range will not have the rest of it, however long the query's patience is. Its
+        leader tells the end only when it knows it; what a fetch says may be behind."""
+        places = {
+            (one.topic, one.partition): where
+            for where, one in self.left.items()
+            if 0 <= self._reader.high_watermark(where) < one.end
+        }
+        if not places:
+            return
+        try:
+            ends = await self._facts.offsets(places, LATEST, timeout_ms=2_000)
+        except TidelogError as error:
+            if not error.retriable:
+                raise
+            return  # the reader finds out what has become of it
+        for place, where in places.items():
+            one, end = self.ranges[where], ends[place].offset
+            if end < one.end and self._reader.position(where) >= end:
+                self._lost(TruncationError(one.topic, one.partition, offset=one.end, departs=end))
+                self._end(where)
 
     async def _look_for_gaps(self) -> None:
         """The last offsets of a range may hold no record any more: then nothing comes, though all is there."""
