@@ -268,6 +268,13 @@ class Lane(Generic[R]):
             self._give_up(batch)
         return over
 
+    def ground(self) -> list[Batch[R]]:
+        """Those that do not fly: nothing more is sent."""
+        over = [batch for batch in self.batches if not batch.is_flying and not batch.is_over]
+        for batch in over:
+            self._end(batch)
+        return over
+
     def _give_up(self, batch: Batch[R]) -> None:
         batch.is_over = True
         if not batch.is_flying:

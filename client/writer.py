@@ -114,6 +114,11 @@ class Writer:
         self._entrance = asyncio.Lock()
         self._room = asyncio.Event()
         self._is_closed = False
+        self.stops_at_failure = False
+        """For who wants nothing stored behind a batch that was not: with the first one that fails all that does not fly
+        fails too, and nothing is taken any more. What flies behind it to the same partition the log refuses."""
+        self._stopped: TidelogError | None = None
+        self._landed = asyncio.Event()
         self.last_error: TidelogError | None = None
         self.request_bytes_max = self.config.request_bytes_max
         """Of several batches in one request; lowered when a broker takes less."""
@@ -165,6 +170,8 @@ class Writer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise WriterClosedError("the writer is closed")
+        if self._stopped is not None:
+            raise self._not_sent()
 
     async def _lane(self, topic: str, partition: int) -> WriterLane:
         info = await self.cluster.topic(topic, may_create=True)
@@ -200,6 +207,31 @@ class Writer:
         if waiting:
             await asyncio.wait(waiting)
 
+    async def land(self, timeout_s: float) -> None:
+        """Nothing is sent any more. What flies is waited for, so long at most: `close` leaves it to itself."""
+        self._stop(WriterClosedError("whoever sent it has given up"))
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(lane.flying for lane in self._lanes.values()):
+                    self._landed.clear()
+                    await self._landed.wait()
+        except TimeoutError:
+            pass
+
+    def _stop(self, error: TidelogError) -> None:
+        if self._stopped is None and not self._is_closed:
+            self._stopped = error
+            for lane in self._lanes.values():
+                self._ground(lane)
+
+    def _ground(self, lane: WriterLane) -> None:
+        for batch in lane.ground():
+            self._finish(batch, self._not_sent(was_sent=batch.was_sent))
+
+    def _not_sent(self, *, was_sent: bool = False) -> WriterClosedError:
+        what = "not waited for" if was_sent else "not sent"
+        return WriterClosedError(f"{what}, for something has failed before: {self._stopped}", was_sent=was_sent)
+
     async def close(self, *, is_flushed: bool = True) -> None:
         """What is not acknowledged then fails."""
         try:
@@ -220,7 +252,7 @@ class Writer:
 
     def _kick(self, lane: WriterLane) -> None:
         """Something of it may be able to fly."""
-        if self._is_closed or not lane.batches or lane.partition in self._resting:
+        if self._is_closed or self._stopped or not lane.batches or lane.partition in self._resting:
             return
         if lane.needs_producer:
             self._resting.add(lane.partition)
@@ -240,7 +272,7 @@ class Writer:
 
     def fly(self, node: int, lane: WriterLane) -> tuple[Sent, bytearray] | None:
         """For a pipe: the next batch of the lane, if it is to be sent there, as it goes out."""
-        if lane.partition in self._resting:
+        if lane.partition in self._resting or self._stopped is not None:
             return None
         leader = self.cluster.leader(lane.partition)
         if leader is None or leader.node != node:
@@ -371,6 +403,7 @@ class Writer:
     # Answers.
 
     def answered(self, lane: WriterLane, batch: Sent, row: pb.ProducedPartition) -> None:
+        self._landed.set()
         error = error_in(row)
         if error is None or error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self._failures.pop(lane.partition, None)
@@ -387,6 +420,9 @@ class Writer:
         failed = lane.refused(batch, error, answered_epoch=answered_epoch, known_epoch=known_epoch)
         if failed is not None:
             self.fail(failed)
+        if self._stopped is not None:
+            self._ground(lane)
+            return
         if lane.flying:
             return  # the last of them decides how to go on
         has_hint = error.code in _MOVED and known_epoch > batch.leader_epoch
@@ -401,6 +437,10 @@ class Writer:
 
     def go_on(self, lane: WriterLane) -> None:
         """After an attempt in vain: a pause, fresh metadata, again."""
+        self._landed.set()
+        if self._stopped is not None:
+            self._ground(lane)
+            return
         if lane.batches and not self._is_closed and lane.partition not in self._resting:
             self._resting.add(lane.partition)
             self._tasks.spawn(self._go_on(lane))
@@ -428,6 +468,8 @@ class Writer:
             batch.result.set_result(outcome)
         else:
             batch.result.set_exception(outcome)
+            if self.stops_at_failure:
+                self._stop(outcome)
 
     # Deadlines.
 

@@ -1,15 +1,15 @@
 """The sink: rows of Spark into the log, in batches and in streams.
 
-    on the driver, before a job starts     options, columns, the cluster and the topic are checked
+    on the driver, before a job starts     options and columns are checked; at the first one the cluster and the topic
     in each task                           Arrow batches -> record batches of the idempotent producer; the task ends
                                            when every row is acknowledged by all in-sync replicas
     on the driver, after all tasks         nothing is left to do
 
 At least once. A row is there when its task has ended, and the retries of the producer add none. But Spark runs a task
 again that has failed, and a micro-batch again whose end it has not noted: what such a task had stored already is stored
-again. In each partition that is a beginning of the task's rows, and then all of them in their order (`sink_task.py`).
+again. In each partition that is a beginning of the task's rows, and then all of them in their order (`sink_producer`).
 Two attempts that write at the same time mix: those of `spark.speculation`, of an executor that is cut off but lives,
-and the requests that an attempt has on the wire when the query fails before it.
+and the requests that an attempt has on the wire when the query fails before it, or has there for longer than it waits.
 
 For exactly once the cluster needs a transaction that the tasks of a batch share. Its names are here already: each
 message tells the owner, the batch and the attempt (`worker.Attempt`), and `commit` gets those of the winners.
@@ -17,7 +17,6 @@ message tells the owner, the batch and the attempt (`worker.Attempt`), and `comm
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,10 +34,12 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
-CHECKED_S = 300.0
-"""How long it is believed that the cluster and the topic are there; each micro-batch plans anew."""
+CHECKED_MAX = 1_000
 
-_checked: dict[SinkOptions, float] = {}
+_checked: dict[SinkOptions, None] = {}
+"""Those for which the cluster and the topic were there. Each micro-batch plans anew, and is not checked again: by the
+address that it was given alone a client may not find a cluster whose other brokers serve the query well, and what has
+become of the topic the tasks find out."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,11 @@ def _stored(options: SinkOptions, batches: Iterator[pyarrow.RecordBatch]) -> Sto
 def _ready(given: Mapping[str, str], schema: StructType) -> SinkOptions:
     options = read_sink_options(given)
     check_columns(schema, topic=options.topic)
-    now_s = time.monotonic()
-    if now_s - _checked.get(options, -CHECKED_S) >= CHECKED_S:
+    if options not in _checked:
         check_cluster(options)
-        _checked.clear()
-        _checked[options] = now_s
+        while len(_checked) >= CHECKED_MAX:
+            del _checked[next(iter(_checked))]
+        _checked[options] = None
     return options
 
 

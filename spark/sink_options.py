@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tidelog.client.errors import OptionError
 from tidelog.client.names import ProducerOptions, read_options
 
-SPARKS = ("checkpointlocation", "path", "queryname", "outputmode")
+SPARKS = ("checkpointlocation", "queryname", "outputmode")
 """What Spark hands on of its own."""
 BATCH_SIZE = 512 << 10
 """Rows come by ten thousands: larger batches than those of a program that sends one by one."""
@@ -24,6 +24,7 @@ NOT_HERE = {
     "interceptor.classes": "a task has none",
     "interceptors": "a task has none",
     "on_delivery": "a task waits for all of its rows",
+    "path": "a topic is no path: give the option topic",
 }
 
 

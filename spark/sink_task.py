@@ -15,16 +15,16 @@ from tidelog.spark.sink_options import SinkOptions, producer_options
 if TYPE_CHECKING:
     import pyarrow
 
-    from tidelog.client.producer import Producer
+    from tidelog.spark.sink_producer import TaskProducer
 
 DELIVERIES_MAX = 64
 """Arrow batches that are not acknowledged yet. The producer's `buffer_memory` bounds their bytes."""
 PRODUCERS_MAX = 4
 """That a worker keeps for its next tasks."""
 GIVE_UP_S = 30.0
-"""How long a task that fails waits for what it has under way."""
+"""How long a task that fails waits for what it has on the wire."""
 
-_producers: dict[tuple[tuple[str, str], ...], Producer] = {}
+_producers: dict[tuple[tuple[str, str], ...], TaskProducer] = {}
 
 
 def write_rows(
@@ -35,9 +35,10 @@ def write_rows(
 ) -> int:
     """How many rows were written. It returns when every row is acknowledged.
 
-    If one is not, it raises when nothing is under way any more: Spark begins the next attempt then, and nothing of this
-    one comes behind the first rows of that. If it is the query that fails Spark does not wait, and the next attempt may
-    have begun: what is not on its way yet stays here.
+    If one is not, nothing is sent any more (`TaskProducer`), and it raises when nothing is on the wire any more, after
+    `GIVE_UP_S` at the latest: Spark begins the next attempt then, and nothing of this one comes behind the first rows
+    of that, but for what a broker that was silent so long has still to take. If it is the query that fails Spark does
+    not wait, and the next attempt may have begun.
     """
     producer = (producer_of or _producer)(options)
     waiting: deque[Any] = deque()
@@ -80,17 +81,17 @@ def _next(batches: Iterator[pyarrow.RecordBatch]) -> pyarrow.RecordBatch | None:
 def _give_up(options: SinkOptions, producer: Any, timeout_s: float) -> None:
     _producers.pop(options.producer, None)
     with contextlib.suppress(TidelogError):  # the error that brought us here tells more
-        producer.close(timeout_s)
+        producer.abandon(timeout_s)
 
 
-def _producer(options: SinkOptions) -> Producer:
+def _producer(options: SinkOptions) -> TaskProducer:
     """That of this worker. Made here, after the worker was forked: gRPC does not live through a fork."""
-    from tidelog.client.producer import Producer
+    from tidelog.spark.sink_producer import TaskProducer
 
     found = _producers.pop(options.producer, None)
     if found is None:
         while len(_producers) >= PRODUCERS_MAX:
             _producers.pop(next(iter(_producers))).close()
-        found = Producer(producer_options(options))
+        found = TaskProducer(producer_options(options))
     _producers[options.producer] = found  # last: the one that was used longest ago goes first
     return found

@@ -193,7 +193,7 @@ class SlowProducer:
         assert self.sent - len(self.waited) <= sink_task.DELIVERIES_MAX
         return made
 
-    def close(self, timeout: float) -> None:
+    def abandon(self, timeout: float) -> None:
         self.closed.append(timeout)
 
 
@@ -242,7 +242,7 @@ def test_a_worker_keeps_few_producers_and_closes_the_oldest(monkeypatch: pytest.
         def close(self) -> None:
             self.is_closed = True
 
-    monkeypatch.setattr("tidelog.client.producer.Producer", Kept)
+    monkeypatch.setattr("tidelog.spark.sink_producer.TaskProducer", Kept)
     monkeypatch.setattr(sink_task, "_producers", {})
 
     def options(number: int) -> SinkOptions:
