@@ -209,7 +209,7 @@ class BrokerStack(MetadataStack):
         )
         replicas.on_crash = lambda error: simulation.crashed(context.station.name, error)
         app = self._new_app(context, tail, agent, logs, replicas)
-        app.grace_ms = simulation.shape.grace_ms
+        app.grace_ms = simulation.shape.opening_grace_ms
         await replicas.start()
         self._serve(context, app)
         simulation.apps[context.station.name] = app

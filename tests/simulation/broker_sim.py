@@ -55,7 +55,7 @@ class BrokerShape(Shape):
     stall_ms: int
     checkpoint_ms: int
     replica: ReplicaConfig
-    grace_ms: int
+    opening_grace_ms: int
     """A broker that starts registers after so long, whether its logs are open or not."""
     recovery: Latency
     """How long a log that has to be read takes, beside the work itself."""
@@ -95,7 +95,7 @@ def draw_broker_shape(seed: int) -> BrokerShape:
             partitions_per_slice=draw.choice((1, 2, 200)),
             settlers_max=of_start.choice((1, 32)),
         ),
-        grace_ms=of_start.choice((0, 0, 500)),
+        opening_grace_ms=of_start.choice((0, 0, 500)),
         recovery=of_start.choice((Latency(0.0, 0.0), Latency(0.0, 0.5), Latency(0.0, 0.05, 0.3, 2.5))),
     )
 
