@@ -6,9 +6,10 @@
     anything else                                        not ours, left alone
 
 One directory is one device with one fate: after a failed sync or a failed state store all of its logs are offline, and
-no others.
+no others. A full disk is no failure: what finds no room is refused and tried again, and the logs are read as before.
 """
 
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,10 +19,12 @@ from uuid import UUID
 from tidelog.log.checkpoint import decode, encode, key_prefix
 from tidelog.log.files import FilePool
 from tidelog.log.group_commit import GroupCommit
-from tidelog.model.errors import CorruptStateError, StorageError
+from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError
 from tidelog.model.ids import DirectoryId, PartitionId, TopicId
 from tidelog.world.disk import Disk
 from tidelog.world.store import StateStore
+
+LOGGER = logging.getLogger(__name__)
 
 DIRECTORY_ID = b"directory/id"
 DELETED = ".deleted"
@@ -119,10 +122,11 @@ class LogDirectory:
     """One directory: what its logs share, which ones there are, and whether it still works.
 
     `directory_id` is what it was given if it could not be read (then `failed` says why). `paths` has every log that is
-    here, open or not; `unopened` those whose turn has not come yet, in the order of their turns.
+    here, open or not; `unopened` those whose turn has not come yet, in the order of their turns; `unforgotten` those
+    that are gone, and whose stored state waits for room to be deleted: before a log of that id is made here again.
     """
 
-    __slots__ = ("directory_id", "disk", "failed", "files", "group_commit", "paths", "store", "unopened")
+    __slots__ = ("directory_id", "disk", "failed", "files", "group_commit", "paths", "store", "unforgotten", "unopened")
 
     def __init__(
         self,
@@ -139,6 +143,7 @@ class LogDirectory:
         self.failed: StorageError | None = None
         self.paths: dict[PartitionId, str] = {}
         self.unopened: OrderedDict[PartitionId, None] = OrderedDict()
+        self.unforgotten: set[PartitionId] = set()
 
         def failed(error: StorageError) -> None:
             self.failed = error
@@ -152,6 +157,18 @@ class LogDirectory:
 
     def has_failed(self) -> bool:
         return self.failed is not None
+
+    async def forget(self, log_id: PartitionId) -> bool:
+        """Delete all that the store has of a log that is gone. False: there is no room for that now, it is among the
+        `unforgotten`. Until it is done a name (deleted, aside, moving) must tell the next start."""
+        try:
+            await forget_log(self.store, log_id)
+        except DiskFullError as error:
+            LOGGER.warning("directory=%s what is stored of %s is deleted later: %s", self.disk.label, log_id, error)
+            self.unforgotten.add(log_id)
+            return False
+        self.unforgotten.discard(log_id)
+        return True
 
     def free_deleted_name(self, path: str) -> str:
         """A name for the log at `path` while it is removed. An earlier one of the same name may still be there."""

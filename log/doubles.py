@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidelog.log.directories import LogDirectory, forget_log
+from tidelog.log.directories import LogDirectory
 from tidelog.model.errors import StorageError
 from tidelog.model.ids import DirectoryId, PartitionId
 
@@ -53,7 +53,7 @@ async def take_away(log_id: PartitionId, copy: LogCopy, name: str) -> None:
     directory.disk.rename(copy.name, name)
     await directory.disk.sync_many([], [""])
     # A crash before this leaves stored state without a log; the next start finds the new name and clears it.
-    await forget_log(directory.store, log_id)
+    await directory.forget(log_id)
 
 
 async def set_aside(log_id: PartitionId, copy: LogCopy) -> None:

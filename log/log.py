@@ -48,8 +48,10 @@ from tidelog.log.segment import RecoveryMark, SegmentInfo
 from tidelog.log.segments import Segments
 from tidelog.log.transactions import AbortedTransaction
 from tidelog.model.errors import (
+    FULL_ADVICE,
     CorruptBatchError,
     DamagedLogError,
+    DiskFullError,
     FencedLeaderEpochError,
     OffsetOutOfRangeError,
     StorageError,
@@ -66,6 +68,7 @@ LOGGER = logging.getLogger(__name__)
 
 IDLE_SYNC_MS = 30_000
 """With page-cache: a log that was quiet for so long is synced, so that it holds no open file."""
+SUSPECT_RETRY_S = 1.0
 
 
 class Log:
@@ -84,6 +87,7 @@ class Log:
         "gaps",
         "group_commit",
         "has_rolled",
+        "intent",
         "is_changing",
         "is_closed",
         "lock",
@@ -142,6 +146,8 @@ class Log:
         self.pending_snapshots: dict[int, bytes] = {}
         self.epochs_changed = False
         self.has_rolled = False
+        # The kind of a change of files that is done, and that the store still speaks of; see `surgery`.
+        self.intent: str | None = None
         # Files that were renamed away, and when they may be removed.
         self.deleted: list[tuple[int, str]] = []
         # Checkpoints and changes of files, one at a time; appends and reads go on meanwhile.
@@ -321,6 +327,9 @@ class Log:
         failed = self.durability.failed or self.group_commit.failed
         if failed is not None:
             raise StorageError(f"{self.path}: a sync has failed: {failed}", path=self.path)
+        if self.intent == surgery.RESET:
+            # A crash would carry it out again, and what is written now with it.
+            raise DiskFullError(f"{self.path} was emptied, which is still to be stored; {FULL_ADVICE}", path=self.path)
 
     # Reading
 
@@ -434,13 +443,22 @@ class Log:
             self.suspect_task = asyncio.get_running_loop().create_task(self._store_suspect())
 
     async def _store_suspect(self) -> None:
-        """Best effort: the store lies on the same device, and may be gone with it."""
-        try:
-            await self.store.commit(
-                {self.prefix + stored.SUSPECT: stored.encode_number("suspect", self.durability.durable_end)}
-            )
-        except StorageError as error:
-            LOGGER.error("log=%s the end %d of what is durable was not stored: %s", self.path, self.durable_end, error)
+        """Best effort: the store lies on the same device, and may be gone with it. A full disk may get room."""
+        suspect = {self.prefix + stored.SUSPECT: stored.encode_number("suspect", self.durability.durable_end)}
+        is_told = False
+        while True:
+            try:
+                await self.store.commit(suspect)
+                return
+            except StorageError as error:
+                if not is_told:
+                    LOGGER.error(
+                        "log=%s the end %d of what is durable was not stored: %s", self.path, self.durable_end, error
+                    )
+                is_told = True
+                if self.is_closed or not isinstance(error, DiskFullError):
+                    return
+            await asyncio.sleep(SUSPECT_RETRY_S)
 
     async def flush(self) -> None:
         """Everything that was appended before the call is on the device when it returns."""
@@ -539,13 +557,17 @@ class Log:
         return result
 
     async def mark_damaged(self, damage: Damage) -> None:
-        """Rot was found at run time: close the log to appends, durably, until its owner repairs it."""
+        """Rot was found at run time: close the log to appends, durably, until its owner repairs it. On a full disk not
+        durably: after a restart it is for a reader or a scrub to find it again."""
         if self.damaged is None or damage.good_end < self.damaged.good_end:
             self.damaged = damage
         LOGGER.error("log=%s damaged good_end=%d reason=%s", self.path, damage.good_end, damage.reason)
-        await self.store.commit(
-            {self.prefix + stored.DAMAGE: stored.encode_damage(self.damaged.good_end, self.damaged.reason)}
-        )
+        try:
+            await self.store.commit(
+                {self.prefix + stored.DAMAGE: stored.encode_damage(self.damaged.good_end, self.damaged.reason)}
+            )
+        except DiskFullError as error:
+            LOGGER.error("log=%s its damage is not stored: %s", self.path, error)
 
     async def configure(self, config: LogConfig) -> None:
         """Other settings from now on."""

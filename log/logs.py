@@ -32,7 +32,6 @@ from tidelog.log.config import LogConfig
 from tidelog.log.directories import (
     LogDirectory,
     directory_name,
-    forget_log,
     in_order,
     list_logs,
     read_directory_id,
@@ -43,7 +42,14 @@ from tidelog.log.housekeeping import CleaningReport
 from tidelog.log.log import Log
 from tidelog.log.retention import Expired
 from tidelog.log.rounds import BoundOf, slices
-from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, TidelogError, WorkFailedError
+from tidelog.model.errors import (
+    FULL_ADVICE,
+    CorruptStateError,
+    DiskFullError,
+    StorageError,
+    TidelogError,
+    WorkFailedError,
+)
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk
@@ -53,6 +59,9 @@ from tidelog.world.work import Work
 LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+ROOM_WAIT_S = 1.0
+"""What found no room is tried again after so long."""
 
 Directories = Iterable[tuple[Disk, StateStore, DirectoryId]]
 OnDirectoryFailure = Callable[[LogDirectory, StorageError], None]
@@ -138,7 +147,7 @@ class Logs:
             on_directory_failure=on_directory_failure,
             sleep=sleep,
         )
-        deleted: list[tuple[LogDirectory, str]] = []
+        deleted: list[tuple[LogDirectory, str, PartitionId]] = []
         found: dict[PartitionId, list[LogCopy]] = {}
         for disk, store, fresh in directories:
             directory = LogDirectory(
@@ -157,8 +166,8 @@ class Logs:
         if all(directory.failed is not None for directory in logs.directories):
             reasons = "; ".join(str(directory.failed) for directory in logs.directories)
             raise StorageError(f"no log directory works: {reasons}" if reasons else "there is no log directory")
-        for directory, name in deleted:
-            logs._remove_later(directory, name)
+        for directory, name, log_id in deleted:
+            logs._remove_later(directory, name, log_id)
         for directory in logs.directories:
             directory.unopened.update(dict.fromkeys(sorted(directory.paths, key=in_order)))
             logs._pending.update(dict.fromkeys(directory.unopened))
@@ -170,7 +179,7 @@ class Logs:
 
     async def _find(
         self, directory: LogDirectory, found: dict[PartitionId, list[LogCopy]]
-    ) -> list[tuple[LogDirectory, str]]:
+    ) -> list[tuple[LogDirectory, str, PartitionId]]:
         """Note what stands in a directory; returns the deleted logs, whose stored state is gone by then."""
         if directory.failed is not None:
             return []
@@ -179,13 +188,13 @@ class Logs:
             there = {log_id for log_id, _ in listing.logs}
             for log_id, _ in (*listing.deleted, *listing.aside):
                 if log_id not in there:
-                    await forget_log(directory.store, log_id)
+                    await directory.forget(log_id)
         except StorageError as error:
             directory.fail(error)
             return []
         for log_id, name in listing.logs:
             found.setdefault(log_id, []).append(LogCopy(directory, name))
-        return [(directory, name) for _, name in listing.deleted]
+        return [(directory, name, log_id) for log_id, name in listing.deleted]
 
     def _take_in(self, found: dict[PartitionId, list[LogCopy]]) -> None:
         for log_id, copies in found.items():
@@ -272,10 +281,21 @@ class Logs:
 
     async def _open_in_turn(self, directory: LogDirectory) -> None:
         """One of the directory's openers: takes log after log until none is left."""
+        told: set[PartitionId] = set()
         while directory.unopened:
             log_id, _ = directory.unopened.popitem(last=False)
             try:
                 await self._open_one(directory, log_id, self._config_of(log_id))
+            except DiskFullError as error:
+                if not self._is_closed and directory.failed is None:
+                    # Nothing is wrong with it: it is as it was, and another turn comes.
+                    if log_id not in told:
+                        LOGGER.error("log=%s is not opened yet: %s", directory.paths[log_id], error)
+                        told.add(log_id)
+                    directory.unopened[log_id] = None
+                    await asyncio.sleep(ROOM_WAIT_S)
+                    continue
+                self.failures[log_id] = error
             except TidelogError as error:
                 # One log that cannot be opened is told to the owner; the others go on.
                 LOGGER.error("log=%s cannot be opened: %s", directory.paths[log_id], error)
@@ -335,6 +355,11 @@ class Logs:
 
     async def _make(self, home: LogDirectory, log_id: PartitionId, config: LogConfig) -> Log:
         try:
+            if log_id in home.unforgotten and not await home.forget(log_id):
+                path = home.paths[log_id]
+                raise DiskFullError(
+                    f"make {path}: what was stored of a former one is not deleted; {FULL_ADVICE}", path=path
+                )
             return await self._open_one(home, log_id, config)
         except TidelogError:
             del home.paths[log_id], self._home[log_id]
@@ -376,6 +401,10 @@ class Logs:
 
     async def _remove(self, log_id: PartitionId) -> None:
         try:
+            home = self._home.get(log_id)
+            if home is not None and log_id in home.unopened:
+                del home.unopened[log_id]  # it may wait for room, which its removal makes
+                self._settle(log_id)
             await self.wait_open(log_id)
             for copy in list(self.doubles.get(log_id, ())):
                 await self._delete(log_id, copy)
@@ -399,11 +428,18 @@ class Logs:
     async def _delete(self, log_id: PartitionId, copy: LogCopy) -> None:
         name = copy.directory.free_deleted_name(copy.name)
         await take_away(log_id, copy, name)
-        self._remove_later(copy.directory, name)
+        self._remove_later(copy.directory, name, log_id)
 
-    def _remove_later(self, directory: LogDirectory, path: str) -> None:
+    def _remove_later(self, directory: LogDirectory, path: str, log_id: PartitionId) -> None:
         async def remove() -> None:
             try:
+                if log_id in directory.unforgotten:
+                    # The files make room. The name stays until the store has forgotten the log.
+                    await self._work.run(empty_directory, directory.disk, path)
+                while log_id in directory.unforgotten and not await directory.forget(log_id):
+                    if self._is_closed or directory.failed is not None:
+                        return
+                    await asyncio.sleep(ROOM_WAIT_S)
                 await self._work.run(remove_directory, directory.disk, path)
             except TidelogError as error:
                 # The next start finds the directory and tries again.
@@ -426,10 +462,18 @@ class Logs:
         del self._open[log_id]
         target.paths[log_id] = home.paths.pop(log_id)
         self._home[log_id] = target
-        log = await self._open_one(target, log_id, config)
-        self.note_high_watermark(log_id, high_watermark)
         if deleted is not None:
-            self._remove_later(home, deleted)
+            self._remove_later(home, deleted, log_id)
+        while True:
+            try:
+                log = await self._open_one(target, log_id, config)
+                break
+            except DiskFullError as error:
+                if self._is_closed or target.failed is not None:
+                    raise
+                LOGGER.error("log=%s is moved, and not opened yet: %s", target.paths[log_id], error)
+                await asyncio.sleep(ROOM_WAIT_S)
+        self.note_high_watermark(log_id, high_watermark)
         return log
 
     def _directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
@@ -482,21 +526,27 @@ class Logs:
             if log is not None:
                 offset = min(self._high_watermarks[log_id], log.end_offset)
                 writes[key_prefix(log_id) + HIGH_WATERMARK] = encode("high-watermark", {"offset": offset})
-        commit = [directory.store.commit(writes)] if writes else []
+        commit = [self._store_high_watermarks(directory, noted, writes)] if writes else []
         for some in slices(touched):
             # Together: they share one group of syncs and one transaction of the store.
             await _all([*(self._checkpoint_one(directory, log) for log in some), *commit])
             commit = []
         await _all(commit)
 
+    async def _store_high_watermarks(
+        self, directory: LogDirectory, noted: list[PartitionId], writes: dict[bytes, bytes | None]
+    ) -> None:
+        try:
+            await directory.store.commit(writes)
+        except DiskFullError as error:
+            LOGGER.warning("directory=%s no high watermarks are stored: %s", directory.disk.label, error)
+            self._noted.update(dict.fromkeys(log_id for log_id in noted if self._home.get(log_id) is directory))
+
     async def _checkpoint_one(self, directory: LogDirectory, log: Log) -> None:
         try:
             await log.checkpoint()
-        except WorkFailedError as error:
-            LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
-        except DiskFullError as error:
-            # Retention may make room. A store that has failed says so again, and that is the end of the directory.
-            await directory.store.commit({})
+        except (WorkFailedError, DiskFullError) as error:
+            # The next one stores it. Retention may make room, or the operator.
             LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
         if log.has_news and not log.is_closed and log.damaged is None:
             directory.group_commit.touch(log)
@@ -628,6 +678,12 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def empty_directory(disk: Disk, path: str) -> None:
+    """In a helper process: its files go, its name stays."""
+    for name in disk.list(path):
+        disk.remove(f"{path}/{name}")
 
 
 def remove_directory(disk: Disk, path: str) -> None:

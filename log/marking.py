@@ -58,6 +58,7 @@ def has_news(log: "Log") -> bool:
         or not (log.durability.is_settled or _is_blank(log))
         or bool(log.pending_infos or log.pending_snapshots)
         or log.epochs_changed
+        or log.intent is not None
     )
 
 
@@ -105,12 +106,15 @@ async def _store_mark(log: "Log") -> None:
     if producers:
         snapshots[mark.offset] = producers
     writes: Writes = {log.prefix + stored.MARK: stored.encode_mark(mark)}
+    if log.intent is not None:
+        writes[log.prefix + stored.INTENT] = None  # the change itself is done and synced
     if epochs is not None:
         writes[log.prefix + stored.EPOCHS] = epochs
     for base, info in infos.items():
         writes[stored.segment_key(log.prefix, base)] = stored.encode_segment(info)
     kept = _choose_snapshots(log, snapshots, mark, writes)
     await log.store.commit(writes)
+    log.intent = None
     log.mark = mark
     log.snapshots = kept
     for base in infos:

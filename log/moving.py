@@ -19,7 +19,7 @@ from tidelog.log.directories import LogDirectory, forget_log, parse_directory_na
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.log import Log
 from tidelog.log.producers import ProducerState
-from tidelog.model.errors import InvalidRequestError, OffsetOutOfRangeError, StorageError
+from tidelog.model.errors import DiskFullError, InvalidRequestError, OffsetOutOfRangeError, StorageError
 from tidelog.model.ids import PartitionId
 
 if TYPE_CHECKING:
@@ -125,9 +125,14 @@ class LogMove:
         return await self._logs.moved(source.log_id, self._home, self.target, deleted)
 
     async def abandon(self) -> None:
-        """The source stays; nothing is left of the copy."""
-        if not self.is_decided:
+        """The source stays; nothing is left of the copy, unless the target's store has no room to forget it."""
+        if self.is_decided:
+            return
+        try:
             await self._clear()
+        except DiskFullError as error:
+            LOGGER.warning("log=%s its copy is removed later: %s", self._name, error)
+            self.target.unforgotten.add(self._source.log_id)
 
     async def _clear(self) -> None:
         if self._copy is not None:
@@ -151,9 +156,13 @@ async def _take_over(log_id: PartitionId, source: LogDirectory | None, target: L
     if target.disk.exists(name + MOVING):
         target.disk.rename(name + MOVING, name)
         await target.disk.sync_many([], [""])
-    await target.store.commit({key_prefix(log_id) + MOVED: None})
+    try:
+        await target.store.commit({key_prefix(log_id) + MOVED: None})
+    except DiskFullError as error:
+        # There is no copy left that it could mean: the next start ends the same move, of which nothing is left to do.
+        LOGGER.warning("directory=%s log=%s its move is ended later: %s", target.disk.label, name, error)
     if source is not None:
-        await forget_log(source.store, log_id)
+        await source.forget(log_id)
     return deleted
 
 
@@ -181,5 +190,5 @@ async def _settle_name(directories: Sequence[LogDirectory], target: LogDirectory
         LOGGER.info("directory=%s log=%s was not copied to its end", target.disk.label, name)
         if target.disk.exists(path):
             target.disk.remove_directory(name)  # what is stored is the real log's
-        else:
-            await _discard(target, log_id, name)
+        elif await target.forget(log_id):
+            target.disk.remove_directory(name)

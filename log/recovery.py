@@ -22,6 +22,7 @@ until its owner has made up its mind. Rot inside of a sealed segment is not look
 the part between the recovery point and the durable end (a second of traffic) is taken for a torn tail.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -33,7 +34,7 @@ from tidelog.log.producers import ProducerState
 from tidelog.log.restoring import Workbench, close_files, epochs_before, merge_epochs
 from tidelog.log.scan import LogScan, ScanRequest, empty_mark, file_crc, scan_log, scrub
 from tidelog.log.segment import LOG, SUFFIXES, ActiveSegment, RecoveryMark, SegmentInfo, file_name, file_path
-from tidelog.model.errors import StorageError
+from tidelog.model.errors import DiskFullError, StorageError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk, File
@@ -418,7 +419,8 @@ class Recovery:
             await self._disk.sync_many(files, directories)
         except StorageError:
             suspect = stored.encode_number("suspect", recovery_point)
-            await self._store.commit({self._prefix + stored.SUSPECT: suspect})
+            with suppress(DiskFullError):  # not to be told as that: room would not make this log sound
+                await self._store.commit({self._prefix + stored.SUSPECT: suspect})
             raise
 
     def _cut(self, active: ActiveSegment, later: tuple[int, ...]) -> int:

@@ -6,12 +6,17 @@ All run under the log's lock, one at a time. Each is safe against a crash at any
     drop            raise the start offset in the store, then rename the files away
     swap, reset     store what is intended, change all names, sync the directory, forget the intent
 
+A full disk (`DiskFullError`) stops a change before it touches a file: all is as it was, and it may be tried again. The
+one exception: an intent that cannot be forgotten, though all is done (`Log.intent`). One of a swap may stand there, a
+crash finds nothing to do; one of a reset would take along what is written after it, so nothing is until it is gone.
+
 Between the first change of a file and the last there is no await, so no reader sees half of it. Once begun, a change
 is carried to its end even if whoever asked for it is cancelled (`to_the_end`): the store would otherwise speak of an
 intent that a living log does not know of.
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,7 +49,7 @@ from tidelog.log.segment import (
 )
 from tidelog.log.transactions import ENTRY_BYTES as ABORTED_ENTRY_BYTES
 from tidelog.log.transactions import TransactionIndex
-from tidelog.model.errors import CorruptStateError, DamagedLogError, OffsetOutOfRangeError
+from tidelog.model.errors import CorruptStateError, DamagedLogError, DiskFullError, OffsetOutOfRangeError
 from tidelog.model.ids import Offset, Position
 from tidelog.world.disk import Disk
 
@@ -52,7 +57,11 @@ if TYPE_CHECKING:
     from tidelog.log.log import Log
 
 
+LOGGER = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+RESET, SWAP_KIND = "reset", "swap"
 
 
 async def to_the_end(change: Coroutine[Any, Any, T]) -> T:
@@ -71,6 +80,7 @@ async def to_the_end(change: Coroutine[Any, Any, T]) -> T:
 async def truncate(log: "Log", offset: int) -> None:
     async with log.lock:
         assert not log.is_closed, f"{log.path} is closed"
+        await _forget_intent(log)
         if log.damaged is not None:
             offset = min(offset, log.damaged.good_end)
         elif offset >= log.segments.end_offset:
@@ -114,7 +124,12 @@ async def _truncate(log: "Log", offset: int) -> None:
     log.pending_infos = {at: info for at, info in log.pending_infos.items() if at < base}
     log.pending_snapshots = {at: data for at, data in log.pending_snapshots.items() if at <= end}
     log.damaged = None
-    await store_mark(log)
+    try:
+        await store_mark(log)
+    except DiskFullError as error:
+        # The cut is done, and so the caller is told. The mark was lowered before; a checkpoint raises it again.
+        LOGGER.warning("log=%s no checkpoint after a cut: %s", log.path, error)
+        await log.group_commit.flush(log)
 
 
 async def _scan_prefix(log: "Log", base: int, bound: int) -> tuple[LogScan, bool]:
@@ -279,7 +294,7 @@ async def _reset(log: "Log", offset: int) -> None:
         writes: Writes = {
             key: None for prefix in (stored.SEGMENT, stored.PRODUCERS) for key in log.store.keys(log.prefix + prefix)
         }
-        writes[log.prefix + stored.INTENT] = stored.encode_intent(Intent("reset"))
+        writes[log.prefix + stored.INTENT] = stored.encode_intent(Intent(RESET))
         writes[log.prefix + stored.MARK] = stored.encode_mark(mark)
         writes[log.prefix + stored.START] = stored.encode_number("start", offset)
         writes[log.prefix + stored.EPOCHS] = stored.encode_epochs(EpochHistory())
@@ -307,9 +322,17 @@ async def _reset(log: "Log", offset: int) -> None:
         log.epochs_changed = False
         log.damaged = None
         await _sync_names(log)
-        await log.store.commit({log.prefix + stored.INTENT: None})
+        log.intent = RESET
+        await _forget_intent(log)
     finally:
         log.is_changing = False
+
+
+async def _forget_intent(log: "Log") -> None:
+    """What was intended is done, and synced."""
+    if log.intent is not None:
+        await log.store.commit({log.prefix + stored.INTENT: None})
+        log.intent = None
 
 
 async def _sync_names(log: "Log") -> None:
@@ -428,6 +451,8 @@ async def replace_segments(log: "Log", cleaned: list[CleanedSegment], generation
         for segment in cleaned:
             assert segment.info.base_offset == segment.replaces[0], "a cleaned segment is named after its first"
             assert segment.info.next_offset == known[segment.replaces[-1]].next_offset, "a cleaned segment has a hole"
+        # A crash would take these for the files of the change before.
+        await _forget_intent(log)
         if any(base in log.pending_infos or base >= log.mark.base_offset for base in old):
             await store_mark(log)
         for segment in cleaned:
@@ -438,7 +463,12 @@ async def replace_segments(log: "Log", cleaned: list[CleanedSegment], generation
         await _store_swap(log, cleaned, old)
         _swap_files(log, cleaned, old)
         await _sync_names(log)
-        await log.store.commit({log.prefix + stored.INTENT: None})
+        log.intent = SWAP_KIND
+        try:
+            await _forget_intent(log)
+        except DiskFullError as error:
+            LOGGER.warning("log=%s its cleaning is done, which is stored later: %s", log.path, error)
+            log.group_commit.touch(log)
         return True
 
 
@@ -448,7 +478,7 @@ async def _store_swap(log: "Log", cleaned: list[CleanedSegment], old: list[int])
     writes: Writes = {stored.segment_key(log.prefix, base): None for base in old}
     for segment in cleaned:
         writes[stored.segment_key(log.prefix, segment.info.base_offset)] = stored.encode_segment(segment.info)
-    writes[log.prefix + stored.INTENT] = stored.encode_intent(Intent("swap", tuple(old), new))
+    writes[log.prefix + stored.INTENT] = stored.encode_intent(Intent(SWAP_KIND, tuple(old), new))
     writes[log.prefix + stored.GAPS] = stored.encode_number("gaps", 1)
     await log.store.commit(writes)
     log.gaps = True

@@ -11,6 +11,9 @@ A restart reads the newest sound snapshot and the frames that continue it, and a
 power takes from the tail files is fetched again; a damaged file ends what is read, and is no error: every controller
 has it all. A snapshot is taken in the background when the frames behind the last one are many.
 
+The copy is there to start from. On a full disk it falls behind and the image does not: frames that find no room, and
+all that follow, are not written, until there is room for a snapshot.
+
 Large decisions are read, applied and compared in slices before anything shows (`prepare`): the image changes at once,
 with the last of them. A subscriber is called on the event loop and returns quickly; an exception of one stops the tail
 (our own error).
@@ -34,7 +37,7 @@ from tidelog.metadata.loading import SnapshotLoader
 from tidelog.metadata.records import Record, decode_records, decode_steps
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.snapshot import snapshot_bytes
-from tidelog.model.errors import CorruptStateError, WorkFailedError
+from tidelog.model.errors import CorruptStateError, DiskFullError, WorkFailedError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.model.steps import Steps
 from tidelog.raft.membership import Membership
@@ -49,6 +52,8 @@ from tidelog.world.work import Work
 LOGGER = logging.getLogger(__name__)
 
 SNAPSHOT_BYTES = 4 << 20
+ROOM_WAIT_MIN_S, ROOM_WAIT_MAX_S = 1.0, 30.0
+"""After a snapshot that found no room; it doubles."""
 SMALL_BYTES = 16 << 10
 """Entries of so many bytes are some 150 records: applied on the spot."""
 _FRAME = Struct(">II")
@@ -116,6 +121,7 @@ class MetadataTail:
         self._subscribers: list[Subscriber] = []
         self._tail: File | None = None
         self._bytes = 0
+        self._is_behind = False
         self._changed = asyncio.Event()
         self.offset = Offset(0)
         """Everything below is in `image`."""
@@ -221,11 +227,15 @@ class MetadataTail:
             raise errors.exceptions[0] from errors
 
     async def _watch(self) -> None:
+        wait_s = ROOM_WAIT_MIN_S / 2
         while True:
             await asyncio.sleep(0.1)
             self._note_current()
-            if self._bytes >= self._snapshot_bytes:
+            if self._bytes >= self._snapshot_bytes or self._is_behind:
                 await self._take_snapshot()
+                wait_s = min(2 * wait_s, ROOM_WAIT_MAX_S) if self._is_behind else ROOM_WAIT_MIN_S / 2
+                if self._is_behind:
+                    await asyncio.sleep(wait_s)
 
     def close(self) -> None:
         if self._tail is not None:
@@ -317,11 +327,19 @@ class MetadataTail:
         self._write(first, [encode_entry(Offset(first + number), entry) for number, entry in enumerate(entries)])
 
     def _write(self, first: Offset, frames: list[bytes]) -> None:
-        if self._tail is None:
-            path = f"{self._path}/{first:020d}.tail"
-            self._disk.remove(path)
-            self._tail = self._disk.open(path, create=True)
-        self._tail.append(*frames)
+        if self._is_behind:
+            return
+        try:
+            if self._tail is None:
+                path = f"{self._path}/{first:020d}.tail"
+                self._disk.remove(path)
+                self._tail = self._disk.open(path, create=True)
+            self._tail.append(*frames)
+        except DiskFullError as error:
+            LOGGER.error("offset=%d the copy of the metadata falls behind: %s", first, error)
+            self._end_tail()
+            self._is_behind = True
+            return
         self._bytes += sum(map(len, frames))
 
     def _end_tail(self) -> None:
@@ -332,6 +350,7 @@ class MetadataTail:
     async def _take_snapshot(self) -> None:
         snapshot = SnapshotId(self.offset, self.epoch)
         pending = self._replay.pending
+        was_behind, self._is_behind = self._is_behind, False  # what comes from here on continues the snapshot
         self._bytes = 0
         self._end_tail()
         try:
@@ -339,9 +358,20 @@ class MetadataTail:
         except WorkFailedError as error:
             # Nothing is lost by it: the frames stay, and half as many again bring the next try.
             self._bytes += self._snapshot_bytes // 2
+            self._is_behind |= was_behind
             LOGGER.error("metadata snapshot not taken offset=%d, tried again later: %s", snapshot.offset, error)
             return
-        await self._files.write(snapshot, Membership(), data)
+        try:
+            await self._files.write(snapshot, Membership(), data)
+        except DiskFullError as error:
+            if not was_behind:
+                LOGGER.error("metadata snapshot not taken offset=%d, tried again later: %s", snapshot.offset, error)
+            # The frames from here on continue those before, unless these were not written. To write none is simpler.
+            self._end_tail()
+            self._is_behind = True
+            return
+        if was_behind:
+            LOGGER.info("offset=%d the copy of the metadata is whole again", snapshot.offset)
         await self._files.remove([known for known in self._files.ids if known < snapshot])
         for first, path in self._tails():
             if first < snapshot.offset:

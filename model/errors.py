@@ -235,6 +235,9 @@ class StorageError(TidelogError):
         self.path = path
 
 
+FULL_ADVICE = "nothing of it was written; make room on the disk of this log directory, no restart is needed"
+
+
 class DiskFullError(StorageError):
     """No space left: nothing of the write was kept, and the same write may succeed when there is room. Never of a sync:
     one that fails is final."""

@@ -1,19 +1,31 @@
-"""Carries out persist effects: one at a time, all that wait in one go. One sync is shared by everybody who waits."""
+"""Carries out persist effects: one at a time, all that wait in one go. One sync is shared by everybody who waits.
+
+On a full disk it tries again until there is room: nothing is told as durable meanwhile, so this member acknowledges
+nothing and votes for nobody, and the others go on without it. What waits is bounded; past the bound the member stops.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
+from tidelog.model.errors import DiskFullError
 from tidelog.model.ids import Offset
 from tidelog.raft.effects import Persist
 from tidelog.raft.storage import RaftStorage
 
+LOGGER = logging.getLogger(__name__)
+
 ENTRIES_AT_ONCE_MAX = 50_000
+WAITING_BYTES_MAX = 64 << 20
+"""Of entries that wait for room on a full disk."""
+ROOM_WAIT_S, TOLD_EVERY = 0.25, 40
 
 
 class Persister:
-    """Owns the stored log: nobody else writes to it while `run` runs. An error of the storage ends `run`."""
+    """Owns the stored log: nobody else writes to it while `run` runs. Any error of the storage but a full disk ends
+    `run`."""
 
     def __init__(self, storage: RaftStorage, persisted: Callable[[int], None]) -> None:
         self.rounds = 0
@@ -44,7 +56,10 @@ class Persister:
             # Also under steady load, or the stored log would grow without bound.
             if self._drop_before is not None and self._drop_before[0] <= self._done:
                 offset, self._drop_before = self._drop_before[1], None
-                await self._storage.drop_before(offset)
+                try:
+                    await self._storage.drop_before(offset)
+                except DiskFullError as error:
+                    LOGGER.warning("entries below %d stay until the next snapshot: %s", offset, error)
             elif not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
@@ -56,7 +71,23 @@ class Persister:
             count += 1
         batch = self._waiting[:count]
         del self._waiting[:count]
-        await self._storage.persist(batch)
+        await self._persist_with_room(batch)
         self.rounds += 1
         self._done = batch[-1].number
         self._persisted(self._done)
+
+    async def _persist_with_room(self, batch: list[Persist]) -> None:
+        """The same batch until it is stored: it may be stored in part, and goes on from there."""
+        tries = 0
+        while True:
+            try:
+                await self._storage.persist(batch)
+                return
+            except DiskFullError as error:
+                if tries % TOLD_EVERY == 0:
+                    LOGGER.error("this member takes no part until there is room: %s", error)
+                tries += 1
+                waiting = [*batch, *self._waiting]
+                if sum(len(entry.data) for one in waiting for entry in one.entries) > WAITING_BYTES_MAX:
+                    raise
+            await asyncio.sleep(ROOM_WAIT_S)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgpack
 from crc32c import crc32c
 
-from tidelog.model.errors import CorruptStateError, WorkFailedError
+from tidelog.model.errors import CorruptStateError, DiskFullError, WorkFailedError
 from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.membership import Membership
 from tidelog.raft.messages import SnapshotChunk, SnapshotId
@@ -196,6 +196,9 @@ class SnapshotFiles:
         try:
             file.append(*encode_file(snapshot, membership, data))
             await self._disk.sync_many([file])
+        except DiskFullError:
+            self._disk.remove(path + ".new")
+            raise
         finally:
             file.close()
         await self._name(path + ".new", snapshot)

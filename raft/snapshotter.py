@@ -1,6 +1,7 @@
 """The snapshot work of a member: take them, receive them, read them out for peers. One task writes at a time.
 
-A helper process that dies (`WorkFailedError`: it ran out of memory, say) ends nothing. What it did is done again later:
+A helper process that dies (`WorkFailedError`: it ran out of memory, say) ends nothing, nor does a full disk. What was
+done is done again later:
 
     taking      `is_taking` falls, and the state of then is taken after a wait that doubles (`wait_s`)
     receiving   the core asks for the snapshot again, from its beginning
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tidelog.model.errors import CorruptStateError, StorageError, WorkFailedError
+from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, WorkFailedError
 from tidelog.model.ids import NodeId
 from tidelog.raft.effects import SnapshotPiece
 from tidelog.raft.membership import Membership
@@ -58,7 +59,7 @@ class Snapshotter:
         self.installed = 0
         self.refused = 0
         self.failed = 0
-        """How often a helper process died over a snapshot."""
+        """How often a helper process died over a snapshot, or there was no room for one."""
         self.is_taking = False
         self._storage = storage
         self._work = work
@@ -109,17 +110,21 @@ class Snapshotter:
         except WorkFailedError as error:
             self._not_taken(take.id, error)
             return
-        self._failures = 0
         newest = self._storage.snapshots.ids[-1] if self._storage.snapshots.ids else None
         # One that was received meanwhile may be newer: then this one is of no use.
         if newest is None or newest <= take.id:
-            await self._storage.write_snapshot(take.id, take.membership, data)
+            try:
+                await self._storage.write_snapshot(take.id, take.membership, data)
+            except DiskFullError as error:
+                self._not_taken(take.id, error)
+                return
             self.taken += 1
             LOGGER.info("snapshot taken offset=%d epoch=%d bytes=%d", take.id.offset, take.id.epoch, len(data))
             self._post(SnapshotTaken(take.id))
+        self._failures = 0
         self.is_taking = False
 
-    def _not_taken(self, snapshot: SnapshotId, error: WorkFailedError) -> None:
+    def _not_taken(self, snapshot: SnapshotId, error: WorkFailedError | DiskFullError) -> None:
         """Nothing is lost by it but room: the log is not cut meanwhile."""
         wait_s = min(FAILED_WAIT_MIN_S * 2.0 ** min(self._failures, 16), FAILED_WAIT_MAX_S)
         self.failed += 1
@@ -144,9 +149,9 @@ class Snapshotter:
             LOGGER.warning("snapshot from node=%d refused: %s", chunk.sender, error)
             self._post(SnapshotFailed(chunk.snapshot))
             return
-        except WorkFailedError as error:
+        except (WorkFailedError, DiskFullError) as error:
             self.failed += 1
-            LOGGER.error("snapshot from node=%d could not be checked, and is asked for again: %s", chunk.sender, error)
+            LOGGER.error("snapshot from node=%d could not be kept, and is asked for again: %s", chunk.sender, error)
             self._post(SnapshotFailed(chunk.snapshot))
             return
         if isinstance(outcome, Snapshot):

@@ -35,7 +35,8 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from tidelog.log.batch import read_header
@@ -47,6 +48,7 @@ from tidelog.model.errors import (
     CorruptBatchError,
     CorruptStateError,
     DamagedLogError,
+    DiskFullError,
     LostStateError,
     StorageError,
     UnformattedDirectoryError,
@@ -61,6 +63,7 @@ from tidelog.raft.membership import DIRECTORY_ID_BYTES, Membership, VoterKey
 from tidelog.raft.messages import Entry, EntryKind, SnapshotChunk, SnapshotId
 from tidelog.raft.snapshots import Snapshot, SnapshotFiles
 from tidelog.raft.stored import (
+    Change,
     Identity,
     StoredState,
     merge,
@@ -107,6 +110,18 @@ def default_log_config() -> LogConfig:
     )
 
 
+@dataclass(slots=True)
+class _Begun:
+    """How far `persist` has come: on a full disk it stops where it is, and goes on when it is called again."""
+
+    persists: Sequence[Persist]
+    change: Change
+    is_cut: bool = False
+    has_written: bool = False
+    tail: tuple[Offset, Sequence[Entry]] | None = None
+    """What the cut takes along, see `_keep_tail`: where it begins, and the entries."""
+
+
 class RaftStorage:
     """One member's storage. `format` once in the life of a directory, `open` once in the life of a process.
 
@@ -143,6 +158,7 @@ class RaftStorage:
         self._state = StoredState(HardState(Epoch(0), None), Offset(0))
         self._is_detached = False
         self._bytes_since_checkpoint = 0
+        self._begun: _Begun | None = None
         self.snapshots = SnapshotFiles(disk, work, ROOT)
         self.me = VoterKey(node, bytes(DIRECTORY_ID_BYTES))
         self.commits = 0
@@ -456,25 +472,24 @@ class RaftStorage:
         self._state = state
 
     async def persist(self, persists: Sequence[Persist]) -> None:
-        """Carry out these effects, in order, as one; durable when this returns. An error is final: what is on the disk
-        is not known then, and the node has to stop."""
-        change = merge(persists)
-        log, state = self.log, self._state
-        cut = change.reset_to if change.reset_to is not None else change.truncate_to
-        tail: Sequence[Entry] = ()
-        if self._is_detached and (cut is not None or change.entries):
-            change = change._replace(reset_to=change.first if cut is None else cut)
-            self._is_detached = False
-        if change.reset_to is not None:
-            await self._commit(replace(state, synced_end=min(state.synced_end, change.reset_to)))
-            await log.reset_to(change.reset_to)
-        elif change.truncate_to is not None and change.truncate_to < log.end_offset:
-            tail = await self._keep_tail(log, change.truncate_to)
-            await log.truncate(change.truncate_to)
-            self._append(log.end_offset, tail)
+        """Carry out these effects, in order, as one; durable when this returns.
+
+        `DiskFullError`: there was no room, and nothing of it counts yet. The same effects, before any others, are to be
+        given again when there may be room. Any other error is final: what is on the disk is not known then, and the
+        node has to stop.
+        """
+        if self._begun is None:
+            self._begun = _Begun(persists, merge(persists))
+        assert self._begun.persists is persists, "what found no room comes first"
+        begun, change, log = self._begun, self._begun.change, self.log
+        if not begun.is_cut:
+            await self._cut_for(begun)
+            begun.is_cut = True
+        if begun.tail is not None:
+            self._append_rest(begun, *begun.tail)
         if change.entries:
-            self._append(change.first, change.entries)
-        if change.entries or tail:
+            self._append_rest(begun, change.first, change.entries)
+        if change.entries or begun.tail is not None:
             await log.wait_durable(log.end_offset - 1)
         recovering = None if change.recovered else self._state.recovering_until
         wanted = replace(
@@ -483,13 +498,39 @@ class RaftStorage:
             synced_end=Offset(change.first + len(change.entries)) if not self._is_detached else Offset(0),
             recovering_until=recovering,
         )
-        if tail:
+        if begun.tail is not None:
             await self._commit(wanted, {TAIL_KEY: None})
         elif wanted != self._state:
             await self._commit(wanted)
+        self._begun = None
         if self._bytes_since_checkpoint >= CHECKPOINT_BYTES:
-            self._bytes_since_checkpoint = 0
-            await log.checkpoint()
+            with suppress(DiskFullError):  # the next one comes with the next effects
+                await log.checkpoint()
+                self._bytes_since_checkpoint = 0
+
+    async def _cut_for(self, begun: _Begun) -> None:
+        """Drop what the effects drop. If it fails for want of room it may be done again, whatever was done of it."""
+        change, log, state = begun.change, self.log, self._state
+        reset_to = change.reset_to
+        if self._is_detached and (reset_to is not None or change.truncate_to is not None or change.entries):
+            cut = reset_to if reset_to is not None else change.truncate_to
+            reset_to = change.first if cut is None else cut
+        if reset_to is not None:
+            await self._commit(replace(state, synced_end=min(state.synced_end, reset_to)))
+            await log.reset_to(reset_to)
+            self._is_detached = False
+        elif change.truncate_to is not None:
+            if change.truncate_to < log.end_offset:
+                begun.tail = await self._keep_tail(log, change.truncate_to)
+            if change.truncate_to < log.end_offset or log.intent is not None:
+                await log.truncate(change.truncate_to)
+
+    def _append_rest(self, begun: _Begun, first: Offset, entries: Sequence[Entry]) -> None:
+        """Those of the entries from `first` on that are not in the log yet: some may be, from a try before."""
+        there = self.log.end_offset - first
+        assert there == 0 or begun.has_written, f"entries at {first} do not continue a log that ends {there} later"
+        begun.has_written = True
+        self._append(self.log.end_offset, entries[there:])
 
     def _append(self, first: Offset, entries: Sequence[Entry]) -> None:
         log = self.log
@@ -499,7 +540,7 @@ class RaftStorage:
             self._bytes_since_checkpoint += len(batch)
         self.entries_stored += len(entries)
 
-    async def _keep_tail(self, log: Log, end: Offset) -> Sequence[Entry]:
+    async def _keep_tail(self, log: Log, end: Offset) -> tuple[Offset, Sequence[Entry]] | None:
         """Lower the synced end to `end`, durably. The log cuts whole batches: entries below `end` that share one with
         it go into the same commit, and back into the log after the cut; or after a crash, by `_restore_tail`."""
         kept: list[Entry] = []
@@ -516,7 +557,7 @@ class RaftStorage:
             await self._commit(state, {TAIL_KEY: pack_tail(first, kept)})
         elif state != self._state:
             await self._commit(state)
-        return kept
+        return (first, kept) if kept else None
 
     async def _restore_tail(self, log: Log) -> None:
         """A crash came between a cut and what was to be written back: write it now."""

@@ -28,7 +28,7 @@ from tidelog.log.doubles import choose
 from tidelog.log.logs import Logs
 from tidelog.metadata.broker_side import BrokerAgent, store_clean_stop
 from tidelog.metadata.image import NIL, ClusterImage
-from tidelog.model.errors import CorruptStateError
+from tidelog.model.errors import CorruptStateError, DiskFullError
 from tidelog.model.ids import DirectoryId, PartitionId, TopicId
 from tidelog.world.store import StateStore
 
@@ -103,6 +103,9 @@ async def close_logs(logs: Logs, store: StateStore, broker_epoch: int | None) ->
     """
     if await logs.close():
         if broker_epoch is not None:
-            await store_clean_stop(store, broker_epoch)
+            try:
+                await store_clean_stop(store, broker_epoch)
+            except DiskFullError as error:
+                LOGGER.error("this was a clean stop, and the next start does not know: %s", error)
     else:
         LOGGER.error("this was not a clean stop: logs could not be closed, see above")

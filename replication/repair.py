@@ -33,6 +33,10 @@ LOGGER = logging.getLogger(__name__)
 REPLICAS_PER_REQUEST_MAX = 1_000
 
 
+def _is_sound(log: Log) -> bool:
+    return log.damaged is None
+
+
 class Repair:
     """See the module."""
 
@@ -71,10 +75,13 @@ class Repair:
             return False
         assert log.damaged is not None, "only a damaged log is mended"
         LOGGER.warning("log=%s is cut to %d: %s", log.path, log.damaged.good_end, log.damaged.reason)
-        await log.repair()
-        self._reported.pop(replica.partition_id, None)
-        replica.high_watermark = Offset(min(replica.high_watermark, log.end_offset))
-        self._host.logs.note_high_watermark(replica.partition_id, replica.high_watermark)
+        try:
+            await log.repair()
+        finally:
+            if _is_sound(log):  # also if that could not be stored to the end (`log.surgery`)
+                self._reported.pop(replica.partition_id, None)
+                replica.high_watermark = Offset(min(replica.high_watermark, log.end_offset))
+                self._host.logs.note_high_watermark(replica.partition_id, replica.high_watermark)
         return True
 
     def _may_cut(self, replica: Replica) -> bool:

@@ -36,6 +36,7 @@ from tidelog.metadata.delta import LocalPartition
 from tidelog.metadata.image import NIL, ClusterImage, Partition
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.errors import (
+    DiskFullError,
     FencedLeaderEpochError,
     NotLeaderOrFollowerError,
     StorageError,
@@ -386,6 +387,8 @@ class Replicas:
             if directory is not None and directory.failed is not None:
                 return  # the whole directory is offline
             # A full disk, or the like. What leads or follows goes on with what it has.
+            if isinstance(error, DiskFullError) and replica.partition.leader == self.me:
+                self.upkeep.directory_full(replica)
             if replica.log is None:
                 replica.offline = error
             self.unsettle_later(replica)

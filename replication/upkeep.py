@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tidelog.log.directories import LogDirectory
 from tidelog.metadata import configs
 from tidelog.metadata.partitions import AssignDirectories
-from tidelog.model.errors import RemoteError, TransportError
+from tidelog.model.errors import FULL_ADVICE, RemoteError, TransportError
 from tidelog.model.ids import DirectoryId, PartitionId
 from tidelog.replication.scrubbing import Scrubbing
 
@@ -105,7 +105,11 @@ class Upkeep:
         directory = self._host.logs.directory_of(replica.partition_id)
         full = None if directory is None else directory.directory_id
         if full in agent.registration.directories and full not in agent.full_directories:
-            LOGGER.error("broker=%d directory %s is full", self._host.me, full)
+            assert directory is not None, "it has an id"
+            LOGGER.error(
+                "broker=%d directory=%s (%s) is full: others lead what lies there, if they can; %s",
+                *(self._host.me, directory.disk.label, full, FULL_ADVICE),
+            )
             agent.full_directories = (*agent.full_directories, full)
             agent.beat_soon()
 

@@ -3,10 +3,9 @@
 import errno
 import os
 
-from tidelog.model.errors import DamagedLogError, DiskFullError, StorageError
+from tidelog.model.errors import FULL_ADVICE, DamagedLogError, DiskFullError, StorageError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-FULL_ADVICE = "nothing of it was written; make room on the disk of this log directory, no restart is needed"
 OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 

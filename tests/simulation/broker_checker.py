@@ -24,7 +24,7 @@ from uuid import UUID
 from simulation.metadata_checker import MetadataChecker
 from tidelog.log.batch import check_batch, decode, read_header
 from tidelog.log.log import Log
-from tidelog.metadata.image import Partition
+from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import PartitionId
 from tidelog.replication.leading import Leading
@@ -110,13 +110,15 @@ def records_of(data: bytes) -> list[tuple[int, bytes, int]]:
 class ClusterChecker(MetadataChecker):
     """As its base, but where a topic allows it a leader may come from outside of the in-sync set."""
 
-    def _check_partition(self, topic_id: UUID, number: int, before: Partition | None, now: Partition) -> None:
+    def _check_partition(
+        self, newer: ClusterImage, topic_id: UUID, number: int, before: Partition | None, now: Partition
+    ) -> None:
         topic = self.image.topics.get(topic_id)
         if before is not None and topic is not None and topic.name.startswith(UNCLEAN_PREFIX):
             if now.partition_epoch <= before.partition_epoch or now.leader_epoch < before.leader_epoch:
                 self._fail("log", f"{topic_id}-{number}: epochs do not rise from {before} to {now}")
             return
-        super()._check_partition(topic_id, number, before, now)
+        super()._check_partition(newer, topic_id, number, before, now)
 
 
 class ReplicaChecker:

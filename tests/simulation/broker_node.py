@@ -14,7 +14,7 @@ from uuid import UUID
 from simulation.cluster import Context, Program, Station
 from simulation.driver_node import CLUSTER_ID
 from simulation.metadata_sim import MetadataStack
-from simulation.nemesis import Undo
+from simulation.nemesis import STORE_REFUSALS, Undo
 from simulation.raft_sim import RaftSimulation
 from tidelog.log.batch import read_header
 from tidelog.log.config import LogConfig
@@ -275,11 +275,13 @@ class BrokerStack(MetadataStack):
         return undo
 
     def fill_disk(self, station: Station, draw: Random) -> Undo:
-        device = station.machine.disk(self._label(station))
+        device, store = station.machine.disk(self._label(station)), station.machine.store(self._label(station))
         device.fill(draw.choice((0, 100, 1000)))
+        store.fill(draw.choice(STORE_REFUSALS))
 
         def undo() -> None:
             device.capacity_bytes = None
+            store.fill(0.0)
 
         return undo
 

@@ -7,7 +7,7 @@ from typing import Any
 from simulation.checkers import RaftChecker
 from simulation.cluster import Context, Program, Station
 from simulation.machine import ChainMachine
-from simulation.nemesis import Undo
+from simulation.nemesis import STORE_REFUSALS, Undo
 from simulation.raft_sim import RaftSimulation
 from simulation.workload import serve_clients
 from tidelog.log.config import FOREVER_MS, LogConfig
@@ -184,11 +184,13 @@ class DriverStack:
         return undo
 
     def fill_disk(self, station: Station, draw: Random) -> Undo:
-        device = station.machine.disk()
+        device, store = station.machine.disk(), station.machine.store()
         device.fill(draw.choice((0, 100, 1000)))
+        store.fill(draw.choice(STORE_REFUSALS))
 
         def undo() -> None:
             device.capacity_bytes = None
+            store.fill(0.0)
 
         return undo
 

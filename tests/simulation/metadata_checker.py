@@ -107,11 +107,13 @@ class MetadataChecker:
             for number, partition in topic.partitions.items():
                 former = None if before is None else before.partitions.get(number)
                 if partition is not former:
-                    self._check_partition(topic_id, number, former, partition)
+                    self._check_partition(newer, topic_id, number, former, partition)
                     self._check_joined(newer, f"{topic_id}-{number}", former, partition)
                     self.states[topic_id, number, partition.partition_epoch] = (partition, newer)
 
-    def _check_partition(self, topic_id: UUID, number: int, before: Partition | None, now: Partition) -> None:
+    def _check_partition(
+        self, newer: ClusterImage, topic_id: UUID, number: int, before: Partition | None, now: Partition
+    ) -> None:
         if before is None:
             return
         who = f"{topic_id}-{number}"
@@ -122,7 +124,10 @@ class MetadataChecker:
                 self._fail("log", f"{who}: two leaders in epoch {now.leader_epoch}")
             # A leader's proposal may complete a reassignment: who joins by it leads at once, if the target says so.
             completes = bool(before.target) and not now.target and now.leader in before.target
-            if now.leader >= 0 and now.leader not in (*before.isr, *before.eligible) and not completes:
+            # Or it is the proposal of a leader that is leaving: who joins by it takes over at once.
+            leaves = before.leader in now.isr and now.leader in now.isr and newer.brokers[before.leader].is_leaving
+            joins = completes or leaves
+            if now.leader >= 0 and now.leader not in (*before.isr, *before.eligible) and not joins:
                 self._fail("log", f"{who}: broker {now.leader} leads, from outside of {before.isr}, {before.eligible}")
 
     def _check_joined(self, image: ClusterImage, who: str, before: Partition | None, now: Partition) -> None:

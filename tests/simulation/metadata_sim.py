@@ -25,7 +25,7 @@ from simulation.driver_node import CLUSTER_ID, DriverStack, open_storage
 from simulation.metadata_checker import MetadataChecker
 from simulation.metadata_workload import BROKERS, Admin, AdminChecker
 from simulation.more_faults import MORE_FAULTS, draw_more_steps
-from simulation.nemesis import Nemesis, draw_plan
+from simulation.nemesis import STORE_REFUSALS, Nemesis, draw_plan
 from simulation.raft_sim import LEADER_S, SETTLE_S, RaftSimulation, Result, Shape, draw_shape, run_simulation
 from tidelog.log.config import FOREVER_MS, LogConfig
 from tidelog.metadata import brokers
@@ -401,6 +401,7 @@ class MetadataSimulation(RaftSimulation):
         device, store = station.machine.disk(), station.machine.store()
         if kind == "full":
             device.fill(draw.choice((0, 100, 1000)))
+            store.fill(draw.choice(STORE_REFUSALS))
         elif kind == "stall":
             device.begin_stall(everything=draw.random() < 0.3)
             store.begin_stall()

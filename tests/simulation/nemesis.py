@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Undo = Callable[[], None]
 CALM = 0.25
+STORE_REFUSALS = (0.0, 0.5, 1.0)
+"""How many commits the state store of a full disk refuses: what is left of its reserve."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from tidelog.metadata.replay import Replay
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
 from tidelog.metadata.topics import CreateTopics, NewTopic
-from tidelog.model.errors import DiskFullError, ErrorCode, RemoteError, TidelogError
-from tidelog.model.ids import NodeId
+from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
+from tidelog.model.ids import NodeId, Offset
 from tidelog.raft.driver import DriverConfig
 from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import Entry, EntryKind
@@ -432,20 +432,34 @@ def test_a_broker_that_cannot_read_how_it_stopped_counts_as_one_that_did_not_sto
         assert quorum.brokers[NodeId(11)].agent.registration.clean_stop_epoch == -1
 
 
-def test_a_tail_on_a_full_disk_ends_with_that_error_and_loses_nothing() -> None:
+@pytest.mark.parametrize("free_bytes", [0, 100, 300, 600])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_tail_on_a_full_disk_goes_on_in_memory_and_its_copy_is_whole_with_room(
+    free_bytes: int, has_room: bool
+) -> None:
     with Quorum(171) as quorum:
         quorum.start()
         quorum.start_brokers(11, 12, 13)
         machine = quorum.world.machine("spare")
+        last = Offset(0)
+
+        def is_served(image: ClusterImage) -> bool:
+            return len(image.live_brokers()) == 3
 
         async def follow(process: SimNode) -> None:
+            nonlocal last
             _, tail = _twin(quorum, 21, process)
             await tail.open()
-            await tail.run()
+            machine.disk().fill(free_bytes)
+            process.spawn(tail.run())
+            await tail.until(is_served)
+            await asyncio.sleep(5)
+            if has_room:
+                machine.disk().heal()
+                await asyncio.sleep(10)
+            last = tail.offset
 
-        machine.disk().fill(300)
-        with pytest.raises(DiskFullError):
-            quorum.world.run(machine.boot(), follow, timeout=20)
+        quorum.world.run(machine.boot(), follow, timeout=60)
         machine.kill()
         machine.disk().heal()
         process = machine.boot()
@@ -453,8 +467,9 @@ def test_a_tail_on_a_full_disk_ends_with_that_error_and_loses_nothing() -> None:
 
         async def follow_again(_: SimNode) -> None:
             await tail.open()
+            assert (tail.offset == last) == has_room, "the copy is whole, or ends before what found no room"
             process.spawn(tail.run())
-            await tail.until(lambda image: len(image.live_brokers()) == 3)
+            await tail.until(is_served)
 
         quorum.world.run(process, follow_again, timeout=20)
 
