@@ -1,7 +1,8 @@
 """A machine that goes wrong on command: a disk that is full, a disk that hangs, a network that delays and loses.
 
 Root's work: file systems are mounted and a network namespace is made, all of it undone when the block ends. A machine
-that cannot do that says why (`CannotError`); tests skip with it.
+that cannot do that says why (`CannotError`); tests skip with it. `python tests/cluster/harmed_machine.py` tells whether
+this machine can, by doing all of it once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import select
 import shutil
 import struct
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -246,3 +249,22 @@ def _open_tun(name: str) -> int:
             os.close(descriptor)
         raise CannotError(f"/dev/net/tun: {error}") from error
     return descriptor
+
+
+def probe() -> None:
+    """Have each of them for a moment; `CannotError` if that cannot be."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        root = Path(directory)
+        (root / "images").mkdir()
+        hanging = stack.enter_context(HangingDisk.made(root / "hanging", images=root / "images", size_mib=8))
+        with hanging.hanging():
+            pass
+        stack.enter_context(SmallDisk.made(root / "small", size_mib=8))
+        stack.enter_context(Network.made((1,)))
+
+
+if __name__ == "__main__":
+    try:
+        probe()
+    except (CannotError, OSError) as error:
+        sys.exit(str(error))

@@ -5,7 +5,7 @@ their own; in the end everything acknowledged is there once, in order, in its pl
 
 The time to recover from a crash (procedure 12) stands in test_broker_sources.py, frozen leaders in
 test_client_failures.py. One cluster serves all: broker 2 has its logs on a device that can hang, broker 3 on one that
-can be full, where this machine can do that; each test leaves it whole.
+can be full, where this machine can do that (REQUIRE_FAULT_DEVICES=1: it has to); each test leaves it whole.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from fault_devices import cannot
 from harmed_machine import CannotError, HangingDisk, Network, SmallDisk
 from patience import DEADLINE_S, until
 from procedures import (
@@ -51,6 +52,10 @@ CUT_OFF = 2
 DISK_MIB = 64
 DELAY_S = 0.1
 LAG_MAX_MS = 2_000
+FULL = (
+    "No space left on device (ENOSPC); nothing of it was written; make room on the disk of this log directory, "
+    "no restart is needed"
+)
 SPARES = (4, 5)
 """Brokers only; they run for one test."""
 
@@ -104,12 +109,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(autouse=True)
 def whole(scene: Scene) -> Iterator[None]:
-    """The three run after each test and the spares do not, however it has ended."""
+    """The three run after each test, with all of their directories, and the spares do not, however it has ended."""
     yield
     for number in SPARES:
         if runs(scene.cluster, number):
             scene.cluster.stop(number)
     for number in BROKERS:
+        if runs(scene.cluster, number) and has_given_up(scene.cluster, number):
+            scene.cluster.stop(number)
         if not runs(scene.cluster, number):
             scene.cluster.start(number)
 
@@ -283,7 +290,7 @@ def test_clients_lose_connectivity_to_one_broker(scene: Scene, tmp_path: Path) -
     once."""
     network = scene.network
     if network is None:
-        pytest.skip(f"no network of its own: {scene.why_not}")
+        cannot(f"no network of its own: {scene.why_not}")
     create(scene.at, "cut-off")
     with traffic(
         scene.at, tmp_path, "cut-off", clients_at=scene.clients_at(network), before=network.command()
@@ -312,7 +319,7 @@ def test_high_latency_between_client_and_broker(scene: Scene, tmp_path: Path) ->
     writing is several times as fast as one batch after the other would be."""
     network = scene.network
     if network is None:
-        pytest.skip(f"no network of its own: {scene.why_not}")
+        cannot(f"no network of its own: {scene.why_not}")
     create(scene.at, "latency")
     written, batches = tmp_path / "written", 80
     one_by_one_s = batches * 2 * DELAY_S
@@ -333,11 +340,10 @@ def test_disk_full(scene: Scene, tmp_path: Path) -> None:
 
     Expected: nothing is acknowledged that is not stored. What the broker led, others lead at once; where it follows,
     they wait for it no longer than `replica.lag.time.max.ms`. A partition that nobody else has is read-only, and says
-    why. When there is room, it catches up by itself; only if the directory's own state found no room was it given up,
-    and takes a restart."""
+    why, and what to do. Nobody gives up the directory; when there is room, it catches up by itself."""
     at, small = scene.at, scene.small
     if small is None:
-        pytest.skip(f"no disk of its own: {scene.why_not}")
+        cannot(f"no disk of its own: {scene.why_not}")
     create(at, "full")
     create(at, "alone", replicas=str(SMALL))
     alone = tmp_path / "alone"
@@ -347,17 +353,14 @@ def test_disk_full(scene: Scene, tmp_path: Path) -> None:
         with small.full():
             until(lambda: is_left(at, "full", SMALL), "others go on without it", timeout_s=20)
             running.goes_on()
-            if not has_given_up(scene.cluster, SMALL):
-                batch = ("--records", "1000", "--batch", "1000", "--timeout-ms", "500")
-                _, said = tidelog(at, "verify", "produce", "alone", *batch, "--history", str(alone), code=1)
-                assert "No space left on device" in said
-            if not has_given_up(scene.cluster, SMALL):
-                judge(at, "alone", alone)
-        assert "No space left on device (ENOSPC)" in scene.cluster.log(SMALL)
+            batch = ("--records", "1000", "--batch", "1000", "--timeout-ms", "500")
+            _, said = tidelog(at, "verify", "produce", "alone", *batch, "--history", str(alone), code=1)
+            assert FULL in said
+            judge(at, "alone", alone)
+            assert not has_given_up(scene.cluster, SMALL)
+        assert FULL in scene.cluster.log(SMALL)
         assert not scene.cluster.ended(), "the node lives"
-        if has_given_up(scene.cluster, SMALL):
-            scene.cluster.stop(SMALL)
-            scene.cluster.start(SMALL)
+    assert not has_given_up(scene.cluster, SMALL)
     write_some(at, "alone", alone, 50)
     judge(at, "alone", alone)
 
@@ -370,7 +373,7 @@ def test_hanging_disk(scene: Scene, tmp_path: Path) -> None:
     goes on without it. When the disk answers, it catches up and is in sync again."""
     at = scene.at
     if scene.hanging is None:
-        pytest.skip(f"no disk of its own: {scene.why_not}")
+        cannot(f"no disk of its own: {scene.why_not}")
     create(at, "hanging")
     with traffic(at, tmp_path, "hanging") as running:
         assert HANGING in {row.leader for row in partitions(at, "hanging")}
