@@ -11,11 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
 from simulation.defects import DEFECTS, Defect
-from simulation.raft_sim import Result, run_seed
+from simulation.raft_sim import Result, draw_shape, run_seed
 from simulation.seeds import read_catching_seeds, write_catching_seeds
 
 SHRINK_RUNS_MAX = 60
@@ -83,39 +84,57 @@ def run_parallel(
 ) -> Iterator[Result]:
     """Results as they come. Each worker takes the next seed when it has done one."""
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    context = multiprocessing.get_context("spawn")
     workers: dict[Connection, multiprocessing.process.BaseProcess] = {}
     next_seed = first
     try:
         for _ in range(processes):
-            mine, theirs = context.Pipe()
-            worker = context.Process(target=_work, args=(theirs, stack), daemon=True)
-            worker.start()
-            theirs.close()
-            workers[mine] = worker
+            _start_worker(workers, stack)
         idle = list(workers)
-        busy: list[Connection] = []
+        busy: dict[Connection, int] = {}
         while True:
             while idle and (count is None or next_seed < first + count):
                 if deadline is not None and time.monotonic() >= deadline:
                     break
                 connection = idle.pop()
-                connection.send(next_seed)
-                busy.append(connection)
+                with suppress(BrokenPipeError):  # of a worker that has died, as the answer will tell
+                    connection.send(next_seed)
+                busy[connection] = next_seed
                 next_seed += 1
             if not busy:
                 return
-            for ready in wait(busy):
+            for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                result = ready.recv()
-                busy.remove(ready)
-                idle.append(ready)
+                seed = busy.pop(ready)
+                try:
+                    result = ready.recv()
+                    idle.append(ready)
+                except (EOFError, ConnectionResetError):
+                    result = _died(seed, stack, workers.pop(ready))
+                    ready.close()
+                    idle.append(_start_worker(workers, stack))
                 yield result
     finally:
         for connection, process in workers.items():
             connection.close()
             process.terminate()
             process.join()
+
+
+def _start_worker(workers: dict[Connection, multiprocessing.process.BaseProcess], stack: str | None) -> Connection:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    worker = context.Process(target=_work, args=(theirs, stack), daemon=True)
+    worker.start()
+    theirs.close()
+    workers[mine] = worker
+    return mine
+
+
+def _died(seed: int, stack: str | None, worker: multiprocessing.process.BaseProcess) -> Result:
+    """A worker that ended in the middle of a seed: by a signal, by memory, by an error outside of the run."""
+    worker.join()
+    failure = f"its worker process died: exit code {worker.exitcode}"
+    return Result(seed, failure, virtual_s=0.0, events=0, digest="", plan=[], shape=draw_shape(seed, stack))
 
 
 def _work(connection: Connection, stack: str | None) -> None:
