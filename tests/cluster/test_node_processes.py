@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -397,9 +398,14 @@ API_VERSIONS_KEY, PRODUCE_KEY = 18, 0
 
 
 def kafka_keys(port: int) -> set[int]:
-    """The requests that a listener offers, asked as any Kafka client asks first: ApiVersions, version 0."""
+    """The requests that a listener offers, asked as any Kafka client asks first: ApiVersions, version 0. None of
+    them if nobody listens."""
     request = struct.pack("!hhih", API_VERSIONS_KEY, 0, 77, -1)
-    with socket.create_connection(("localhost", port), timeout=10) as connection, connection.makefile("rb") as answer:
+    try:
+        connection = socket.create_connection(("localhost", port), timeout=10)
+    except ConnectionRefusedError:
+        return set()
+    with connection, connection.makefile("rb") as answer:
         connection.sendall(struct.pack("!i", len(request)) + request)
         (size,) = struct.unpack("!i", answer.read(4))
         body = answer.read(size)
@@ -441,7 +447,8 @@ def test_the_quick_start_of_the_notes_brings_up_three_nodes_one_by_one(tmp_path:
         said = (tmp_path / "1.log").read_text(encoding="utf-8")
         assert "ignored, since they mean nothing here: num.network.threads" in said
         for kafka, *_ in rows:
-            assert PRODUCE_KEY in kafka_keys(kafka), "the PLAINTEXT listener speaks Kafka's protocol"
+            keys = until(partial(kafka_keys, kafka), "the PLAINTEXT listener answers")
+            assert PRODUCE_KEY in keys, "it speaks Kafka's protocol"
     finally:
         for process in processes:
             process.terminate()

@@ -85,7 +85,12 @@ DEFECTS: dict[str, tuple[Any, str, Any, str]] = {
         "eligible without the records",
     ),
     "an ISR change without epoch check": (partitions, "_check_epochs", lambda *_: None, "stale proposal"),
-    "a fenced broker joins the ISR": (partitions, "_check_isr", lambda *_: None, "who is in sync is live"),
+    "a fenced broker joins the ISR": (
+        partitions,
+        "_check_isr",
+        lambda *_: None,
+        "who is in sync is live|who is recovering is outside the ISR",
+    ),
     "a leader from outside the ISR": (elections, "elect", _always_unclean, "elected without the records"),
     "eligibility never ends": (elections, "led_by", _eligible_for_ever, "eligible without the records"),
     "replicas that are added count for min ISR": (

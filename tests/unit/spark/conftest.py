@@ -1,0 +1,16 @@
+"""Workers of Spark keep their clients from task to task; a test's end with it, or the IO thread would never end."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _clients_end() -> Iterator[None]:
+    yield
+    from tidelog.spark import access, sink_task
+
+    while access._open:
+        access._open.popitem()[1].close()
+    while sink_task._producers:
+        sink_task._producers.popitem()[1].close()
