@@ -49,7 +49,13 @@ from tidelog.log.segment import (
 )
 from tidelog.log.transactions import ENTRY_BYTES as ABORTED_ENTRY_BYTES
 from tidelog.log.transactions import TransactionIndex
-from tidelog.model.errors import CorruptStateError, DamagedLogError, DiskFullError, OffsetOutOfRangeError
+from tidelog.model.errors import (
+    CorruptBatchError,
+    CorruptStateError,
+    DamagedLogError,
+    DiskFullError,
+    OffsetOutOfRangeError,
+)
 from tidelog.model.ids import Offset, Position
 from tidelog.world.disk import Disk
 
@@ -102,11 +108,22 @@ async def _truncate(log: "Log", offset: int) -> None:
             break
         except IndexFaultError as fault:
             await _rebuild(log, fault.base_offset)
+        except CorruptBatchError:
+            if log.damaged is None:
+                raise
+            # Rot in front of the good end hides where that is: the cut is where the log cannot be read on.
+            base, position, bound = log.segments.find(offset).base_offset, None, offset
+            break
     if bound < log.start_offset:
         # The batch that goes spans the start too: nothing readable is left.
         await _reset(log, log.start_offset)
         return
     scan, is_exact = await _scan_prefix(log, base, bound)
+    if position is None:
+        if scan.end_offset < log.start_offset:
+            await _reset(log, log.start_offset)
+            return
+        position = Position(scan.segments[0].size if scan.segments else 0)
     active = scan.segments[0] if scan.segments else _empty_segment(log, base)
     end = scan.end_offset
     if active.size != position:

@@ -229,6 +229,10 @@ class GroupsSimulation(BrokerSimulation):
             writer.is_stopping = True
         self._demand("writes are not answered", lambda: not any(writer.busy for writer in self.writers), SETTLE_S)
         self._demand("replicas do not converge", self._has_converged, SETTLE_S)
+        self._demand("groups have not processed everything", self._is_all_processed, SETTLE_S)
+        for station, member in zip(self.member_stations, self.members, strict=True):
+            if station.context is not None:
+                member.finish(station.context)
         self._demand("groups lag", self._is_lag_zero, SETTLE_S)
         self.metadata.advance()
         self._check_logs()
@@ -373,6 +377,10 @@ class GroupsSimulation(BrokerSimulation):
             state = self._state(partition.leader, known.partition_id)
             ends[known.partition_id] = -1 if state is None else state[0]
         return ends
+
+    def _is_all_processed(self) -> bool:
+        ends, processed = self._ends(), self.groups_checker.processed
+        return all(has_all(processed.get(group_id, {}), ends) for group_id in self.groups)
 
     def _lag(self) -> str | None:
         ends = self._ends()

@@ -24,6 +24,7 @@ from simulation.groups_node import Connections
 from tidelog.client import writer
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.config import ClientConfig
+from tidelog.client.consumer_errors import WakeupError
 from tidelog.client.errors import DeliveryTimeoutError
 from tidelog.client.record import ConsumerRecord, TopicPartition
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
@@ -48,6 +49,7 @@ PARTITIONS_MAX = 6
 LATE = 0.5
 COMMIT_MS = 3_000
 CLOSE_MS = 2_000
+WAKE_S = 1.0
 PASSING = frozenset({ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.INVALID_SESSION_TIMEOUT})
 """Why a consumer may give up, so that its program makes another one: its former process is not out of the group yet, or
 a broker has not heard of the settings."""
@@ -237,7 +239,21 @@ class Member:
             if not self.plan.is_auto and self._random.random() < 0.5:
                 await self._commit_somehow(consumer, records)
 
+    def finish(self, context: Context) -> None:
+        """No more records come: who iterates and commits by hand every so many of them commits what is left."""
+        life = self.life
+        if life is not None and self.plan.is_iterating and not self.plan.is_auto:
+            context.node.loop.call_soon(life.consumer.wakeup)
+
     async def _iterate(self, life: Life, consumer: SameLoopConsumer) -> None:
+        while True:
+            try:
+                return await self._iterate_on(life, consumer)
+            except WakeupError:
+                await self._commit(consumer)
+                asyncio.get_running_loop().call_later(WAKE_S, consumer.wakeup)  # others may have them by now
+
+    async def _iterate_on(self, life: Life, consumer: SameLoopConsumer) -> None:
         since = 0
         async for record in consumer:
             await self._handle(life, [record])

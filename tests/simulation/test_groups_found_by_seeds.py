@@ -1,16 +1,24 @@
 """What seeds of `STACK=groups` have found, each in the smallest form that shows it."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
 from consumer_world import ConsumerWorld, Program, SimConsumer
 
+from simulation import groups_workload
+from simulation.groups_checker import Life
+from simulation.groups_workload import Member, MemberPlan
+from tidelog.client.consumer_errors import WakeupError
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.requests import Heartbeat, TopicShape
 from tidelog.coordinator.shard import _Machine
 from tidelog.coordinator.state import EMPTY
-from tidelog.model.errors import TidelogError
+from tidelog.model.errors import CallTimeoutError, TidelogError
 from tidelog.model.group_errors import UnknownMemberIdError
 from tidelog.model.ids import Offset, PartitionId, TopicId
 from tidelog.rpc.v1 import groups_pb2 as pb
@@ -126,3 +134,62 @@ def test_what_is_lost_while_the_callback_of_its_assignment_runs_is_told_as_lost_
         one.run(subscribe)
         _poll_until_told(one, 2)
         assert [what for what, names in one.told if names][:2] == ["assigned", "lost"]
+
+
+class FewRecords:
+    """A consumer that is iterated: three records, and then none until it is woken. The first commit fails."""
+
+    def __init__(self) -> None:
+        self.options = SimpleNamespace(client_id="m")
+        self.commits: list[int] = []
+        self.waits = asyncio.Event()
+        self.has_committed = asyncio.Event()
+        self._given = 0
+        self._woken = asyncio.Event()
+
+    def wakeup(self) -> None:
+        self._woken.set()
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while self._given < 3:
+            self._given += 1
+            yield self._given
+        self.waits.set()
+        await self._woken.wait()
+        self._woken.clear()
+        raise WakeupError("woken")
+
+    async def commit(self, _offsets: Any, *, timeout_ms: int) -> None:
+        assert timeout_ms > 0
+        self.commits.append(self._given)
+        if len(self.commits) == 1:
+            raise CallTimeoutError("nobody coordinates the group")
+        self.has_committed.set()
+
+
+def test_a_member_that_iterates_commits_what_is_left_when_no_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 421648292: it commits every four records, had three in hand when the faults ended, and no other one came
+    before the writers stopped: the simulator's own program left its group behind, not the cluster."""
+    monkeypatch.setattr(groups_workload, "WAKE_S", 0.01)
+    plan = MemberPlan(group="g", is_static=False, is_auto=False, is_iterating=True, pattern="", restless=0, slow=0)
+    checker: Any = SimpleNamespace(gave=lambda *_: None, done=lambda *_: None)
+    simulation: Any = SimpleNamespace(
+        groups_checker=checker, world=SimpleNamespace(scheduler=SimpleNamespace(trace=lambda *_: None))
+    )
+
+    async def scenario() -> list[int]:
+        member = Member(simulation, 1, plan, Random(1))
+        consumer: Any = FewRecords()
+        member.life = Life("m1.1", "g", is_static=False, consumer=consumer)
+        context: Any = SimpleNamespace(node=SimpleNamespace(loop=asyncio.get_running_loop()))
+        async with asyncio.timeout(10):
+            program = asyncio.create_task(member._iterate(member.life, consumer))
+            await consumer.waits.wait()
+            member.is_steady = True
+            assert not consumer.commits, "it waits for the fourth"
+            member.finish(context)
+            await consumer.has_committed.wait()
+            program.cancel()
+        return list(consumer.commits)
+
+    assert asyncio.run(scenario()) == [3, 3], "again after a commit that failed"
