@@ -389,7 +389,7 @@ class Recovery:
         if epochs is None:
             epochs = await self._bench.epochs_from_batches(bases, start, end) if end > start else EpochHistory()
         epochs = merge_epochs(epochs_before(epochs, mark.offset), scan.epochs, log_end=end)
-        epochs = merge_epochs(state.epochs or EpochHistory(), list(epochs), log_end=end)
+        epochs = merge_epochs(state.epochs or EpochHistory(), list(epochs), log_end=end, read_from=mark.offset)
         producers = ProducerState.from_snapshot(scan.producers) if scan.producers else ProducerState()
         if not self._bench.aborted_is_whole(active):
             await self._bench.rebuild_aborted(state, active, bases, end)

@@ -28,11 +28,16 @@ from tidelog.world.store import StateStore
 from tidelog.world.work import Work
 
 
-def merge_epochs(known: EpochHistory, found: list[tuple[int, int]], *, log_end: int) -> EpochHistory:
+def merge_epochs(
+    known: EpochHistory, found: list[tuple[int, int]], *, log_end: int, read_from: int | None = None
+) -> EpochHistory:
     """The history that the batches tell (`found`), with what was `known` beside it where it fits.
 
     Batches are facts. A known epoch without records fits if it stands between its neighbours in epoch and start and
-    does not begin past the end; others are remnants of what was cut or never written.
+    does not begin past the end; others are remnants of what was cut or never written. From `read_from` on every batch
+    was read: there it begins just where a later one does, or at the end. Who led in vain, and then took records of an
+    older epoch from the next leader, would otherwise say after a crash that the older one had ended in front of them,
+    and have followers cut what is acknowledged.
     """
     entries = list(found)
     facts = {epoch for epoch, _ in found}
@@ -47,7 +52,7 @@ def merge_epochs(known: EpochHistory, found: list[tuple[int, int]], *, log_end: 
         if at and entries[at - 1][0] in facts:
             low += 1  # that epoch has a record there
         high = entries[at][1] if at < len(entries) else log_end
-        if low <= start <= high:
+        if low <= start <= high and (read_from is None or start < read_from or start == high):
             entries.insert(at, (epoch, start))
     return EpochHistory(entries)
 

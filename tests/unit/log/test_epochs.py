@@ -120,6 +120,13 @@ class TestMerging:
     def test_a_stored_epoch_past_the_end_is_dropped(self) -> None:
         assert list(merge_epochs(history((0, 0), (7, 81)), [(0, 0)], log_end=80)) == [(0, 0)]
 
+    def test_where_every_batch_was_read_an_epoch_without_records_begins_where_another_does(self) -> None:
+        known = history((0, 0), (1, 40), (2, 60), (3, 70), (7, 80))
+        merged = merge_epochs(known, [(0, 0), (5, 70)], log_end=80, read_from=60)
+        assert list(merged) == [(0, 0), (1, 40), (3, 70), (5, 70), (7, 80)], (
+            "2 would end epoch 0 in front of its records"
+        )
+
     def test_a_stored_epoch_that_contradicts_the_batches_is_dropped(self) -> None:
         merged = merge_epochs(history((0, 0), (7, 100)), [(0, 0), (8, 95)], log_end=120)
         assert list(merged) == [(0, 0), (8, 95)]

@@ -231,6 +231,28 @@ class TestStart:
         lab.crash(Loss.ALL)
         lab.run(check)
 
+    def test_an_epoch_that_was_led_in_vain_does_not_end_an_older_one_after_a_crash(self, lab: Lab) -> None:
+        """Seed 301411 of the brokers: its followers were told to cut records that were acknowledged."""
+
+        async def write(node: SimNode) -> None:
+            log = await open_log(node)
+            log.append(batch(13), leader_epoch=0)
+            log.assign_epoch(1)
+            await log.checkpoint()
+            assert list(log.epochs) == [(0, 0), (1, 13)]
+            log.append_replicated(stamped(batch(2), base_offset=13, leader_epoch=0))
+            await log.flush()
+            assert list(log.epochs) == [(0, 0)]
+
+        async def check(node: SimNode) -> None:
+            log = await open_log(node)
+            assert log.end_offset == 15
+            assert list(log.epochs) == [(0, 0)]
+
+        lab.run(write)
+        lab.crash(Loss.ALL)
+        lab.run(check)
+
     @pytest.mark.case("T6")
     def test_an_epoch_without_records_survives_a_restart(self, lab: Lab) -> None:
         async def write(node: SimNode) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from log_world import LOG_ID, PATH, SMALL, Lab, batch, open_log, read_all
+from log_world import LOG_ID, ONE_SEGMENT, PATH, SMALL, Lab, batch, open_log, read_all
 
 from tidelog.log import checkpoint as stored
 from tidelog.log import housekeeping
@@ -15,8 +15,10 @@ from tidelog.log.cleaner import CleanerLimits
 from tidelog.log.config import LogConfig
 from tidelog.log.log import Log, Slice
 from tidelog.log.reading import read_steps
+from tidelog.log.recovery import Damage
 from tidelog.log.segment import DELETED, LOG, TRANSACTION_INDEX, file_path
 from tidelog.model.errors import CorruptBatchError, StorageError
+from tidelog.model.ids import Offset
 from tidelog.world.simulated import Latency, SimNode, SimWorld
 
 PREFIX = key_prefix(LOG_ID)
@@ -98,6 +100,25 @@ class TestScrub:
             await drop_first(log)
             assert (await checking).fault is not None
             assert log.damaged is not None
+
+        lab.run(main)
+
+    def test_rot_in_front_of_the_good_end_does_not_hide_where_to_cut(self, lab: Lab) -> None:
+        """Seed 301073 of the brokers: a reader met rot behind the one that made the header of a batch unreadable."""
+
+        async def main(node: SimNode) -> None:
+            log = await open_log(node, replace(ONE_SEGMENT, index_interval_bytes=1 << 20))
+            fill(log, 10)
+            await log.checkpoint()
+            size = log.segments.active.size // 10
+            lab.machine.disk().flip_bit(file_path(PATH, 0, LOG), 4 * size + 23)  # the last offset of the fifth batch
+            await log.mark_damaged(Damage(Offset(9), "a batch cannot be read"))
+            await log.repair()
+            assert log.damaged is None
+            assert log.end_offset == 4
+            fill(log, 3)
+            await log.flush()
+            assert len(await read_all(log)) == 7
 
         lab.run(main)
 
