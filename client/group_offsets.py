@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -137,28 +137,33 @@ class GroupOffsets:
                 except Exception as ours:  # nobody shall wait for what will not come
                     LOGGER.exception("group=%s a commit failed", self.group)
                     errors = dict.fromkeys(pending, TidelogError(f"the commit failed: {ours!r}"))
-                for one in waiting:
-                    error = next((errors[place] for place in one.partitions if place in errors), None)
-                    if one.done.done():
-                        continue
-                    if error is None:
-                        self.commits += 1
-                        one.done.set_result(None)
-                    else:
-                        self.failures += 1
-                        one.done.set_exception(error)
+                self._tell(waiting, errors)
         finally:
             self._sending = None
             for one in [*self._under_way, *self._waiting]:
                 if not one.done.done():
                     one.done.cancel()
 
+    def _tell(
+        self, waiting: Iterable[_Waiting], errors: Mapping[PartitionId, TidelogError], left: Container[PartitionId] = ()
+    ) -> None:
+        """Whoever waits for none of those that are left hears how it ended."""
+        for one in waiting:
+            if one.done.done() or any(place in left for place in one.partitions):
+                continue
+            error = next((errors[place] for place in one.partitions if place in errors), None)
+            if error is None:
+                self.commits += 1
+                one.done.set_result(None)
+            else:
+                self.failures += 1
+                one.done.set_exception(error)
+
     async def _send(
         self, pending: dict[PartitionId, tuple[TopicPartition, OffsetAndMetadata]], waiting: Sequence[_Waiting]
     ) -> dict[PartitionId, TidelogError]:
         loop = asyncio.get_running_loop()
         end_s = max(one.end_s for one in waiting)
-        is_once = all(one.is_once for one in waiting)
         backoff = self._cluster.backoff()
         left = dict(pending)
         errors: dict[PartitionId, TidelogError] = {}
@@ -178,10 +183,16 @@ class GroupOffsets:
             if not again:
                 return errors
             pause_s = backoff.next_s()
-            if is_once or loop.time() + pause_s >= end_s:
-                return errors | again
+            # Each by its own word: one that is not to be tried again, or not for so long, holds up no other.
+            patient = [one for one in waiting if not one.is_once and loop.time() + pause_s < one.end_s]
+            wanted = {place for one in patient for place in one.partitions}
+            errors |= {place: error for place, error in again.items() if place not in wanted}
+            left = {place: pending[place] for place in again if place in wanted}
+            self._tell(waiting, errors, left)
+            if not left:
+                return errors
+            end_s = max((one.end_s for one in patient if not one.done.done()), default=end_s)
             await asyncio.sleep(pause_s)
-            left = {place: pending[place] for place in again}
 
     def _judged(self, error: TidelogError) -> TidelogError:
         if error.code not in _FENCED:

@@ -14,13 +14,16 @@ from simulation import groups_workload
 from simulation.groups_checker import Life
 from simulation.groups_workload import Member, MemberPlan
 from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.group_offsets import GroupOffsets, Nobody
+from tidelog.client.record import OffsetAndMetadata, TopicPartition
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.requests import Heartbeat, TopicShape
 from tidelog.coordinator.shard import _Machine
 from tidelog.coordinator.state import EMPTY
-from tidelog.model.errors import CallTimeoutError, TidelogError
+from tidelog.model.errors import CallTimeoutError, ErrorCode, TidelogError
 from tidelog.model.group_errors import UnknownMemberIdError
 from tidelog.model.ids import Offset, PartitionId, TopicId
+from tidelog.rpc.errors import coded
 from tidelog.rpc.v1 import groups_pb2 as pb
 
 TOPIC = TopicId(UUID(int=7))
@@ -193,3 +196,48 @@ def test_a_member_that_iterates_commits_what_is_left_when_no_more_comes(monkeypa
         return list(consumer.commits)
 
     assert asyncio.run(scenario()) == [3, 3], "again after a commit that failed"
+
+
+def test_a_commit_that_is_refused_holds_up_no_other_of_the_same_request() -> None:
+    """Seed 5011: a `commit_async` of a partition that others have by now went out with the `commit` of the next one. It
+    was to be tried once, and was tried until its own minute was over, and the program waited with it."""
+    gone, mine = PartitionId(TOPIC, 0), PartitionId(TOPIC, 1)
+    names = {place: TopicPartition("t", place.partition) for place in (gone, mine)}
+    asked: list[list[int]] = []
+    first = asyncio.Event()
+
+    async def call(_address: str, _method: Any, request: Any, *, timeout_ms: int) -> Any:
+        assert timeout_ms > 0
+        asked.append([row.partition for row in request.offsets])
+        await first.wait()  # until the two others wait behind it
+        answer = pb.CommitOffsetsResponse()
+        for row in request.offsets:
+            told = answer.offsets.add(partition=row.partition)
+            if row.partition == gone.partition and len(asked) > 1:
+                told.error.CopyFrom(coded(ErrorCode.STALE_MEMBER_EPOCH, "others have it"))
+        return answer
+
+    async def find(_group: str, *, timeout_ms: int) -> Any:
+        assert timeout_ms > 0
+        return SimpleNamespace(address="b")
+
+    cluster: Any = SimpleNamespace(
+        connections=SimpleNamespace(call=call), backoff=lambda: SimpleNamespace(next_s=lambda: 0.01)
+    )
+    coordinators: Any = SimpleNamespace(find=find, forget=lambda _group: None)
+
+    async def scenario() -> None:
+        offsets = GroupOffsets(cluster, coordinators, "g", Nobody)
+        one = OffsetAndMetadata(1, "", -1)
+        offsets.commit({mine: one}, names, timeout_ms=3_000)
+        await asyncio.sleep(0)
+        once = offsets.commit({gone: one}, names, timeout_ms=60_000, is_once=True)
+        waited = offsets.commit({mine: one}, names, timeout_ms=3_000)
+        first.set()
+        async with asyncio.timeout(10):
+            await waited
+            with pytest.raises(TidelogError, match="others have it"):
+                await once
+
+    asyncio.run(scenario())
+    assert asked == [[1], [0, 1]], "once"
