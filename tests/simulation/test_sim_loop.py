@@ -210,6 +210,8 @@ def test_the_monotonic_clocks_of_two_machines_have_nothing_in_common(world: SimW
 def test_no_finally_acts_for_the_dead_and_nothing_is_heard_of_them(
     world: SimWorld, node: SimNode, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
+    gc.collect()
+    recwarn.clear()  # of what tests before have left
     acted: list[str] = []
 
     async def stubborn() -> None:

@@ -81,13 +81,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def admin(bootstrap: str) -> Iterator[tidelog.Admin]:
     with tidelog.Admin(bootstrap) as made:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def producer(bootstrap: str) -> Iterator[tidelog.Producer]:
     with tidelog.Producer(bootstrap) as made:
         yield made
