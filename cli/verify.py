@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from tidelog.cli import session, table
@@ -21,13 +21,30 @@ from tidelog.client.bulk import BulkDelivery
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import BulkError, DeliveryTimeoutError, FlushTimeoutError, WriterClosedError
 from tidelog.client.hot import Delivery
-from tidelog.client.verify import HistoryChecker, Verdict, encode_event, value_of
+from tidelog.client.record import ConsumerRecord
+from tidelog.client.verify import HistoryChecker, Verdict, encode_event, parse_value, value_of
 from tidelog.model.errors import TidelogError
 
 SHOWN_MAX = 20
 PIECE_RECORDS = 1_000
 """Of one call: so many numbers are surely one batch, which is stored as a whole or not at all."""
 REQUEST_MS = 30_000
+
+
+def numbered(records: Iterable[ConsumerRecord]) -> tuple[dict[int, list[tuple[int, str, int]]], int]:
+    """Offset, run and number of the records of each partition, and how many records are none of a `verify produce`."""
+    rows: dict[int, list[tuple[int, str, int]]] = {}
+    foreign = 0
+    for record in records:
+        found = parse_value(record.value)
+        if found is None:
+            foreign += 1
+            continue
+        run, partition, number = found
+        # A record of another partition is nobody's here: the checker says so.
+        named = run if partition == record.partition else f"{run}@{partition}"
+        rows.setdefault(record.partition, []).append((record.offset, named, number))
+    return rows, foreign
 
 
 class History:

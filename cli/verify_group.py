@@ -15,11 +15,11 @@ from typing import Any
 from tidelog.cli import session
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import EXIT_OK
-from tidelog.cli.verify import History, open_history
+from tidelog.cli.verify import History, numbered, open_history
 from tidelog.client.consumer import Consumer
 from tidelog.client.consumer_errors import CommitFailedError, WakeupError
 from tidelog.client.record import ConsumerRecord, TopicPartition
-from tidelog.client.verify import GroupRecorder, parse_value
+from tidelog.client.verify import GroupRecorder
 from tidelog.world.real.clock import SystemClock
 
 IDLE_S = 3.0
@@ -96,15 +96,8 @@ class _Member:
                 return
 
     def _note(self, records: list[ConsumerRecord]) -> None:
-        rows: dict[int, list[tuple[int, str, int]]] = {}
-        for record in records:
-            found = parse_value(record.value)
-            if found is None:
-                self._foreign += 1
-                continue
-            run, partition, number = found
-            named = run if partition == record.partition else f"{run}@{partition}"
-            rows.setdefault(record.partition, []).append((record.offset, named, number))
+        rows, foreign = numbered(records)
+        self._foreign += foreign
         for partition, given in rows.items():
             self._recorder.polled(partition, given)
             self._read += len(given)

@@ -17,12 +17,11 @@ from tidelog.cli.consume import PATIENCE_MS
 from tidelog.cli.main import EXIT_OK
 from tidelog.cli.progress import Progress
 from tidelog.cli.session import errors_told
-from tidelog.cli.verify import History, open_history
+from tidelog.cli.verify import History, numbered, open_history
 from tidelog.client.consumer import Consumer
 from tidelog.client.consumer_errors import WakeupError
 from tidelog.client.errors import TruncatedError
 from tidelog.client.record import ConsumerRecord, TopicPartition
-from tidelog.client.verify import parse_value
 from tidelog.model.errors import CallTimeoutError
 from tidelog.world.real.clock import SystemClock
 
@@ -119,16 +118,8 @@ class _Reading:
         return len(records)
 
     def _note(self, records: list[ConsumerRecord]) -> None:
-        rows: dict[int, list[tuple[int, str, int]]] = {}
-        for record in records:
-            found = parse_value(record.value)
-            if found is None:
-                self._foreign += 1
-                continue
-            run, partition, number = found
-            # A record of another partition is nobody's here: the checker says so.
-            named = run if partition == record.partition else f"{run}@{partition}"
-            rows.setdefault(record.partition, []).append((record.offset, named, number))
+        rows, foreign = numbered(records)
+        self._foreign += foreign
         for partition, given in rows.items():
             self._history.note("read", reader=self._name, partition=partition, records=given)
             self._read += len(given)
