@@ -22,12 +22,13 @@ from tidelog.metadata.snapshot import decode_snapshot, image_records
 from tidelog.metadata.tail import decode_entries as decode_tail
 from tidelog.model.errors import CorruptStateError, TidelogError
 from tidelog.model.ids import Epoch, Offset
+from tidelog.raft.belonging import ROOT
 from tidelog.raft.entries import UnsoundLogError, decode_entries
 from tidelog.raft.membership import Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.snapshots import decode_file
 from tidelog.raft.snapshots import parse_name as parse_snapshot_name
-from tidelog.raft.storage import METADATA_LOG_PATH, ROOT
+from tidelog.raft.storage import METADATA_LOG_PATH
 
 TAIL_DIRECTORY = "metadata"
 _LOG_NAME = os.path.basename(METADATA_LOG_PATH)

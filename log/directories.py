@@ -183,3 +183,14 @@ class LogDirectory:
         while self.disk.exists(f"{path}.{number}{suffix}"):
             number += 1
         return f"{path}.{number}{suffix}"
+
+
+def empty_directory(disk: Disk, path: str) -> None:
+    """In a helper process: its files go, its name stays."""
+    for name in disk.list(path):
+        disk.remove(f"{path}/{name}")
+
+
+def remove_directory(disk: Disk, path: str) -> None:
+    """In a helper process: removing large files takes a while."""
+    disk.remove_directory(path)

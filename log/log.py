@@ -4,6 +4,7 @@
     epochs       leader epochs and where they start                    producers    who may append what, transactions
     admission    what a leader lets in                                 reading      plans of reads
     recovery     opening                                               surgery      cutting, dropping, swapping files
+    marking      what is stored so that recovery reads little          doubts       failed syncs, rot
 
 Owner's duties, in the place of locks:
 
@@ -20,9 +21,8 @@ store never speaks of bytes that are not on the device (see `checkpoint`).
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
-from tidelog.log import appending, marking, seeking, surgery
+from tidelog.log import appending, doubts, marking, seeking, surgery
 from tidelog.log import checkpoint as stored
 from tidelog.log.admission import Look
 from tidelog.log.appending import Appended
@@ -43,7 +43,7 @@ from tidelog.log.reading import (
     read_steps,
 )
 from tidelog.log.recovery import Damage, Recovered, Recovery, RecoveryReport
-from tidelog.log.scan import ScrubResult, scrub
+from tidelog.log.scan import ScrubResult
 from tidelog.log.segment import RecoveryMark, SegmentInfo
 from tidelog.log.segments import Segments
 from tidelog.log.transactions import AbortedTransaction
@@ -68,7 +68,6 @@ LOGGER = logging.getLogger(__name__)
 
 IDLE_SYNC_MS = 30_000
 """With page-cache: a log that was quiet for so long is synced, so that it holds no open file."""
-SUSPECT_RETRY_S = 1.0
 
 
 class Log:
@@ -440,25 +439,7 @@ class Log:
         """Everything past the durable end is suspect from now on, after a restart too."""
         self.durability.fail(error)
         if self.suspect_task is None and not self.is_closed and self.damaged is None:
-            self.suspect_task = asyncio.get_running_loop().create_task(self._store_suspect())
-
-    async def _store_suspect(self) -> None:
-        """Best effort: the store lies on the same device, and may be gone with it. A full disk may get room."""
-        suspect = {self.prefix + stored.SUSPECT: stored.encode_number("suspect", self.durability.durable_end)}
-        is_told = False
-        while True:
-            try:
-                await self.store.commit(suspect)
-                return
-            except StorageError as error:
-                if not is_told:
-                    LOGGER.error(
-                        "log=%s the end %d of what is durable was not stored: %s", self.path, self.durable_end, error
-                    )
-                is_told = True
-                if self.is_closed or not isinstance(error, DiskFullError):
-                    return
-            await asyncio.sleep(SUSPECT_RETRY_S)
+            self.suspect_task = asyncio.get_running_loop().create_task(doubts.store_suspect(self))
 
     async def flush(self) -> None:
         """Everything that was appended before the call is on the device when it returns."""
@@ -542,32 +523,12 @@ class Log:
         return await surgery.reap(self, now_ms)
 
     async def scrub(self, base_offset: int) -> ScrubResult:
-        """Check a sealed segment against the CRC of its file. A segment that fails makes the log damaged.
-
-        One that was dropped, replaced or cut while it was read has no fault: what was read says nothing of the log.
-        """
-        info, version = self.segments.info(base_offset), self.segments.version
-        result = await self.work.run(scrub, self.disk, self.path, info, self.gaps)
-        if result.fault is None:
-            return result
-        async with self.lock:
-            if self.is_closed or self.segments.version != version or info not in self.segments.sealed:
-                return replace(result, fault=None)
-            await self.mark_damaged(Damage(Offset(result.good_end), result.fault))
-        return result
+        """Check a sealed segment against the CRC of its file. A segment that fails makes the log damaged."""
+        return await doubts.scrub(self, base_offset)
 
     async def mark_damaged(self, damage: Damage) -> None:
-        """Rot was found at run time: close the log to appends, durably, until its owner repairs it. On a full disk not
-        durably: after a restart it is for a reader or a scrub to find it again."""
-        if self.damaged is None or damage.good_end < self.damaged.good_end:
-            self.damaged = damage
-        LOGGER.error("log=%s damaged good_end=%d reason=%s", self.path, damage.good_end, damage.reason)
-        try:
-            await self.store.commit(
-                {self.prefix + stored.DAMAGE: stored.encode_damage(self.damaged.good_end, self.damaged.reason)}
-            )
-        except DiskFullError as error:
-            LOGGER.error("log=%s its damage is not stored: %s", self.path, error)
+        """Rot was found at run time: close the log to appends, durably, until its owner repairs it."""
+        await doubts.mark_damaged(self, damage)
 
     async def configure(self, config: LogConfig) -> None:
         """Other settings from now on."""

@@ -10,31 +10,30 @@ fails later. A log that stands in two places is not opened until the owner says 
           --its turn, recovery--> failed                              removed: `<name>.<n>.deleted`, then nothing
                                   open --its directory fails--> failed
 
-Nothing is held per idle log but the `Log` itself: no task, no timer, no open file. One task checkpoints what was
-written to, begun at least every `checkpoint_interval_ms`; one cleaning runs at a time, on request of the owner.
-
-High watermarks are the owner's (replication's). They are kept here so that they survive: `note_high_watermark` is
-cheap, and the next checkpoint stores those that changed. A stored one may be old; it is never past the log's end.
+Nothing is held per idle log but the `Log` itself: no task, no timer, no open file. A task checkpoints what was written
+to (`checkpoints`); one cleaning runs at a time, on request of the owner.
 
 Our own errors in the background (`crashed`) are raised to whoever waits, and the node stops.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tidelog.log import moving, rounds
-from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
+from tidelog.log.checkpoints import Checkpoints, side_by_side
 from tidelog.log.cleaner import CleanerLimits, Sleep
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import (
     LogDirectory,
     directory_name,
+    empty_directory,
     in_order,
     list_logs,
     read_directory_id,
+    remove_directory,
 )
 from tidelog.log.doubles import LogCopy, choose, set_aside, take_away, undecided
 from tidelog.log.group_commit import Dirty
@@ -42,14 +41,7 @@ from tidelog.log.housekeeping import CleaningReport
 from tidelog.log.log import Log
 from tidelog.log.retention import Expired
 from tidelog.log.rounds import BoundOf, slices
-from tidelog.model.errors import (
-    FULL_ADVICE,
-    CorruptStateError,
-    DiskFullError,
-    StorageError,
-    TidelogError,
-    WorkFailedError,
-)
+from tidelog.model.errors import FULL_ADVICE, DiskFullError, StorageError, TidelogError
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk
@@ -114,8 +106,7 @@ class Logs:
         # Those of them that were found, and not made just now.
         self._recovering: dict[PartitionId, None] = {}
         self._removals: dict[PartitionId, asyncio.Task[None]] = {}
-        self._high_watermarks: dict[PartitionId, Offset] = {}
-        self._noted: dict[PartitionId, None] = {}
+        self._checkpoints = Checkpoints(logs=self._open, homes=self._home, interval_ms=config.checkpoint_interval_ms)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._openers: list[asyncio.Task[None]] = []
         self._checkpointer: asyncio.Task[None] | None = None
@@ -174,7 +165,7 @@ class Logs:
             logs._recovering.update(dict.fromkeys(directory.unopened))
             for _ in range(min(logs._config.parallel_per_directory, len(directory.unopened))):
                 logs._openers.append(logs._spawn(logs._open_in_turn(directory)))
-        logs._checkpointer = logs._spawn(logs._checkpoint_all_regularly())
+        logs._checkpointer = logs._spawn(logs._checkpoint_regularly())
         return logs
 
     async def _find(
@@ -329,7 +320,7 @@ class Logs:
         if directory.has_failed():
             self._offline.append(log)
             raise StorageError(f"{log.path}: its directory has failed: {directory.failed}", path=log.path)
-        self._high_watermarks[log_id] = _stored_high_watermark(directory.store, log)
+        self._checkpoints.opened(directory.store, log)
         self._open[log_id] = log
         return log
 
@@ -420,8 +411,9 @@ class Logs:
                 await log.retire()
             await self._delete(log_id, LogCopy(home, home.paths[log_id]))
             del home.paths[log_id], self._home[log_id]
-            for table in (self._high_watermarks, self._noted, self.failures, self.uncleanable):
-                table.pop(log_id, None)
+            self._checkpoints.forget(log_id)
+            self.failures.pop(log_id, None)
+            self.uncleanable.pop(log_id, None)
         finally:
             del self._removals[log_id]
 
@@ -491,13 +483,11 @@ class Logs:
 
     def note_high_watermark(self, log_id: PartitionId, offset: Offset) -> None:
         """Stored with the next checkpoint."""
-        if log_id in self._home and self._high_watermarks.get(log_id) != offset:
-            self._high_watermarks[log_id] = offset
-            self._noted[log_id] = None
+        self._checkpoints.note(log_id, offset)
 
     def high_watermark(self, log_id: PartitionId) -> Offset:
         """The last one noted, or stored before the start; 0 if there is none."""
-        return self._high_watermarks.get(log_id, Offset(0))
+        return self._checkpoints.high_watermark(log_id)
 
     def bound(self, log_id: PartitionId) -> Offset:
         """The smaller of the high watermark and the first open transaction: the bound of retention and compaction."""
@@ -507,62 +497,11 @@ class Logs:
 
     async def checkpoint(self) -> None:
         """Store the recovery points of all logs that were written to, and the high watermarks that changed."""
-        await _all([self._checkpoint_directory(directory) for directory in self.directories])
+        await side_by_side([self._checkpoints.store(directory) for directory in self.directories])
 
-    async def _checkpoint_directory(self, directory: LogDirectory) -> None:
-        if directory.failed is None:
-            try:
-                await self._checkpoint(directory)
-            except StorageError as error:
-                directory.fail(error)
-
-    async def _checkpoint(self, directory: LogDirectory) -> None:
-        touched = [log for log in directory.group_commit.take_touched() if isinstance(log, Log)]
-        noted = [log_id for log_id in self._noted if self._home.get(log_id) is directory]
-        writes: dict[bytes, bytes | None] = {}
-        for log_id in noted:
-            del self._noted[log_id]
-            log = self._open.get(log_id)
-            if log is not None:
-                offset = min(self._high_watermarks[log_id], log.end_offset)
-                writes[key_prefix(log_id) + HIGH_WATERMARK] = encode("high-watermark", {"offset": offset})
-        commit = [self._store_high_watermarks(directory, noted, writes)] if writes else []
-        for some in slices(touched):
-            # Together: they share one group of syncs and one transaction of the store.
-            await _all([*(self._checkpoint_one(directory, log) for log in some), *commit])
-            commit = []
-        await _all(commit)
-
-    async def _store_high_watermarks(
-        self, directory: LogDirectory, noted: list[PartitionId], writes: dict[bytes, bytes | None]
-    ) -> None:
-        try:
-            await directory.store.commit(writes)
-        except DiskFullError as error:
-            LOGGER.warning("directory=%s no high watermarks are stored: %s", directory.disk.label, error)
-            self._noted.update(dict.fromkeys(log_id for log_id in noted if self._home.get(log_id) is directory))
-
-    async def _checkpoint_one(self, directory: LogDirectory, log: Log) -> None:
-        try:
-            await log.checkpoint()
-        except (WorkFailedError, DiskFullError) as error:
-            # The next one stores it. Retention may make room, or the operator.
-            LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
-        if log.has_news and not log.is_closed and log.damaged is None:
-            directory.group_commit.touch(log)
-
-    async def _checkpoint_all_regularly(self) -> None:
+    async def _checkpoint_regularly(self) -> None:
         # Each at its own pace: a directory that hangs does not hold up the recovery points of the others.
-        await _all([self._checkpoint_regularly(directory) for directory in self.directories])
-
-    async def _checkpoint_regularly(self, directory: LogDirectory) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while True:
-            # The next one is due an interval after this one was, or at once if it took longer than that.
-            due = max(due + self._config.checkpoint_interval_ms / 1000, loop.time())
-            await asyncio.sleep(due - loop.time())
-            await self._checkpoint_directory(directory)
+        await side_by_side([self._checkpoints.store_regularly(directory) for directory in self.directories])
 
     # Retention and compaction.
 
@@ -614,7 +553,7 @@ class Logs:
                 await asyncio.wait([task])
         await self.checkpoint()
         for some in slices([*self.all(), *self._offline]):
-            is_clean &= all(await _all([_close(log) for log in some]))
+            is_clean &= all(await side_by_side([_close(log) for log in some]))
         for directory in self.directories:
             await directory.group_commit.close()
             directory.files.close()
@@ -649,19 +588,6 @@ class Logs:
             raise self.crashed
 
 
-def _stored_high_watermark(store: StateStore, log: Log) -> Offset:
-    """0 if none is stored or it cannot be read: too low is safe."""
-    if log.end_offset == 0:
-        return Offset(0)
-    try:
-        data = store.get(log.prefix + HIGH_WATERMARK)
-        offset = decode("high-watermark", data).get("offset") if data is not None else 0
-    except CorruptStateError as error:
-        LOGGER.warning("log=%s the high watermark is lost: %s", log.path, error)
-        offset = 0
-    return Offset(min(offset, log.end_offset) if isinstance(offset, int) and offset > 0 else 0)
-
-
 async def _close(log: Log) -> bool:
     try:
         await log.close()
@@ -669,23 +595,3 @@ async def _close(log: Log) -> bool:
         LOGGER.error("log=%s was not closed cleanly: %s", log.path, error)
         return False
     return True
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Carry out all of them side by side, to the end; then raise the first error."""
-    results = await asyncio.gather(*work, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
-
-
-def empty_directory(disk: Disk, path: str) -> None:
-    """In a helper process: its files go, its name stays."""
-    for name in disk.list(path):
-        disk.remove(f"{path}/{name}")
-
-
-def remove_directory(disk: Disk, path: str) -> None:
-    """In a helper process: removing large files takes a while."""
-    disk.remove_directory(path)

@@ -2,7 +2,7 @@
 
 Where it is kept, in one disk (a log directory) and its state store:
 
-    store  raft/format     [cluster id, directory id, node id]: written once, last step but one of formatting
+    store  raft/format     [cluster id, directory id, node id]: written once, see `belonging`
     store  raft/state      epoch, vote, synced end, recovering_until, loss_epoch: one value, so that it changes at once
     store  raft/snapshots  the catalogue: the snapshots that should be there, and their memberships
     store  raft/tail       entries that a cut under way must not lose, see `_keep_tail`
@@ -18,9 +18,10 @@ Rules:
 
 1. `persist` ends with a sync of the log, then one commit of `raft/state` with the new synced end. An entry counts as
    durable only after that.
-2. Before the log is cut or dropped, the synced end is lowered durably. So a log that ends below its synced end, or is
-   corrupt below it, has lost what was acknowledged: the mark `recovering_until` is stored, in the commit that lowers
-   the synced end, before the core exists (design: rules of safety, 6).
+2. Before the log is cut or dropped, the synced end is lowered durably, together with the epoch that demands it: within
+   one epoch it never falls. So a log that ends below its synced end, or is corrupt below it, has lost what was
+   acknowledged: the mark `recovering_until` is stored, in the commit that lowers the synced end, before the core exists
+   (design: rules of safety, 6).
 3. No vote without memory: a formatted directory whose `raft/state` is missing or unreadable is refused (R11). A wiped
    directory must be formatted anew and has another directory id: it is another voter (R10).
 4. A snapshot that fails its checks is set aside and never leads to a deletion (R19). An older one with a complete log
@@ -49,13 +50,12 @@ from tidelog.model.errors import (
     CorruptStateError,
     DamagedLogError,
     DiskFullError,
-    LostStateError,
     StorageError,
-    UnformattedDirectoryError,
     UnsupportedMagicError,
-    WrongDirectoryError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset, PartitionId, TopicId
+from tidelog.raft import belonging
+from tidelog.raft.belonging import FORMAT_KEY, ROOT
 from tidelog.raft.config import BootState
 from tidelog.raft.effects import HardState, Persist
 from tidelog.raft.entries import STORED_BYTES_MAX, UnsoundLogError, decode_entries, encode_entries
@@ -67,11 +67,9 @@ from tidelog.raft.stored import (
     Identity,
     StoredState,
     merge,
-    pack,
     pack_catalogue,
     pack_state,
     pack_tail,
-    unpack,
     unpack_catalogue,
     unpack_state,
     unpack_tail,
@@ -81,9 +79,6 @@ from tidelog.world.disk import Disk
 from tidelog.world.store import StateStore
 from tidelog.world.work import Work
 
-ROOT = "raft"
-IDENTITY = f"{ROOT}/identity"
-FORMAT_KEY = b"raft/format"
 STATE_KEY = b"raft/state"
 CATALOGUE_KEY = b"raft/snapshots"
 TAIL_KEY = b"raft/tail"
@@ -174,10 +169,7 @@ class RaftStorage:
         """Prepare an empty directory. `directory` is a new random id; `membership` the first voters, or an empty one
         for a node that is added to a running group. Refuses one that is formatted, or was and lost its store."""
         assert len(directory) == DIRECTORY_ID_BYTES, "a directory id has 16 bytes"
-        if self.store.get(FORMAT_KEY) is not None:
-            raise StorageError(f"{self.disk.label} is formatted already", path=self.disk.label)
-        if self.disk.exists(IDENTITY):
-            raise self._lost("its state store is gone")
+        belonging.check_unformatted(self.disk, self.store)
         identity = Identity(self.cluster_id, directory, self.node)
         self.disk.make_directory(ROOT)
         await self.disk.sync_many([], [""])
@@ -185,38 +177,19 @@ class RaftStorage:
         state = StoredState(HardState(Epoch(0), None), Offset(0))
         await self.store.commit(
             {
-                FORMAT_KEY: pack("format", [identity.cluster_id, identity.directory, identity.node]),
+                FORMAT_KEY: belonging.pack_identity(identity),
                 STATE_KEY: pack_state(state),
                 CATALOGUE_KEY: pack_catalogue({FIRST_SNAPSHOT: membership}),
             }
         )
-        await self._write_identity(identity)
-
-    async def _write_identity(self, identity: Identity) -> None:
-        """Last, and by `open` too if a crash came before it: where it stands, there must be a state store."""
-        self.disk.remove(IDENTITY + ".new")
-        file = self.disk.open(IDENTITY + ".new", create=True)
-        try:
-            file.append(identity.text().encode())
-            await self.disk.sync_many([file])
-        finally:
-            file.close()
-        self.disk.rename(IDENTITY + ".new", IDENTITY)
-        await self.disk.sync_many([], [ROOT])
-
-    def _lost(self, why: str) -> LostStateError:
-        return LostStateError(
-            f"{self.disk.label} was formatted, but {why}: what this node voted for is not known, and it must not vote "
-            "again under this directory id. Remove this voter from the group, empty the directory, format it anew and "
-            "add the node again.",
-            path=self.disk.label,
-        )
+        await belonging.write_identity(self.disk, identity)
 
     # Opening.
 
     async def open(self) -> BootState:
         """Check, repair, and say what to start from. All that is returned is durable."""
-        await self._check_identity()
+        identity = await belonging.check_identity(self.disk, self.store, cluster_id=self.cluster_id, node=self.node)
+        self.me = VoterKey(self.node, identity.directory)
         self._state = self._read_state()
         catalogue = self._read_catalogue()
         self.snapshots.open()
@@ -240,55 +213,19 @@ class RaftStorage:
             state.loss_epoch,
         )
 
-    async def _check_identity(self) -> None:
-        stored = self._get(FORMAT_KEY)
-        if stored is None:
-            if self.disk.exists(IDENTITY):
-                raise self._lost("its state store is gone")
-            raise UnformattedDirectoryError(
-                f"{self.disk.label} is not formatted: run `tidelog storage format` first", path=self.disk.label
-            )
-        cluster_id, directory, node = unpack("format", stored)
-        identity = Identity(cluster_id, directory, NodeId(node))
-        if (identity.cluster_id, identity.node) != (self.cluster_id, self.node):
-            raise WrongDirectoryError(
-                f"{self.disk.label} belongs to node {node} of cluster {cluster_id}, "
-                f"this is node {self.node} of cluster {self.cluster_id}",
-                path=self.disk.label,
-            )
-        if not self.disk.exists(IDENTITY):
-            self.disk.make_directory(ROOT)
-            await self._write_identity(identity)
-        file = self.disk.open(IDENTITY)
-        try:
-            text = file.read(0, file.size)
-        finally:
-            file.close()
-        if text != identity.text().encode():
-            raise WrongDirectoryError(
-                f"{self.disk.label}: its files and its state store are not of one directory", path=self.disk.label
-            )
-        self.me = VoterKey(self.node, directory)
-
-    def _get(self, key: bytes) -> bytes | None:
-        try:
-            return self.store.get(key)
-        except CorruptStateError as error:
-            raise self._lost(f"{key.decode()} cannot be read ({error})") from error
-
     def _read_state(self) -> StoredState:
-        stored = self._get(STATE_KEY)
+        stored = belonging.read(self.disk, self.store, STATE_KEY)
         if stored is None:
-            raise self._lost("its epoch and vote are gone")
+            raise belonging.lost(self.disk, "its epoch and vote are gone")
         try:
             return unpack_state(stored)
         except CorruptStateError as error:
-            raise self._lost(str(error)) from error
+            raise belonging.lost(self.disk, str(error)) from error
 
     def _read_catalogue(self) -> dict[SnapshotId, Membership]:
-        stored = self._get(CATALOGUE_KEY)
+        stored = belonging.read(self.disk, self.store, CATALOGUE_KEY)
         if stored is None:
-            raise self._lost("its catalogue of snapshots is gone")
+            raise belonging.lost(self.disk, "its catalogue of snapshots is gone")
         return unpack_catalogue(stored)
 
     async def _open_log(self) -> Log:
@@ -435,7 +372,7 @@ class RaftStorage:
         shared a batch with what goes are written again, and all of them where rot in front of the cut hides it."""
         try:
             if log.damaged is None:
-                await self._keep_tail(log, end)
+                await self._keep_tail(log, end, self._state.hard_state)
             await log.truncate(end)
         except (CorruptBatchError, UnsupportedMagicError, DamagedLogError) as error:
             self.notes.append(
@@ -447,7 +384,7 @@ class RaftStorage:
         if log.end_offset < end:
             self._append(log.end_offset, entries[log.end_offset - first :])
             await log.wait_durable(end - 1)
-        if self._get(TAIL_KEY) is not None:
+        if belonging.read(self.disk, self.store, TAIL_KEY) is not None:
             await self.store.commit({TAIL_KEY: None})
 
     # Running.
@@ -516,12 +453,12 @@ class RaftStorage:
             cut = reset_to if reset_to is not None else change.truncate_to
             reset_to = change.first if cut is None else cut
         if reset_to is not None:
-            await self._commit(replace(state, synced_end=min(state.synced_end, reset_to)))
+            await self._commit(replace(state, hard_state=change.hard_state, synced_end=min(state.synced_end, reset_to)))
             await log.reset_to(reset_to)
             self._is_detached = False
         elif change.truncate_to is not None:
             if change.truncate_to < log.end_offset:
-                begun.tail = await self._keep_tail(log, change.truncate_to)
+                begun.tail = await self._keep_tail(log, change.truncate_to, change.hard_state)
             if change.truncate_to < log.end_offset or log.intent is not None:
                 await log.truncate(change.truncate_to)
 
@@ -540,7 +477,7 @@ class RaftStorage:
             self._bytes_since_checkpoint += len(batch)
         self.entries_stored += len(entries)
 
-    async def _keep_tail(self, log: Log, end: Offset) -> tuple[Offset, Sequence[Entry]] | None:
+    async def _keep_tail(self, log: Log, end: Offset, hard_state: HardState) -> tuple[Offset, Sequence[Entry]] | None:
         """Lower the synced end to `end`, durably. The log cuts whole batches: entries below `end` that share one with
         it go into the same commit, and back into the log after the cut; or after a crash, by `_restore_tail`."""
         kept: list[Entry] = []
@@ -552,7 +489,7 @@ class RaftStorage:
                 first = Offset(max(header.base_offset, log.start_offset))
                 found = decode_entries(data[: header.size], first=first, last_epoch=Epoch(0))
                 kept = [entry for offset, entry in found if offset < end]
-        state = replace(self._state, synced_end=min(self._state.synced_end, end))
+        state = replace(self._state, hard_state=hard_state, synced_end=min(self._state.synced_end, end))
         if kept:
             await self._commit(state, {TAIL_KEY: pack_tail(first, kept)})
         elif state != self._state:
@@ -561,7 +498,7 @@ class RaftStorage:
 
     async def _restore_tail(self, log: Log) -> None:
         """A crash came between a cut and what was to be written back: write it now."""
-        stored = self._get(TAIL_KEY)
+        stored = belonging.read(self.disk, self.store, TAIL_KEY)
         if stored is None:
             return
         first, entries = unpack_tail(stored)

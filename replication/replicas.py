@@ -11,8 +11,8 @@
 
 A leader epoch belongs to one incarnation: roles are taken only when the image shows this very incarnation registered,
 whose record has ended the epochs of the former one. Everything that takes time on a log (opening, cutting, removing)
-is done for one replica by one settler at a time; a few settlers run while something is unsettled. Nothing is held for
-an idle partition: no task, no timer, no future.
+is done for one replica by one settler at a time (`settling`). Nothing is held for an idle partition: no task, no timer,
+no future.
 
 After a crash this broker is let in while logs are still recovered, and serves those that are open: a replica whose log
 is not has no role, and holds up no settler; its turn comes when the log is open (`recovering`).
@@ -33,29 +33,26 @@ from tidelog.log.logs import Logs
 from tidelog.metadata import configs
 from tidelog.metadata.broker_side import BrokerAgent
 from tidelog.metadata.delta import LocalPartition
-from tidelog.metadata.image import NIL, ClusterImage, Partition
+from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.errors import (
-    DiskFullError,
-    FencedLeaderEpochError,
     NotLeaderOrFollowerError,
     StorageError,
-    TidelogError,
 )
-from tidelog.model.ids import DirectoryId, NodeId, Offset, PartitionId, TopicId
+from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.replication import throttle
 from tidelog.replication.changes import Changes
 from tidelog.replication.follower_stream import FollowerStreams
 from tidelog.replication.following import Following
 from tidelog.replication.isr_updates import IsrUpdates
 from tidelog.replication.leader_stream import LeaderStream
-from tidelog.replication.leading import Leading, safe_end
+from tidelog.replication.leading import Leading
 from tidelog.replication.messages import CATCH_UP, MAIN
 from tidelog.replication.moves import Moves
-from tidelog.replication.partition import FollowerState, LeaderState
 from tidelog.replication.recovering import Recovering
 from tidelog.replication.repair import Repair
 from tidelog.replication.replica import Replica, ReplicaConfig, ReplicaStatus
+from tidelog.replication.settling import Settling
 from tidelog.replication.upkeep import Upkeep
 from tidelog.replication.waiting import Wakers
 from tidelog.world.clock import Clock
@@ -120,8 +117,7 @@ class Replicas:
         self._observers: list[LeadershipObserver] = []
         self._tail = tail
         self._replicas: dict[PartitionId, Replica] = {}
-        self._unsettled: dict[Replica, None] = {}
-        self._settlers = 0
+        self._settling = Settling(self)
         self._parked: dict[PartitionId, dict[LeaderStream, None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions = 0
@@ -152,7 +148,7 @@ class Replicas:
     async def close(self) -> None:
         """Lead and follow nothing any more. The logs are the caller's to close."""
         self._is_closed = True
-        self._unsettled.clear()
+        self._settling.clear()
         for replica in list(self._replicas.values()):
             self.end_role(replica)
         self.streams.close()
@@ -239,7 +235,7 @@ class Replicas:
             under_replicated=sum(isr < replicas for isr, _, replicas in sizes),
             under_min_isr=sum(isr < least for isr, least, _ in sizes),
             at_min_isr=sum(isr == least for isr, least, _ in sizes),
-            unsettled=len(self._unsettled) + sum(replica.is_settling for replica in self._replicas.values()),
+            unsettled=len(self._settling) + sum(replica.is_settling for replica in self._replicas.values()),
             isr_shrinks=self.isr_updates.shrinks,
             isr_expands=self.isr_updates.expands,
         )
@@ -275,12 +271,12 @@ class Replicas:
             role.metadata_changed(partition, self.min_isr(replica))
             self.isr_updates.look(replica)
         elif isinstance(role, Following) and self._follows(role, partition):
-            if role.stream is not None and role.stream.service != self._channel(replica):
+            if role.stream is not None and role.stream.service != self.channel(replica):
                 role.leave()
         else:
             self.end_role(replica)
         self.unsettle(replica)
-        self._retry_parked(partition_id)
+        self.retry_parked(partition_id)
 
     def _leads(self, partition: Partition) -> bool:
         return self.broker_epoch >= 0 and partition.leader == self.me
@@ -325,206 +321,22 @@ class Replicas:
 
     def unsettle(self, replica: Replica) -> None:
         """Something about this replica is not as it should be."""
-        if self._is_closed or self._replicas.get(replica.partition_id) is not replica:
-            return  # a timer of one that was dropped: the partition may be back, with another log
-        if replica.is_settling:
-            replica.is_again = True
-            return
-        self._unsettled[replica] = None
-        if self._settlers < self.config.settlers_max:
-            self._settlers += 1
-            self.spawn(self._settle_all(), name="settler")
+        self._settling.add(replica)
 
     def unsettle_later(self, replica: Replica) -> None:
         self.call_later(self.config.repair_retry_ms / 1000, self.unsettle, replica)
 
-    async def _settle_all(self) -> None:
-        settled = 0
-        try:
-            while self._unsettled:
-                replica = next(iter(self._unsettled))
-                del self._unsettled[replica]
-                if self._replicas.get(replica.partition_id) is not replica:
-                    continue
-                replica.is_settling = True
-                try:
-                    await self._settle(replica)
-                finally:
-                    replica.is_settling = False
-                if replica.is_again:
-                    replica.is_again = False
-                    self._unsettled[replica] = None
-                settled += 1
-                if settled % self.config.partitions_per_slice == 0:
-                    await asyncio.sleep(0)  # most have nothing to wait for
-        finally:
-            self._settlers -= 1
-
-    async def _settle(self, replica: Replica) -> None:
-        try:
-            if replica.is_dropped:
-                await self.moves.stop(replica)
-                await self._forget(replica)
-                return
-            if self.recovering.is_waiting(replica):
-                return
-            log = replica.log or await self._open(replica)
-            if log is None:
-                return
-            await self._configure(replica, log)
-            if log.damaged is not None and not await self.repair.mend(replica, log):
-                return
-            if replica.move is not None:
-                log = await self.moves.finish(replica, log)
-            # In another directory than the recorded one it would count as what lies there, if it was there before.
-            if self._tell_place(replica) and self.recovering.is_settled(replica):
-                self._take_role(replica, log)
-            await self._follow(replica, log)
-            await self._trim(replica, log)
-        except TidelogError as error:
-            LOGGER.error("broker=%d %s-%d: %s", self.me, replica.topic, replica.partition_id.partition, error)
-            directory = self.logs.directory_of(replica.partition_id)
-            if directory is not None and directory.failed is not None:
-                return  # the whole directory is offline
-            # A full disk, or the like. What leads or follows goes on with what it has.
-            if isinstance(error, DiskFullError) and replica.partition.leader == self.me:
-                self.upkeep.directory_full(replica)
-            if replica.log is None:
-                replica.offline = error
-            self.unsettle_later(replica)
-
-    async def _forget(self, replica: Replica) -> None:
-        replica.log = None
-        await self.logs.remove(replica.partition_id)
-        if replica.is_dropped and self._replicas.get(replica.partition_id) is replica:
-            del self._replicas[replica.partition_id]
-
-    async def _open(self, replica: Replica) -> Log | None:
-        recorded = replica.partition.directory_of(self.me)
-        if replica.partition_id in self.logs.doubles and not await self._choose_copy(replica, DirectoryId(recorded)):
-            return None
-        await self.logs.wait_open(replica.partition_id)
-        directory = self.logs.directory_of(replica.partition_id)
-        if replica.partition_id in self.logs.failures:
-            replica.offline = self.logs.failures[replica.partition_id]
-            if directory is not None and directory.failed is not None:
-                if directory.directory_id != recorded:
-                    self.repair.lost(replica)  # that the directory has failed does not tell of this one
-                return None
-            if not await self.repair.reopen(replica):
-                return None
-        elif directory is None and not self.repair.may_begin(replica):
-            return None
-        working = [d.directory_id for d in self.logs.directories if d.failed is None]
-        wanted = DirectoryId(recorded) if recorded != NIL and recorded in working else None
-        config = configs.log_config(self.image, replica.topic)
-        log = await self.logs.create(replica.partition_id, label=replica.topic, config=config, directory=wanted)
-        replica.log, replica.offline = log, None
-        replica.high_watermark = self.logs.high_watermark(replica.partition_id)
-        return log
-
-    async def _choose_copy(self, replica: Replica, recorded: DirectoryId) -> bool:
-        """The log stands in several directories: the one that the metadata has is it. Not before this incarnation is
-        registered: older metadata may name the one that it was in before."""
-        if self.broker_epoch < 0:
-            return False
-        try:
-            await self.logs.keep(replica.partition_id, recorded)
-        except StorageError as error:
-            LOGGER.error("broker=%d %s", self.me, error)
-            replica.offline = error
-            self.repair.lost(replica)
-            return False
-        return True
-
-    def _tell_place(self, replica: Replica) -> bool:
-        """Whether the metadata knows in which directory the log is, or knows of none."""
-        home, recorded = self.logs.directory_of(replica.partition_id), replica.partition.directory_of(self.me)
-        if home is None or home.directory_id is None or home.directory_id == recorded:
-            return True
-        self.upkeep.assign(replica.partition_id, home.directory_id)
-        return recorded == NIL
-
-    async def _configure(self, replica: Replica, log: Log) -> None:
-        if self.is_gone(replica):
-            return
-        config = configs.log_config(self.image, replica.topic)
-        if log.config is not config and log.config != config:
-            flush_mode = log.config.flush_mode
-            await log.configure(config)
-            if config.flush_mode is not flush_mode:
-                await log.flush()
-        elif config.cleanup_compact:
-            await log.allow_gaps()
-
-    def _take_role(self, replica: Replica, log: Log) -> None:
-        partition = replica.partition
-        if replica.role is not None or self.broker_epoch < 0 or replica.is_dropped or self._is_closed:
-            return
-        if self.is_gone(replica):
-            return
-        if partition.leader == self.me:
-            if partition.leader_epoch <= replica.led_epoch:
-                # What the controller has answered in this epoch is forgotten: it must not be led twice.
-                LOGGER.error("broker=%d has led %s in epoch %d before", self.me, log.path, partition.leader_epoch)
-                return
-            try:
-                log.assign_epoch(partition.leader_epoch)
-            except FencedLeaderEpochError as error:
-                LOGGER.error("broker=%d cannot lead %s: %s", self.me, log.path, error)
-                return
-            self._lead(replica, log, partition)
-        elif partition.leader >= 0:
-            log.forget_empty_epochs()
-            state = FollowerState(
-                leader=partition.leader,
-                leader_epoch=partition.leader_epoch,
-                log_end=log.end_offset,
-                durable_end=safe_end(log),
-                high_watermark=replica.high_watermark,
-            )
-            replica.role = Following(self, replica, log, state)
-            self.wakers.wake(replica.partition_id)
-
-    def _lead(self, replica: Replica, log: Log, partition: Partition) -> None:
-        state = LeaderState(
-            me=self.me,
-            my_broker_epoch=self.broker_epoch,
-            partition=partition,
-            min_isr=self.min_isr(replica),
-            log_end=log.end_offset,
-            durable_end=safe_end(log),
-            high_watermark=Offset(min(replica.high_watermark, log.end_offset)),
-            now_ms=self.now_ms(),
-            lag_max_ms=self.lag_max_ms(),
-        )
-        replica.led_epoch = partition.leader_epoch
-        leading = replica.role = Leading(self, replica, log, state)
-        leading.begin()
+    def led(self, leading: Leading) -> None:
+        """An epoch begins here."""
         for observer in self._observers:
             observer.led(leading)
-        self.isr_updates.look(replica)
-        self._retry_parked(replica.partition_id)
 
-    def _channel(self, replica: Replica) -> str:
+    def forget(self, replica: Replica) -> None:
+        """It was dropped, and its log is gone."""
+        del self._replicas[replica.partition_id]
+
+    def channel(self, replica: Replica) -> str:
         return MAIN if self.me in replica.partition.isr else CATCH_UP
-
-    async def _follow(self, replica: Replica, log: Log) -> None:
-        """Bring the log to where the leader said, then subscribe."""
-        role = replica.role
-        if not isinstance(role, Following):
-            return
-        if role.unsound is not None:
-            await role.mend()
-        if not role.is_over and role.stream is None and role.unsound is None and log.damaged is None:
-            self.streams.add(role, self._channel(replica))
-
-    async def _trim(self, replica: Replica, log: Log) -> None:
-        """Records that were deleted by an admin's call are deleted here too."""
-        wanted = min(replica.partition.start_offset, replica.high_watermark, log.end_offset)
-        if wanted > log.start_offset and log.damaged is None:
-            await log.advance_start(wanted)
-            self.wakers.wake(replica.partition_id)
 
     def look_at_start(self, replica: Replica) -> None:
         """The high watermark has moved: what was deleted may reach further now."""
@@ -596,7 +408,7 @@ class Replicas:
             if not streams:
                 del self._parked[partition_id]
 
-    def _retry_parked(self, partition_id: PartitionId) -> None:
+    def retry_parked(self, partition_id: PartitionId) -> None:
         for stream in list(self._parked.get(partition_id, ())):
             stream.retry(partition_id)
 

@@ -38,8 +38,9 @@ from tidelog.model.errors import (
     WrongDirectoryError,
 )
 from tidelog.model.ids import DirectoryId, NodeId
+from tidelog.raft.belonging import FORMAT_KEY, IDENTITY
 from tidelog.raft.membership import VOTERS_MAX, Member, Membership
-from tidelog.raft.storage import FORMAT_KEY, IDENTITY, STATE_KEY, RaftStorage
+from tidelog.raft.storage import STATE_KEY, RaftStorage
 from tidelog.raft.stored import unpack
 from tidelog.server.config import NodeConfig
 from tidelog.server.listeners import ListenerError, parse_address

@@ -26,8 +26,9 @@ from tidelog.metadata.features import supported
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.ids import DirectoryId, NodeId, PartitionId
+from tidelog.raft.belonging import FORMAT_KEY
 from tidelog.raft.membership import Member, Membership
-from tidelog.raft.storage import FORMAT_KEY, RaftStorage
+from tidelog.raft.storage import RaftStorage
 from tidelog.replication.announcing import announce, close_logs, working_directories
 from tidelog.replication.replicas import ReplicaConfig, Replicas
 from tidelog.replication.service import PartitionService

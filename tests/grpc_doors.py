@@ -32,8 +32,9 @@ from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.errors import RemoteError
 from tidelog.model.ids import DirectoryId, NodeId, PartitionId
+from tidelog.raft.belonging import FORMAT_KEY
 from tidelog.raft.membership import Member, Membership
-from tidelog.raft.storage import FORMAT_KEY, RaftStorage
+from tidelog.raft.storage import RaftStorage
 from tidelog.replication.replicas import ReplicaConfig, Replicas
 from tidelog.replication.service import PartitionService
 from tidelog.rpc.admin_door import AdminDoor

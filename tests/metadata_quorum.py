@@ -20,9 +20,10 @@ from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.ids import NodeId
+from tidelog.raft.belonging import FORMAT_KEY
 from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import EntryKind
-from tidelog.raft.storage import FORMAT_KEY, RaftStorage
+from tidelog.raft.storage import RaftStorage
 from tidelog.world.simulated import SimNode, SimWorld
 from tidelog.world.simulated.network import SimNetwork
 

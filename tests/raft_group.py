@@ -10,6 +10,7 @@ from typing import Any
 
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId, Offset
+from tidelog.raft.belonging import FORMAT_KEY
 from tidelog.raft.config import RaftConfig
 from tidelog.raft.driver import DriverConfig, RaftDriver
 from tidelog.raft.effects import Role, RoleChange
@@ -17,7 +18,7 @@ from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.report import RaftReport
 from tidelog.raft.state_machine import SnapshotJob
-from tidelog.raft.storage import FORMAT_KEY, RaftStorage
+from tidelog.raft.storage import RaftStorage
 from tidelog.world.simulated import SimNode, SimWorld
 from tidelog.world.simulated.network import SimNetwork, SimTransport
 

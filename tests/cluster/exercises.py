@@ -37,13 +37,14 @@ _PRODUCE, _FETCH = (method_named("Log", name) for name in ("Produce", "Fetch"))
 def make(
     admin: tidelog.Admin, name: str, partitions: int = 1, *, replicas: Sequence[int] = (), **configs: object
 ) -> str:
-    """A topic whose partitions are led, on all brokers or on these, the first of which leads."""
+    """A topic whose leaders serve already, on all brokers or on these, the first of which leads."""
     named = {key.replace("_", "."): value for key, value in configs.items()}
     if replicas:
         admin.create_topic(name, assignment=[replicas] * partitions, configs=named)
     else:
         admin.create_topic(name, partitions=partitions, replication_factor=3, configs=named)
     until(lambda: all(row.leader is not None for row in admin.describe_topic(name).partitions), f"{name} is led")
+    admin.list_offsets([name])  # Asks every leader, until it has confirmed its epoch and answers.
     return name
 
 

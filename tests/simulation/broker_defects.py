@@ -19,9 +19,9 @@ from tidelog.replication.messages import Ack
 from tidelog.replication.partition import LeaderState
 from tidelog.replication.recovering import Recovering
 from tidelog.replication.repair import Repair
-from tidelog.replication.replicas import Replicas
 from tidelog.replication.service import PartitionService
 from tidelog.replication.serving import find_leading, find_readable
+from tidelog.replication.settling import Settling
 
 Patches = tuple[tuple[Any, str, Any], ...]
 
@@ -153,7 +153,7 @@ def _never_parts(_epochs: Any, _start: Any, log_end: Any, *, last_epoch: int, ne
     return Continue() if next_offset <= log_end else Truncate(Epoch(last_epoch), log_end)
 
 
-_follow = Replicas._follow
+_follow = Settling._follow
 
 
 async def _cut_to_high_watermark(self: Any, replica: Any, log: Any) -> None:
@@ -268,7 +268,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "cut_to_high_watermark", "brokers", "a follower begins by cutting its log to its high watermark",
-        _on(Replicas, "_follow", _cut_to_high_watermark),
+        _on(Settling, "_follow", _cut_to_high_watermark),
     ),
     Defect(
         "recovering_not_told", "brokers", "a broker registers as if all of its logs were open",

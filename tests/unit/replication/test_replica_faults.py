@@ -8,12 +8,12 @@ import pytest
 from replication_faults import FaultRun, patched
 
 from tidelog.model.ids import Offset
-from tidelog.replication import following, leader_stream, leading, replicas
+from tidelog.replication import following, leader_stream, leading, settling
 from tidelog.replication.divergence import Continue
 from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading
 from tidelog.replication.partition import LeaderState
-from tidelog.replication.replicas import Replicas
+from tidelog.replication.settling import Settling
 
 SEEDS = range(9000, 9006)
 CATCHING_SEEDS_MAX = 25
@@ -72,15 +72,16 @@ def _advance_over_the_known(self: Any) -> bool:
     return True
 
 
-_take_role = Replicas._take_role
+_take_role = Settling._take_role
 
 
-def _keep_epoch(self: Replicas, replica: Any, log: Any) -> None:
-    known = self.image.brokers.get(self.me)
-    if self.broker_epoch < 0 and known is not None and replica.partition.leader == self.me and replica.role is None:
-        self.broker_epoch = known.broker_epoch
+def _keep_epoch(self: Settling, replica: Any, log: Any) -> None:
+    host = self._host
+    known = host.image.brokers.get(host.me)
+    if host.broker_epoch < 0 and known is not None and replica.partition.leader == host.me and replica.role is None:
+        host.broker_epoch = known.broker_epoch
         _take_role(self, replica, log)
-        self.broker_epoch = -1
+        host.broker_epoch = -1
         return
     _take_role(self, replica, log)
 
@@ -111,7 +112,7 @@ DEFECTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     ),
     "a leader counts what it has not synced itself": (
         (leading, "safe_end", _log_end),
-        (replicas, "safe_end", _log_end),
+        (settling, "safe_end", _log_end),
         (Leading, "append", _count_when_written),
     ),
     "the high watermark is the leader's own end": ((LeaderState, "_advance", _advance_alone),),
@@ -120,7 +121,7 @@ DEFECTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
         (LeaderState, "check_acks", lambda self, acks: None),
     ),
     "who has said nothing in this epoch is passed over": ((LeaderState, "_advance", _advance_over_the_known),),
-    "a leader epoch is kept across a restart": ((Replicas, "_take_role", _keep_epoch),),
+    "a leader epoch is kept across a restart": ((Settling, "_take_role", _keep_epoch),),
     "no divergence is ever found": ((leader_stream, "divergence", _always_prefix),),
     "what was pushed counts as acked": ((Leading, "acked", _believe_old_acks),),
     "a follower joins without having caught up": ((LeaderState, "_epoch_in_sync", _joins_at_once),),

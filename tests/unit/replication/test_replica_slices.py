@@ -158,7 +158,7 @@ def test_a_topic_that_is_deleted_while_its_logs_are_opened_is_led_by_nobody() ->
             replicas._changes.metadata_changed(delta_between(image, after), image, after)
             waiting = [replica for replica in opened if not replica.is_dropped]
             assert waiting, "the others' turn has not come"
-            await asyncio.gather(*(replicas._settle(replica) for replica in waiting))
+            await asyncio.gather(*(replicas._settling.settle(replica) for replica in waiting))
             assert all(replica.role is None for replica in opened)
             replicas.status()
 

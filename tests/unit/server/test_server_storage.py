@@ -22,9 +22,9 @@ from tidelog.model.errors import (
     WrongDirectoryError,
 )
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.raft.belonging import FORMAT_KEY
 from tidelog.raft.membership import Membership
 from tidelog.raft.snapshots import read_file
-from tidelog.raft.storage import FORMAT_KEY
 from tidelog.server import uuids
 from tidelog.server.config import NodeConfig, load
 from tidelog.server.directories import NodeDirectories

@@ -1,0 +1,135 @@
+"""What is stored of many logs now and then, so that the next start reads little: recovery points and high watermarks.
+
+A log that was written to is touched at its directory's group commit until a checkpoint has stored its recovery point;
+one that finds no room stays touched. High watermarks are the owner's (replication's) and are kept here so that they
+survive: `note` is cheap, and the next checkpoint stores those that changed. A stored one may be old; it is never past
+the log's end, and 0 if it was lost.
+
+One round of a directory runs at a time, begun `interval_ms` after the last one was, or at once if that took longer. A
+directory that hangs does not hold up the others; one whose store fails is given up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
+from tidelog.log.directories import LogDirectory
+from tidelog.log.log import Log
+from tidelog.log.rounds import slices
+from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, WorkFailedError
+from tidelog.model.ids import Offset, PartitionId
+from tidelog.world.store import StateStore
+
+LOGGER = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Checkpoints:
+    """Of the logs that are open; both tables are the owner's, who keeps them true."""
+
+    def __init__(
+        self, *, logs: Mapping[PartitionId, Log], homes: Mapping[PartitionId, LogDirectory], interval_ms: int
+    ) -> None:
+        self._logs = logs
+        self._homes = homes
+        self._interval_ms = interval_ms
+        self._high_watermarks: dict[PartitionId, Offset] = {}
+        self._noted: dict[PartitionId, None] = {}
+
+    # High watermarks.
+
+    def opened(self, store: StateStore, log: Log) -> None:
+        """The log begins with the high watermark that is stored."""
+        self._high_watermarks[log.log_id] = _stored_high_watermark(store, log)
+
+    def note(self, log_id: PartitionId, offset: Offset) -> None:
+        """Stored with the next round."""
+        if log_id in self._homes and self._high_watermarks.get(log_id) != offset:
+            self._high_watermarks[log_id] = offset
+            self._noted[log_id] = None
+
+    def high_watermark(self, log_id: PartitionId) -> Offset:
+        """The last one noted, or stored before the start; 0 if there is none."""
+        return self._high_watermarks.get(log_id, Offset(0))
+
+    def forget(self, log_id: PartitionId) -> None:
+        self._high_watermarks.pop(log_id, None)
+        self._noted.pop(log_id, None)
+
+    # Rounds.
+
+    async def store(self, directory: LogDirectory) -> None:
+        """One round: what was written to since the last one, and the high watermarks that changed."""
+        if directory.failed is None:
+            try:
+                await self._store(directory)
+            except StorageError as error:
+                directory.fail(error)
+
+    async def store_regularly(self, directory: LogDirectory) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + self._interval_ms / 1000, loop.time())
+            await asyncio.sleep(due - loop.time())
+            await self.store(directory)
+
+    async def _store(self, directory: LogDirectory) -> None:
+        touched = [log for log in directory.group_commit.take_touched() if isinstance(log, Log)]
+        noted = [log_id for log_id in self._noted if self._homes.get(log_id) is directory]
+        writes: dict[bytes, bytes | None] = {}
+        for log_id in noted:
+            del self._noted[log_id]
+            log = self._logs.get(log_id)
+            if log is not None:
+                offset = min(self._high_watermarks[log_id], log.end_offset)
+                writes[key_prefix(log_id) + HIGH_WATERMARK] = encode("high-watermark", {"offset": offset})
+        commit = [self._store_high_watermarks(directory, noted, writes)] if writes else []
+        for some in slices(touched):
+            # Together: they share one group of syncs and one transaction of the store.
+            await side_by_side([*(self._store_one(directory, log) for log in some), *commit])
+            commit = []
+        await side_by_side(commit)
+
+    async def _store_high_watermarks(
+        self, directory: LogDirectory, noted: list[PartitionId], writes: dict[bytes, bytes | None]
+    ) -> None:
+        try:
+            await directory.store.commit(writes)
+        except DiskFullError as error:
+            LOGGER.warning("directory=%s no high watermarks are stored: %s", directory.disk.label, error)
+            self._noted.update(dict.fromkeys(log_id for log_id in noted if self._homes.get(log_id) is directory))
+
+    async def _store_one(self, directory: LogDirectory, log: Log) -> None:
+        try:
+            await log.checkpoint()
+        except (WorkFailedError, DiskFullError) as error:
+            # The next round stores it. Retention may make room, or the operator.
+            LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
+        if log.has_news and not log.is_closed and log.damaged is None:
+            directory.group_commit.touch(log)
+
+
+def _stored_high_watermark(store: StateStore, log: Log) -> Offset:
+    """0 if none is stored or it cannot be read: too low is safe."""
+    if log.end_offset == 0:
+        return Offset(0)
+    try:
+        data = store.get(log.prefix + HIGH_WATERMARK)
+        offset = decode("high-watermark", data).get("offset") if data is not None else 0
+    except CorruptStateError as error:
+        LOGGER.warning("log=%s the high watermark is lost: %s", log.path, error)
+        offset = 0
+    return Offset(min(offset, log.end_offset) if isinstance(offset, int) and offset > 0 else 0)
+
+
+async def side_by_side(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Carry out all of them, to the end; then raise the first error."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
