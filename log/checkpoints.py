@@ -5,8 +5,8 @@ one that finds no room stays touched. High watermarks are the owner's (replicati
 survive: `note` is cheap, and the next checkpoint stores those that changed. A stored one may be old; it is never past
 the log's end, and 0 if it was lost.
 
-One round of a directory runs at a time, begun `interval_ms` after the last one was, or at once if that took longer. A
-directory that hangs does not hold up the others; one whose store fails is given up.
+Rounds of a directory begin `interval_ms` after each other, or at once if the last one took longer. A directory that
+hangs does not hold up the others; one whose store fails is given up.
 """
 
 import asyncio

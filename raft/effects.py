@@ -2,7 +2,8 @@
 
 The shell's duties:
 1. Carry out `persist` in order, number by number: cut the log to `truncate_to`, append `entries`, sync; then store
-   epoch, vote and the synced end in one commit. When that is durable, step `Persisted(number)`. It may merge several.
+   epoch, vote and the synced end in one commit. Before a cut epoch and vote are stored with the lowered synced end.
+   When all is durable, step `Persisted(number)`. It may merge several.
 2. Never send a message that the core has not put into `messages`: those that depend on a persist are held back by the
    core until `Persisted`.
 3. Hand `committed` to the state machine in order; offsets are contiguous from the one before.

@@ -18,10 +18,10 @@ Rules:
 
 1. `persist` ends with a sync of the log, then one commit of `raft/state` with the new synced end. An entry counts as
    durable only after that.
-2. Before the log is cut or dropped, the synced end is lowered durably, together with the epoch that demands it: within
-   one epoch it never falls. So a log that ends below its synced end, or is corrupt below it, has lost what was
-   acknowledged: the mark `recovering_until` is stored, in the commit that lowers the synced end, before the core exists
-   (design: rules of safety, 6).
+2. Before the log is cut or dropped, the synced end is lowered durably, together with the epoch that demands it: what
+   was acknowledged in the stored epoch is there. So a log that ends below its synced end, or is corrupt below it, has
+   lost what was acknowledged: the mark `recovering_until` is stored, in the commit that lowers the synced end, before
+   the core exists (design: rules of safety, 6).
 3. No vote without memory: a formatted directory whose `raft/state` is missing or unreadable is refused (R11). A wiped
    directory must be formatted anew and has another directory id: it is another voter (R10).
 4. A snapshot that fails its checks is set aside and never leads to a deletion (R19). An older one with a complete log

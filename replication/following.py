@@ -4,7 +4,7 @@
                             subscribed --stream breaks, Ended(unreadable, not leader)--> idle, again after a moment
 
 While it is subscribed nothing but pushes changes the end of its log, and what comes under an older number is thrown
-away. Changes of the log that take time (`mend`) are done by the one who settles replicas (`replicas`), never while
+away. Changes of the log that take time (`mend`) are done by the one who settles replicas (`settling`), never while
 subscribed. The ack of a piece is sent when the group commit that covers it has ended, all acks of a group in one frame.
 """
 

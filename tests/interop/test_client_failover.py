@@ -6,7 +6,6 @@ Each client's topic has a partition on every node, so whoever is killed leads on
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections import Counter
@@ -29,13 +28,7 @@ from patience import until
 
 from tidelog.testing import LocalCluster
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.cluster,
-    pytest.mark.timeout(180),
-    # kafka-python forgets the sockets of connections that were refused.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = [pytest.mark.interop, pytest.mark.cluster, pytest.mark.timeout(180)]
 
 PARTITIONS = 3
 PAUSE_S = 0.004
@@ -208,7 +201,6 @@ class Story:
         for member in self.readers.values():
             until_read([member], values)
             member.stop()
-        gc.collect()  # while the forgotten sockets are excused
 
 
 @pytest.fixture(scope="module")

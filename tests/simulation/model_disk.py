@@ -123,7 +123,8 @@ class ModelDisk:
         self.synced_end = snapshot.offset
 
     def crash(self, loss: Loss | None) -> None:
-        """Of what was under way some is done; the next is cut short before its synced end and vote are stored."""
+        """Of what was under way some is done; the next is cut short before its synced end and vote are stored, unless
+        it cuts the log: then epoch and vote of all that is under way are stored first."""
         under_way, self._under_way = self._under_way, []
         self._stalled.clear()
         done = self._draw.randrange(len(under_way) + 1)
@@ -131,6 +132,8 @@ class ModelDisk:
             self._apply(persist)
         if done < len(under_way) and loss is not Loss.ALL:
             half = under_way[done]
+            if half.truncate_to is not None or half.reset_to is not None:
+                self.hard_state = under_way[-1].hard_state
             self._cut(half)
             if half.first == self.end:
                 self.entries.extend(half.entries[: self._draw.randrange(len(half.entries) + 1)])
