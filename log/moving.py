@@ -20,7 +20,7 @@ from tidelog.log.epochs import EpochHistory
 from tidelog.log.log import Log
 from tidelog.log.producers import ProducerState
 from tidelog.model.errors import DiskFullError, InvalidRequestError, OffsetOutOfRangeError, StorageError
-from tidelog.model.ids import PartitionId
+from tidelog.model.ids import Offset, PartitionId
 
 if TYPE_CHECKING:
     from tidelog.log.logs import Logs
@@ -44,6 +44,11 @@ class LogMove:
         self._copy: Log | None = None
         self._generation = -1
         self.is_decided = False
+
+    @property
+    def copied_end(self) -> Offset:
+        """So far everything was sound."""
+        return self._source.start_offset if self._copy is None else self._copy.end_offset
 
     async def copy(self) -> None:
         """Returns when little is left to copy."""

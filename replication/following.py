@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from tidelog.log.config import FlushMode
 from tidelog.log.log import Log
-from tidelog.model.errors import CorruptBatchError, DamagedLogError, DiskFullError, InvalidRecordError, StorageError
+from tidelog.model.errors import (
+    CorruptBatchError,
+    DamagedLogError,
+    DiskFullError,
+    InvalidRecordError,
+    StorageError,
+    UnsupportedMagicError,
+)
 from tidelog.model.ids import Epoch, Offset
 from tidelog.replication.divergence import Truncate, asks, cut
 from tidelog.replication.leading import safe_end
@@ -192,7 +199,13 @@ class Following:
                     ended.epoch,
                     ended.offset,
                 )
-                await log.truncate(end)
+                try:
+                    await log.truncate(end)
+                except (CorruptBatchError, UnsupportedMagicError) as error:
+                    # Rot in front of the cut hides where it lies. What is sound is found out when it is repaired.
+                    LOGGER.error("log=%s cannot be cut at %d: %s", log.path, end, error)
+                    self._host.found_rot(self.replica, end)
+                    return
             case Reason.TOO_FAR_BEHIND:
                 LOGGER.warning("log=%s begins anew at %d, it ended at %d", log.path, ended.offset, log.end_offset)
                 await log.reset_to(ended.offset)

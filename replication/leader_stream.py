@@ -39,7 +39,7 @@ from tidelog.model.errors import (
     UnsupportedCompressionError,
     UnsupportedMagicError,
 )
-from tidelog.model.ids import NodeId, PartitionId
+from tidelog.model.ids import NodeId, Offset, PartitionId
 from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
 from tidelog.replication.leading import Leading, Subscription
 from tidelog.replication.messages import Acks, Ended, Push, Pushed, Reason, Subscribe, Subscribes, Unsubscribe
@@ -176,7 +176,7 @@ class LeaderStream:
         if known is not None:
             leading.drop(known, None)
         answer = divergence(
-            log.epochs, log.start_offset, log.end_offset, last_epoch=asked.last_epoch, next_offset=asked.next_offset
+            log.epochs, leading.first_offset, log.end_offset, last_epoch=asked.last_epoch, next_offset=asked.next_offset
         )
         match answer:
             case Truncate(epoch, end):
@@ -324,7 +324,7 @@ class LeaderStream:
             leading.drop(subscription, Reason.NEEDS_GAPS)
             return None
         try:
-            found = leading.read_nowait(subscription.next_offset, room)
+            found = leading.read_nowait(_read_from(subscription), room)
             if found is not None:
                 _check_first(subscription, found.data)
         except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
@@ -338,6 +338,9 @@ class LeaderStream:
     def _taken(self, subscription: Subscription, found: Slice) -> Buffer | None:
         if not found.data:
             return None
+        if found.base_offset < subscription.next_offset:
+            self._ends_inside(subscription, found.base_offset)
+            return None
         if len(found.data) > PUSHED_BYTES_MAX:
             limit = f"at most {PUSHED_BYTES_MAX} fit a message between brokers"
             too_large = f"the batch at offset {subscription.next_offset} has {len(found.data)} bytes, {limit}"
@@ -347,6 +350,13 @@ class LeaderStream:
         self._spend(subscription, len(found.data))
         return found.data
 
+    def _ends_inside(self, subscription: Subscription, base_offset: Offset) -> None:
+        """The follower's log ends inside of a batch: an empty one, that begins where records were deleted up to."""
+        leading = subscription.leading
+        if base_offset < leading.log.start_offset:
+            leading.holds_start(base_offset)
+        leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=base_offset)
+
     def _unreadable(self, subscription: Subscription, error: Exception) -> None:
         leading = subscription.leading
         if isinstance(error, OffsetOutOfRangeError) and subscription.next_offset < leading.log.start_offset:
@@ -355,13 +365,13 @@ class LeaderStream:
         LOGGER.error("log=%s follower=%d cannot be served: %s", leading.log.path, self.peer, error)
         leading.drop(subscription, Reason.UNREADABLE)
         if isinstance(error, CorruptBatchError | DamagedLogError):
-            self._host.found_rot(leading.replica, subscription.next_offset)
+            self._host.found_rot(leading.replica, _read_from(subscription))
 
     # From the device.
 
     def _read_later(self, subscription: Subscription, room: int) -> None:
         subscription.is_reading = True
-        self._to_read.append((subscription, subscription.next_offset, room))
+        self._to_read.append((subscription, _read_from(subscription), room))
         if len(self._readers) < self._host.config.cold_reads_max:
             task = asyncio.get_running_loop().create_task(self._read_cold())
             self._readers.add(task)
@@ -413,6 +423,12 @@ class LeaderStream:
     def _counts(self, subscription: Subscription) -> bool:
         replica = subscription.leading.replica
         return replica.is_leader_throttled and subscription.follower not in subscription.leading.state.isr
+
+
+def _read_from(subscription: Subscription) -> int:
+    leading = subscription.leading
+    is_first = subscription.next_offset == leading.first_offset
+    return leading.log.start_offset if is_first else subscription.next_offset
 
 
 def _check_first(subscription: Subscription, data: Buffer) -> None:

@@ -102,7 +102,7 @@ class Subscription:
 class Leading:
     """See the module."""
 
-    __slots__ = ("_host", "_shared", "acks", "is_held", "log", "replica", "state", "subscriptions")
+    __slots__ = ("_first", "_host", "_shared", "acks", "is_held", "log", "replica", "state", "subscriptions")
 
     def __init__(self, host: Replicas, replica: Replica, log: Log, state: LeaderState) -> None:
         self._host = host
@@ -115,6 +115,7 @@ class Leading:
         self.subscriptions: dict[int, Subscription] = {}
         """By follower: the one with the highest number."""
         self._shared: tuple[tuple[int, int, int], Slice | None] | None = None
+        self._first: tuple[int, Offset] | None = None
 
     @property
     def leader_epoch(self) -> int:
@@ -236,6 +237,17 @@ class Leading:
 
     def _forget_shared(self) -> None:
         self._shared = None
+
+    @property
+    def first_offset(self) -> Offset:
+        """Where a follower's log begins that has nothing of ours: with the batch that holds the start of our log. As
+        long as nobody has read that, it is not known, and taken to begin there."""
+        start = self.log.start_offset
+        return self._first[1] if self._first is not None and self._first[0] == start else start
+
+    def holds_start(self, base_offset: Offset) -> None:
+        """The batch with the start of the log begins before it: records were deleted up to its middle."""
+        self._first = self.log.start_offset, base_offset
 
     def subscribe(self, subscription: Subscription, durable_end: int) -> None:
         """The follower's log is a prefix of ours; from here on it is pushed to. Its word counts as an ack."""

@@ -12,12 +12,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.log.log import Log
-from tidelog.model.errors import InvalidRequestError, NotLeaderOrFollowerError, TidelogError
+from tidelog.model.errors import CorruptBatchError, InvalidRequestError, NotLeaderOrFollowerError, TidelogError
 from tidelog.model.ids import DirectoryId
 from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading
 
 if TYPE_CHECKING:
+    from tidelog.log.moving import LogMove
     from tidelog.replication.replica import Replica
     from tidelog.replication.replicas import Replicas
 
@@ -38,7 +39,7 @@ class Moves:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         replica.is_moving = True
         try:
-            await move.copy()
+            await self._copy(replica, move)
             replica.move = move, done
             self._host.unsettle(replica)
             await asyncio.shield(done)
@@ -46,6 +47,13 @@ class Moves:
             replica.is_moving = replica.move is not None
             if replica.move is None and not move.is_decided:
                 await move.abandon()
+
+    async def _copy(self, replica: Replica, move: LogMove) -> None:
+        try:
+            await move.copy()
+        except CorruptBatchError:
+            self._host.found_rot(replica, move.copied_end)
+            raise
 
     async def stop(self, replica: Replica) -> None:
         """The replica is about to go."""
@@ -70,6 +78,8 @@ class Moves:
             LOGGER.error("log=%s is not moved: %s", log.path, error)
             _tell(done, error)
             if not move.is_decided:
+                if isinstance(error, CorruptBatchError):
+                    self._host.found_rot(replica, move.copied_end)
                 await move.abandon()
                 return log
             # It is in neither place as it should be, until the next start has ended the move.

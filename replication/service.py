@@ -301,15 +301,16 @@ class PartitionService:
     async def delete_records(self, partition: PartitionId, offset: int) -> int:
         """Records below `offset` (-1: all that can be read) are gone for every replica; returns the new start."""
         leading = self.leading(partition)
-        if offset == LATEST:
-            offset = self._confirmed(leading)
-        if not 0 <= offset <= leading.high_watermark:
+        if (offset < 0 and offset != LATEST) or offset > leading.high_watermark:
+            end = self._confirmed(leading)  # a new leader may be behind what its clients know
             raise OffsetOutOfRangeError(
-                f"records are deleted up to the high watermark {leading.high_watermark}, not to {offset}",
+                f"records are deleted up to the high watermark {end}, not to {offset}",
                 offset=offset,
                 start=leading.log.start_offset,
-                end=leading.high_watermark,
+                end=end,
             )
+        if offset == LATEST:
+            offset = self._confirmed(leading)
         trimmed = TrimmedPartition(
             topic_id=partition.topic_id,
             partition=partition.partition,

@@ -102,6 +102,8 @@ class Settling:
                 log = await host.moves.finish(replica, log)
             # In another directory than the recorded one it would count as what lies there, if it was there before.
             if self._tell_place(replica) and host.recovering.is_settled(replica):
+                if replica.partition.leader == host.me and replica.role is None:
+                    await self._begin_where_told(replica, log)
                 self._take_role(replica, log)
             await self._follow(replica, log)
             await self._trim(replica, log)
@@ -246,6 +248,14 @@ class Settling:
             await role.mend()
         if not role.is_over and role.stream is None and role.unsound is None and log.damaged is None:
             host.streams.add(role, host.channel(replica))
+
+    async def _begin_where_told(self, replica: Replica, log: Log) -> None:
+        """Before it leads: what a former leader has deleted, which was committed, is not shown again."""
+        start = Offset(min(replica.partition.start_offset, log.end_offset))
+        if start > replica.high_watermark:
+            replica.high_watermark = start
+            self._host.logs.note_high_watermark(replica.partition_id, start)
+        await self._trim(replica, log)
 
     async def _trim(self, replica: Replica, log: Log) -> None:
         """Records that were deleted by an admin's call are deleted here too."""

@@ -1,7 +1,8 @@
 """A broker's process as in production: agent, tail, logs, replicas, service, and the public API over the transport.
 
-Its logs lie on the disk "logs-0", its copy of the metadata and the mark of a clean stop on "broker". A combined node
-runs a controller (disk "data") in the same process: whatever kills one kills both.
+Its logs lie on the disk "logs-0", or on that and "logs-1", its copy of the metadata and the mark of a clean stop on
+"broker". A combined node runs a controller (disk "data") in the same process: whatever kills one kills both. Faults of
+disks strike one of those with logs.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOGS = "logs-0"
+LOGS = ("logs-0", "logs-1")
 BROKER = "broker"
 COVERED_FROM = 16
 """Base offset, length and leader epoch of a batch are not covered by its CRC, only by that of a sealed segment."""
@@ -134,6 +135,8 @@ class BrokerStack(MetadataStack):
         self._brokers: dict[SimLoop, BrokerApp] = {}
         self._is_broker: set[NodeId] = set()
         self._broker_latency = Latency(0.0002, 0.001)
+        self.labels = LOGS[: simulation.shape.directories]
+        self._which = simulation.world.random("directories")
 
     def broker_program(self) -> Program:
         async def run(context: Context) -> None:
@@ -174,7 +177,10 @@ class BrokerStack(MetadataStack):
             return configs.log_config(tail.image, "" if topic is None else topic.name)
 
         logs = await Logs.open(
-            [(node.disk(LOGS), node.store(LOGS), DirectoryId(UUID(int=broker)))],
+            [
+                (node.disk(label), node.store(label), DirectoryId(UUID(int=broker + number * 1_000)))
+                for number, label in enumerate(self.labels)
+            ],
             work=SlowRecovery(node.work, simulation.shape.recovery, simulation.world.random(f"recovery/{broker}")),
             clock=node.clock,
             config_of=config_of,
@@ -243,13 +249,15 @@ class BrokerStack(MetadataStack):
         def crash() -> None:
             station.lose_power(station.machine.crash_loss)
 
-        for label in (LOGS, BROKER):
+        for label in (*self.labels, BROKER):
             station.machine.disk(label).on_crash_point = crash
             station.machine.store(label).on_crash_point = crash
-        station.machine.disk(LOGS).sync_latency = station.machine.store(LOGS).commit_latency = latency
+        for label in self.labels:
+            station.machine.disk(label).sync_latency = station.machine.store(label).commit_latency = latency
 
     def _label(self, station: Station) -> str:
-        return LOGS if station.node_id in self._is_broker else "data"
+        """The disk that a fault strikes."""
+        return self._which.choice(self.labels) if station.node_id in self._is_broker else "data"
 
     def stall_disk(self, station: Station, *, everything: bool) -> Undo:
         label = self._label(station)
@@ -265,7 +273,7 @@ class BrokerStack(MetadataStack):
 
     def slow_disk(self, station: Station, latency: Latency) -> Undo:
         label = self._label(station)
-        usual = self._broker_latency if label == LOGS else self._latency
+        usual = self._broker_latency if label in LOGS else self._latency
         device, store = station.machine.disk(label), station.machine.store(label)
         device.sync_latency = store.commit_latency = latency
 
@@ -275,7 +283,8 @@ class BrokerStack(MetadataStack):
         return undo
 
     def fill_disk(self, station: Station, draw: Random) -> Undo:
-        device, store = station.machine.disk(self._label(station)), station.machine.store(self._label(station))
+        label = self._label(station)
+        device, store = station.machine.disk(label), station.machine.store(label)
         device.fill(draw.choice((0, 100, 1000)))
         store.fill(draw.choice(STORE_REFUSALS))
 
@@ -287,7 +296,8 @@ class BrokerStack(MetadataStack):
 
     def fail_logs(self, station: Station, draw: Random) -> Undo:
         """The next operation of a kind fails; a directory that was given up for it works after a restart."""
-        device, store = station.machine.disk(LOGS), station.machine.store(LOGS)
+        label = self._label(station)
+        device, store = station.machine.disk(label), station.machine.store(label)
         if draw.random() < 0.2:
             store.fail()
         else:
@@ -306,7 +316,8 @@ class BrokerStack(MetadataStack):
     def crash_at(self, station: Station, draw: Random, *, is_vote: bool) -> Undo:
         if station.node_id not in self._is_broker:
             return super().crash_at(station, draw, is_vote=is_vote)
-        device, store = station.machine.disk(LOGS), station.machine.store(LOGS)
+        label = self._label(station)
+        device, store = station.machine.disk(label), station.machine.store(label)
         station.machine.crash_loss = draw.choice(list(Loss))
         if draw.random() < 0.7:
             device.crash_at_operation = device.operations + draw.randrange(1, 40)
@@ -324,9 +335,10 @@ class BrokerStack(MetadataStack):
         what a loss of power leaves (design, rule of safety 4). None if there is no such batch."""
         app = self._simulation.broker(station)
         log = None if app is None else app.logs.get(partition)
-        if log is None:
+        home = None if app is None else app.logs.directory_of(partition)
+        if app is None or log is None or home is None:
             return None
-        device, found = station.machine.disk(LOGS), []
+        device, found = station.machine.disk(self.labels[app.logs.directories.index(home)]), []
         for path, _ in device.files():
             if not path.startswith(f"{log.path}/") or not path.endswith(".log"):
                 continue

@@ -16,7 +16,7 @@ from typing import Any
 
 from simulation.broker_checker import ClusterChecker, KnownPartition, KnownTopic, ReplicaChecker, sound_batches
 from simulation.broker_faults import FAULTS, BrokerNemesis, draw_broker_plan
-from simulation.broker_node import LOGS, BrokerApp, BrokerStack, is_alive
+from simulation.broker_node import BrokerApp, BrokerStack, is_alive
 from simulation.broker_workload import ACKS_ALL, ACKS_LEADER, Client, Operator
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Station
@@ -59,11 +59,15 @@ class BrokerShape(Shape):
     """A broker that starts registers after so long, whether its logs are open or not."""
     recovery: Latency
     """How long a log that has to be read takes, beside the work itself."""
+    directories: int = 1
+    """Of logs, on each broker. With two of them an operator moves replicas from one to the other."""
+    deletes: float = 0.0
+    """How often a reader of a partition deletes some of its oldest records."""
 
 
 def draw_broker_shape(seed: int) -> BrokerShape:
     base = draw_metadata_shape(seed)
-    draw, of_start = Random(f"{seed}/brokers"), Random(f"{seed}/brokers/start")
+    draw, of_start, of_logs = (Random(f"{seed}/brokers{more}") for more in ("", "/start", "/logs"))
     fast = Latency(0.0002, 0.001, 0.01, 0.01)
     values = {field.name: getattr(base, field.name) for field in fields(Shape)}
     values.update(
@@ -97,6 +101,8 @@ def draw_broker_shape(seed: int) -> BrokerShape:
         ),
         opening_grace_ms=of_start.choice((0, 0, 500)),
         recovery=of_start.choice((Latency(0.0, 0.0), Latency(0.0, 0.5), Latency(0.0, 0.05, 0.3, 2.5))),
+        directories=of_logs.choice((1, 1, 2)),
+        deletes=of_logs.choice((0.0, 0.0, 0.05)),
     )
 
 
@@ -146,6 +152,8 @@ class BrokerSimulation(MetadataSimulation):
                 self.fail,
                 pause_s=self.shape.client_pause_s,
                 rack=f"rack-{int(self.broker_nodes[at]) % 10}",
+                deletes=self.shape.deletes,
+                is_leader=self._is_leader,
                 on_rot=self._rot_was_served,
             )
             self.users.append(client)
@@ -197,6 +205,11 @@ class BrokerSimulation(MetadataSimulation):
             first.add(known, ACKS_ALL)
             second.add(known, self._ids.choice((ACKS_ALL, ACKS_LEADER, ACKS_LEADER, None)))
 
+    def _is_leader(self, broker: int, known: KnownPartition) -> bool:
+        self.metadata.advance()
+        partition = self.metadata.image.partition(known.partition_id.topic_id, known.partition_id.partition)
+        return partition is not None and partition.leader == broker
+
     def leader_stations(self) -> list[Station]:
         leaders = {
             partition.leader
@@ -209,8 +222,9 @@ class BrokerSimulation(MetadataSimulation):
     def are_all_in_sync(self) -> bool:
         """Every partition has all of its replicas in sync, on disks of which no error is to come."""
         for station in self.brokers:
-            if station.machine.disk(LOGS).faults._armed or station.machine.store(LOGS).faults._armed:
-                return False
+            for label in self.stack.labels:
+                if station.machine.disk(label).faults._armed or station.machine.store(label).faults._armed:
+                    return False
         return bool(self.metadata.image.topics) and all(
             partition.leader >= 0 and set(partition.isr) == set(partition.replicas) and not partition.is_reassigning
             for topic in self.metadata.image.topics.values()
@@ -264,7 +278,8 @@ class BrokerSimulation(MetadataSimulation):
         self.nemesis.stop()
         self.operator.is_stopping = True
         for station in self.brokers:
-            station.machine.disk(LOGS).crash_at_operation = station.machine.store(LOGS).crash_at_commit = None
+            for label in self.stack.labels:
+                station.machine.disk(label).crash_at_operation = station.machine.store(label).crash_at_commit = None
             app = self.broker(station)
             if app is not None and (app.is_stopping or app.has_failed_directory()):
                 station.kill()

@@ -25,12 +25,13 @@ from tidelog.metadata.partitions import ElectLeaders
 from tidelog.metadata.reassignments import AlterReassignments, Reassigned
 from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.topics import CreateTopics, DeleteTopics, NewTopic
-from tidelog.model.errors import ErrorCode, RemoteError, TransportError
-from tidelog.model.ids import NodeId
+from tidelog.model.errors import ErrorCode, RemoteError, TidelogError, TransportError
+from tidelog.model.ids import DirectoryId, NodeId, PartitionId, TopicId
 from tidelog.rpc.door import method_named
 from tidelog.rpc.v1 import log_pb2 as pb
 
 if TYPE_CHECKING:
+    from simulation.broker_node import BrokerApp
     from simulation.broker_sim import BrokerSimulation
     from tidelog.metadata.image import ClusterImage
 
@@ -42,6 +43,7 @@ GONE = ("UNKNOWN_TOPIC_ID", "UNKNOWN_TOPIC_OR_PARTITION")
 LATEST, EARLIEST = -1, -2
 PRODUCE, FETCH = method_named("Log", "Produce"), method_named("Log", "Fetch")
 LIST_OFFSETS, EPOCH_END = method_named("Log", "ListOffsets"), method_named("Log", "OffsetForLeaderEpoch")
+DELETE_RECORDS = method_named("Log", "DeleteRecords")
 INIT_PRODUCER_ID = method_named("Log", "InitProducerId")
 
 
@@ -81,9 +83,13 @@ class Client:
         *,
         pause_s: float,
         rack: str,
+        deletes: float = 0.0,
+        is_leader: Callable[[int, KnownPartition], bool] = lambda _node, _known: True,
         on_rot: Callable[[int, KnownPartition, int], None],
     ) -> None:
-        """`on_rot` is told of a broker that serves a partition with a wrong CRC, at or past an offset."""
+        """`is_leader` tells who leads as the quorum has it: what was deleted cannot be known to who was replaced.
+        `on_rot` is told of a broker that serves a partition with a wrong CRC, at or past an offset."""
+        self._is_leader = is_leader
         self.on_rot = on_rot
         self._checker = checker
         self._brokers = brokers
@@ -91,6 +97,7 @@ class Client:
         self._fail = fail
         self._pause_s = pause_s
         self._rack = rack
+        self._deletes = deletes
         self._views: dict[KnownPartition, View] = {}
         self._context: Context | None = None
         self._producers = 0
@@ -253,7 +260,9 @@ class Client:
         view = self._views[known]
         while not known.topic.delete_asked:
             await self._wait()
-            if self._random.random() < 0.2:
+            if self._deletes and not self.is_stopping and self._random.random() < self._deletes:
+                await self._delete(known, view)
+            elif self._random.random() < 0.2:
                 await self._ask(known, view)
             else:
                 await self._fetch(known, view)
@@ -284,6 +293,9 @@ class Client:
         if row.HasField("error"):
             if row.error.name == "OFFSET_OUT_OF_RANGE" and known.topic.is_unclean:
                 view.position, view.last_epoch = 0, -1
+            elif row.error.name == "OFFSET_OUT_OF_RANGE" and item.offset < known.deleting:
+                view.position, view.last_epoch = max(view.position, known.deleting), -1
+                return
             self._is_over(known, view, row.error, row)
             return
         self._learn(view, row.leader, row.leader_epoch)
@@ -309,6 +321,29 @@ class Client:
                 self.name, known, view.position, row.data, row.high_watermark
             )
 
+    async def _delete(self, known: KnownPartition, view: View) -> None:
+        """Some of what it was told to be committed."""
+        if known.topic.is_unclean or view.told == 0:
+            return
+        offset = self._random.randint(max(0, view.told - 20), view.told)
+        known.deleting = max(known.deleting, offset)
+        named = pb.DeleteRecordsPartition(
+            topic_id=known.topic.topic_id.bytes, partition=known.partition_id.partition, before_offset=offset
+        )
+        response = await self._call(self._target(view), DELETE_RECORDS, pb.DeleteRecordsRequest(partitions=[named]))
+        if response is None:
+            view.leader = -1
+            return
+        (row,) = response.partitions
+        if row.HasField("error") and row.error.name == "OFFSET_OUT_OF_RANGE":
+            view.leader = -1  # of a former epoch, perhaps: the request does not say which one it means
+        elif row.HasField("error"):
+            self._is_over(known, view, row.error, None)
+        elif not offset <= row.start_offset <= known.deleting:
+            self._fail(self.name, f"{known}: is deleted up to {row.start_offset}, where {offset} was asked for")
+        else:
+            known.deleted = max(known.deleted, offset)
+
     async def _ask(self, known: KnownPartition, view: View) -> None:
         """Where it begins and ends; or where an epoch ends."""
         names: dict[str, Any] = {
@@ -317,7 +352,7 @@ class Client:
         }
         if view.epoch >= 0:
             names["leader_epoch"] = view.epoch
-        told = view.told
+        told, deleted = view.told, known.deleted
         if self._random.random() < 0.3 and view.last_epoch >= 0:
             asked = pb.EpochPartition(epoch=view.last_epoch, **names)
             method, request = EPOCH_END, pb.OffsetForLeaderEpochRequest(partitions=[asked])
@@ -325,8 +360,10 @@ class Client:
             timestamp = self._random.choice((LATEST, LATEST, LATEST, EARLIEST))
             listed = pb.ListOffsetsPartition(timestamp=timestamp, **names)
             method, request = LIST_OFFSETS, pb.ListOffsetsRequest(partitions=[listed])  # type: ignore[assignment]
-        position = view.position
-        response = await self._call(self._target(view), method, request)
+        position, target = view.position, self._target(view)
+        if not self._is_leader(target, known):
+            deleted = 0
+        response = await self._call(target, method, request)
         if response is None:
             view.leader = -1
             return
@@ -336,11 +373,11 @@ class Client:
         elif known.topic.is_unclean:
             return
         elif method is EPOCH_END:
-            if row.epoch != asked.epoch or row.end_offset < position:
+            if (row.epoch != asked.epoch or row.end_offset < position) and position > known.deleting:
                 self._fail(self.name, f"{known}: epoch {asked.epoch} was read up to {position}, and ends: {row}")
         elif listed.timestamp == EARLIEST:
-            if row.offset != 0:
-                self._fail(self.name, f"{known}: begins at {row.offset}, and nothing was deleted")
+            if row.offset > known.deleting or (row.offset < deleted and self._is_leader(target, known)):
+                self._fail(self.name, f"{known}: begins at {row.offset}; {deleted} to {known.deleting} was deleted")
         else:
             if row.offset < told:
                 self._fail(self.name, f"{known}: was told of {told}, and then that it ends at {row.offset}")
@@ -379,8 +416,9 @@ class Operator:
         while True:
             await asyncio.sleep(self.draw.expovariate(1 / 1.5))
             if self.is_stopping:
-                return
+                break
             await self._one(client)
+        await asyncio.Event().wait()  # a program that ends is started again
 
     async def _ask(self, client: ControllerClient, request: object) -> Any:
         """Until it is answered; who repeats may find it done."""
@@ -393,6 +431,8 @@ class Operator:
     async def _one(self, client: ControllerClient) -> None:
         kind = self.draw.choices(("create", "delete", "move", "elect", "nothing"), self.simulation.shape.operations)[0]
         moving = [topic for topic in self.topics if not topic.delete_asked]
+        if self.simulation.shape.directories > 1 and moving and self.draw.random() < 0.5:
+            self._relocate(self.draw.choice(moving))
         if kind == "create" and len(moving) < 4:
             await self._create(client, "churn")
         elif kind == "delete":
@@ -423,6 +463,18 @@ class Operator:
         item = Reassigned(topic=topic.name, partition=number, replicas=wanted)
         await self._try(client, AlterReassignments(partitions=(item,)))
 
+    def _relocate(self, topic: KnownTopic) -> None:
+        """A replica moves to the other log directory of its broker, or is asked to."""
+        app = self.simulation.broker(self.draw.choice(self.simulation.brokers))
+        partition_id = PartitionId(TopicId(topic.topic_id), self.draw.randrange(topic.partitions))
+        target = self.draw.randrange(self.simulation.shape.directories)
+        if app is None or app.context.node.loop.is_held:
+            return
+        directory = app.logs.directories[target].directory_id
+        assert directory is not None, "an open directory has an id"
+        self.simulation.world.scheduler.trace("operator", f"{app.name}: {topic.name} goes to directory {target}")
+        app.context.node.spawn(_moved(app, partition_id, directory))
+
     @property
     def image(self) -> ClusterImage:
         return self.simulation.metadata.image
@@ -452,8 +504,15 @@ class Operator:
                     topic_id = found.topic_id
                     break
             await asyncio.sleep(self.draw.uniform(0.05, 0.2))
-            if self.is_stopping:
+            if self.is_stopping and kind == "churn":
                 return
         known = KnownTopic(name, topic_id, partitions, min_isr)
         self.topics.append(known)
         self.simulation.made(known)
+
+
+async def _moved(app: BrokerApp, partition_id: PartitionId, directory: DirectoryId) -> None:
+    try:
+        await app.service.move_replica(partition_id, directory)
+    except TidelogError as error:
+        app.context.node.trace(f"not moved: {error}")
