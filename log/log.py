@@ -503,7 +503,8 @@ class Log:
         await surgery.to_the_end(surgery.reset_to(self, offset))
 
     async def advance_start(self, offset: int) -> None:
-        """Records below `offset` are deleted: durably when this returns. Segments wholly below it go."""
+        """Records below `offset` are deleted: durably when this returns. Segments wholly below it go. A log that is
+        closed stays as it is."""
         await surgery.advance_start(self, offset)
 
     async def delete_segments(self, bases: list[Offset] | list[int]) -> None:

@@ -103,6 +103,8 @@ class LogMove:
     async def finish(self) -> Log:
         """Nobody appends to or cuts the source meanwhile. Returns the log in its new place."""
         source = self._source
+        async with source.lock:
+            pass  # a change of files that had begun is done
         await source.flush()
         more = True
         while more:

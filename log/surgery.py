@@ -363,8 +363,7 @@ async def _sync_names(log: "Log") -> None:
 
 async def advance_start(log: "Log", offset: int) -> None:
     async with log.lock:
-        assert not log.is_closed, f"{log.path} is closed"
-        if offset <= log.start_offset:
+        if log.is_closed or offset <= log.start_offset:
             return
         if offset > log.segments.end_offset:
             raise OffsetOutOfRangeError(

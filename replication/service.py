@@ -68,6 +68,7 @@ APPENDS_PER_SLICE = 50
 """Of a request, in one turn of the event loop: some 5 ms."""
 NEWEST_WAIT_MS = 1_000
 """Of who asks for the record with the largest timestamp, until that is replicated."""
+HELD_WAIT_S = 0.01
 REPLICAS_PER_SLICE = 500
 """That are told of in one turn of the event loop."""
 ROWS_PER_SLICE = 500
@@ -321,10 +322,15 @@ class PartitionService:
         (outcome,) = (await self._replicas.agent.ask(request)).items
         if outcome.error is not None:
             raise RemoteError(outcome.message, code=outcome.error)
-        if leading.replica.role is not leading:
-            raise NotLeaderOrFollowerError("the leader has changed meanwhile", leader=leading.replica.partition.leader)
-        await leading.log.advance_start(offset)
-        return leading.log.start_offset
+        while True:
+            if leading.replica.role is not leading:
+                leader = leading.replica.partition.leader
+                raise NotLeaderOrFollowerError("the leader has changed meanwhile", leader=leader)
+            if not leading.is_held:
+                await leading.log.advance_start(offset)
+                if leading.log.start_offset >= offset:
+                    return leading.log.start_offset
+            await asyncio.sleep(HELD_WAIT_S)  # the log changes its place, or was closed for that just now
 
     # Producers.
 

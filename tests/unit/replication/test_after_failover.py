@@ -1,10 +1,14 @@
 """What a new leader says and does before and after it has confirmed its epoch."""
 
+import pytest
 from replication_cluster import NodeId, ReplicationCluster
+from test_replica_repair import damage
 from test_replicas import BROKERS
 from test_service import code
 
-from tidelog.model.errors import ErrorCode
+from tidelog.metadata.partitions import ElectLeaders
+from tidelog.metadata.reassignments import AlterReassignments, Reassigned
+from tidelog.model.errors import ErrorCode, OffsetNotAvailableError, OffsetOutOfRangeError
 
 
 def test_records_that_were_deleted_do_not_come_back_with_a_new_leader() -> None:
@@ -28,10 +32,66 @@ def test_records_that_were_deleted_do_not_come_back_with_a_new_leader() -> None:
         assert max(cluster.replica(broker, orders).high_watermark for broker in (12, 13)) < start
         cluster.kill(NodeId(11))
         leader = cluster.leader(orders)
-        cluster.until(lambda: cluster.log(leader, orders).start_offset == start)
+        assert cluster.log(leader, orders).start_offset == start, "from the moment on that it leads"
         assert cluster.values(orders) == []
         cluster.write(orders, b"new")
         assert cluster.values(orders) == [b"new"]
+        cluster.check()
+
+
+def test_a_leader_that_is_behind_what_clients_know_does_not_refuse_to_delete_it() -> None:
+    with ReplicationCluster(443) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(20):
+            cluster.write(orders, b"%d" % number)
+        for one, other in ((12, 13), (13, 12)):
+            cluster.network.block(NodeId(one), NodeId(other))
+        cluster.kill(NodeId(11))
+        leader = cluster.leader(orders)
+        assert cluster.leading(orders).high_watermark < 20
+        with pytest.raises(OffsetNotAvailableError):
+            cluster.on_broker(leader, lambda found: found.service.delete_records(orders, 20))
+        cluster.network.heal()
+        cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
+        assert cluster.on_broker(leader, lambda found: found.service.delete_records(orders, 20)) == 20
+        with pytest.raises(OffsetOutOfRangeError):
+            cluster.on_broker(leader, lambda found: found.service.delete_records(orders, 21))
+        with pytest.raises(OffsetOutOfRangeError):
+            cluster.on_broker(leader, lambda found: found.service.delete_records(orders, -2))
+        cluster.check()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_replica_begins_with_the_batch_in_which_records_were_deleted(is_new: bool) -> None:
+    """One that has nothing, or lost what it had: the batch that holds the log's start begins before that."""
+    with ReplicationCluster(444) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", [11, 12] if is_new else BROKERS)
+        cluster.write(orders, b"0")
+        cluster.write(orders, b"1", b"2", b"3")
+        cluster.write(orders, b"4")
+        assert cluster.on_broker(11, lambda found: found.service.delete_records(orders, 2)) == 2
+        if is_new:
+            item = Reassigned(topic="orders", partition=0, replicas=tuple(BROKERS))
+            cluster.ask(AlterReassignments(partitions=(item,)))
+        else:
+            cluster.until(lambda: cluster.log(13, orders).start_offset == 2)
+            damage(cluster, 13, orders, 2)
+            cluster.until(lambda: 13 not in cluster.partition(orders).isr)
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.write(orders, b"5")
+        cluster.until_equal(orders, *BROKERS)
+        cluster.until(lambda: all(cluster.log(broker, orders).start_offset == 2 for broker in BROKERS))
+        cluster.kill(NodeId(11))
+        cluster.ask(AlterReassignments(partitions=(Reassigned(topic="orders", partition=0, replicas=(13, 12)),)))
+        cluster.until(lambda: 11 not in cluster.partition(orders).replicas)
+        cluster.ask(ElectLeaders(kind="preferred"))
+        cluster.until(lambda: cluster._leader(orders) == 13)
+        cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
+        assert cluster.values(orders) == [b"2", b"3", b"4", b"5"]
         cluster.check()
 
 

@@ -7,7 +7,7 @@ from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
 from test_replicas import BROKERS
 
 from tidelog.log.directories import LogDirectory
-from tidelog.model.errors import InvalidRequestError, ReplicaNotAvailableError
+from tidelog.model.errors import CorruptBatchError, InvalidRequestError, ReplicaNotAvailableError
 from tidelog.model.ids import DirectoryId, PartitionId
 from tidelog.replication.service import ProduceItem
 from tidelog.world.simulated import Loss
@@ -100,6 +100,35 @@ def test_a_crash_during_a_move_leaves_one_log_and_loses_nothing(step: int) -> No
         assert len(places) == 1, "it stands in one place, and no copy is left"
         assert cluster.write(orders, b"more").base_offset == 5
         assert logs.directory_of(orders) is not None
+        cluster.check()
+
+
+@pytest.mark.parametrize("broker", [11, 12])
+def test_rot_that_a_move_meets_is_told_and_mended(broker: int) -> None:
+    with ReplicationCluster(504, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        written = [b"%d" % number for number in range(6)]
+        for value in written:
+            cluster.write(orders, value)
+        cluster.until_equal(orders, *BROKERS)
+        home, other = homes(cluster, broker, orders)
+        log = cluster.log(broker, orders)
+        label = cluster.brokers[NodeId(broker)].labels[cluster.brokers[NodeId(broker)].logs.directories.index(home)]
+        at = 2 * (log.size // 6) + 70
+        cluster.world.machine(f"b{broker}").disk(label).overwrite(log.segments.active_path(), at, b"\xff")
+        with pytest.raises(CorruptBatchError):
+            cluster.on_broker(broker, lambda found: found.service.move_replica(orders, id_of(other)))
+        cluster.until(lambda: log.damaged is not None)
+        assert log.damaged is not None
+        assert log.damaged.good_end <= 2, "a piece with rot in it is not taken at all"
+        cluster.until(lambda: log.damaged is None)
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.values(orders) == written
+        cluster.on_broker(broker, lambda found: found.service.move_replica(orders, id_of(other)))
+        assert homes(cluster, broker, orders)[0] is other
         cluster.check()
 
 

@@ -1,7 +1,7 @@
 """Logs that have lost data: out of the in-sync set, mended from the leader, back."""
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker
+from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch, values_of
 from test_replicas import BROKERS
 
 from tidelog.log.log import Damage
@@ -109,6 +109,45 @@ def test_a_log_that_is_corrupt_below_what_was_synced_is_told_at_registration_and
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
         assert cluster.values(orders, broker=leader) == [b"%d" % number for number in range(6)]
         cluster.check()
+
+
+@pytest.mark.case("S2")
+def test_a_follower_that_cannot_be_cut_for_rot_in_front_is_mended() -> None:
+    """Seed 45 (brokers): it tried the cut again and again, and never came back."""
+    with ReplicationCluster(308) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        for number in range(6):
+            cluster.write(orders, b"%d" % number)
+        cluster.until_equal(orders, *BROKERS)
+        cluster.world.run_for(2)  # the recovery point is stored: what lies below is not read at the start
+        for broker in (12, 13):
+            cluster.network.block(NodeId(11), NodeId(broker))
+        cluster.produce(11, orders, batch(b"nobody else has this"), acks=1)
+        path = segment(cluster, 11, orders)
+        size = cluster.log(12, orders).size // 6
+        cluster.kill(NodeId(11))
+        cluster.network.heal()
+        cluster.write(orders, b"6")
+        cluster.world.machine("b11").disk("logs-0").overwrite(path, 2 * size + 8, b"\xff" * 4)
+        cluster.start_brokers(11)
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.until_equal(orders, *BROKERS)
+        assert cluster.log(11, orders).damaged is None
+        assert _all_of(cluster, 11, orders) == [b"%d" % number for number in range(7)]
+        cluster.check()
+
+
+def _all_of(cluster: ReplicationCluster, broker: int, partition: PartitionId) -> list[bytes]:
+    """As its log has it, whatever its role is."""
+
+    async def read(found: RunningBroker) -> list[bytes]:
+        log = found.logs.get(partition)
+        assert log is not None
+        return values_of((await log.read(log.start_offset, bytes_max=1 << 20)).data)
+
+    return cluster.on_broker(broker, read)
 
 
 def test_the_only_replica_that_is_damaged_waits_for_an_admin_and_then_leads_with_what_it_has() -> None:
