@@ -39,7 +39,7 @@ from tidelog.model.errors import (
     UnsupportedCompressionError,
     UnsupportedMagicError,
 )
-from tidelog.model.ids import NodeId, Offset, PartitionId
+from tidelog.model.ids import NO_EPOCH, NodeId, Offset, PartitionId
 from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
 from tidelog.replication.leading import Leading, Subscription
 from tidelog.replication.messages import Acks, Ended, Push, Pushed, Reason, Subscribe, Subscribes, Unsubscribe
@@ -175,8 +175,9 @@ class LeaderStream:
         log = leading.log
         if known is not None:
             leading.drop(known, None)
+        start = leading.first_offset if asked.last_epoch == NO_EPOCH else log.start_offset
         answer = divergence(
-            log.epochs, leading.first_offset, log.end_offset, last_epoch=asked.last_epoch, next_offset=asked.next_offset
+            log.epochs, start, log.end_offset, last_epoch=asked.last_epoch, next_offset=asked.next_offset
         )
         match answer:
             case Truncate(epoch, end):
@@ -323,23 +324,24 @@ class LeaderStream:
         if log.gaps and not subscription.takes_gaps:
             leading.drop(subscription, Reason.NEEDS_GAPS)
             return None
+        at = _read_from(subscription)
         try:
-            found = leading.read_nowait(_read_from(subscription), room)
+            found = leading.read_nowait(at, room)
             if found is not None:
                 _check_first(subscription, found.data)
         except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
             self._unreadable(subscription, error)
             return None
         if found is None:
-            self._read_later(subscription, room)
+            self._read_later(subscription, at, room)
             return None
-        return self._taken(subscription, found)
+        return self._taken(subscription, at, found)
 
-    def _taken(self, subscription: Subscription, found: Slice) -> Buffer | None:
+    def _taken(self, subscription: Subscription, at: int, found: Slice) -> Buffer | None:
         if not found.data:
             return None
         if found.base_offset < subscription.next_offset:
-            self._ends_inside(subscription, found.base_offset)
+            self._ends_inside(subscription, at, found.base_offset)
             return None
         if len(found.data) > PUSHED_BYTES_MAX:
             limit = f"at most {PUSHED_BYTES_MAX} fit a message between brokers"
@@ -350,12 +352,19 @@ class LeaderStream:
         self._spend(subscription, len(found.data))
         return found.data
 
-    def _ends_inside(self, subscription: Subscription, base_offset: Offset) -> None:
-        """The follower's log ends inside of a batch: an empty one, that begins where records were deleted up to."""
-        leading = subscription.leading
-        if base_offset < leading.log.start_offset:
-            leading.holds_start(base_offset)
-        leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=base_offset)
+    def _ends_inside(self, subscription: Subscription, at: int, base_offset: Offset) -> None:
+        """The follower's log ends inside of a batch of ours. An empty one may, which begins where records were deleted
+        up to; any other has whole batches, and it is ours that is not what was written."""
+        leading, start = subscription.leading, subscription.leading.log.start_offset
+        if not subscription.is_empty:
+            wrong = f"a batch at {base_offset} holds offset {at}, where a follower's ends"
+            self._unreadable(subscription, CorruptBatchError(wrong))
+        elif at < start:  # which has moved while it was read
+            leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=leading.first_offset)
+        else:
+            if base_offset < start:
+                leading.holds_start(base_offset)
+            leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=base_offset)
 
     def _unreadable(self, subscription: Subscription, error: Exception) -> None:
         leading = subscription.leading
@@ -369,9 +378,9 @@ class LeaderStream:
 
     # From the device.
 
-    def _read_later(self, subscription: Subscription, room: int) -> None:
+    def _read_later(self, subscription: Subscription, at: int, room: int) -> None:
         subscription.is_reading = True
-        self._to_read.append((subscription, _read_from(subscription), room))
+        self._to_read.append((subscription, at, room))
         if len(self._readers) < self._host.config.cold_reads_max:
             task = asyncio.get_running_loop().create_task(self._read_cold())
             self._readers.add(task)
@@ -392,7 +401,7 @@ class LeaderStream:
                 continue
             subscription.is_reading = False
             if not subscription.is_over:
-                subscription.ready = self._taken(subscription, found)
+                subscription.ready = self._taken(subscription, offset, found)
             if not subscription.is_over:
                 self.mark(subscription)
 
@@ -427,7 +436,7 @@ class LeaderStream:
 
 def _read_from(subscription: Subscription) -> int:
     leading = subscription.leading
-    is_first = subscription.next_offset == leading.first_offset
+    is_first = subscription.is_empty and subscription.next_offset == leading.first_offset
     return leading.log.start_offset if is_first else subscription.next_offset
 
 

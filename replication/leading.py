@@ -30,7 +30,7 @@ from tidelog.model.errors import (
     TidelogError,
     WorkFailedError,
 )
-from tidelog.model.ids import Offset
+from tidelog.model.ids import NO_EPOCH, Offset
 from tidelog.replication.messages import Ended, Reason, Subscribe
 from tidelog.replication.partition import LeaderState
 from tidelog.replication.waiting import AckWaiters
@@ -58,6 +58,7 @@ class Subscription:
         "broker_epoch",
         "follower",
         "is_checked",
+        "is_empty",
         "is_over",
         "is_reading",
         "leading",
@@ -79,6 +80,8 @@ class Subscription:
         self.broker_epoch = asked.broker_epoch
         self.next_offset = asked.next_offset
         self.takes_gaps = asked.takes_gaps
+        self.is_empty = asked.last_epoch == NO_EPOCH
+        """The follower has no record, and nothing was pushed to it."""
         self.unacked: deque[tuple[int, int]] = deque()
         self.unacked_bytes = 0
         self.sent_high_watermark = -1
@@ -90,6 +93,7 @@ class Subscription:
         self.is_over = False
 
     def pushed(self, next_offset: int, size: int) -> None:
+        self.is_empty = False
         self.next_offset = next_offset
         self.unacked.append((next_offset, size))
         self.unacked_bytes += size
@@ -240,8 +244,8 @@ class Leading:
 
     @property
     def first_offset(self) -> Offset:
-        """Where a follower's log begins that has nothing of ours: with the batch that holds the start of our log. As
-        long as nobody has read that, it is not known, and taken to begin there."""
+        """Where the log of a follower begins that has no record: with the batch that holds the start of ours. As long
+        as nobody has read that, it is not known, and taken to begin there."""
         start = self.log.start_offset
         return self._first[1] if self._first is not None and self._first[0] == start else start
 

@@ -12,7 +12,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.log.log import Log
-from tidelog.model.errors import CorruptBatchError, InvalidRequestError, NotLeaderOrFollowerError, TidelogError
+from tidelog.model.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidRequestError,
+    NotLeaderOrFollowerError,
+    TidelogError,
+    UnsupportedMagicError,
+)
 from tidelog.model.ids import DirectoryId
 from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading
@@ -23,6 +30,9 @@ if TYPE_CHECKING:
     from tidelog.replication.replicas import Replicas
 
 LOGGER = logging.getLogger(__name__)
+
+_ROT = CorruptBatchError, InvalidRecordError, UnsupportedMagicError
+"""A copy refuses what its source has: that is not what was written."""
 
 
 class Moves:
@@ -51,7 +61,7 @@ class Moves:
     async def _copy(self, replica: Replica, move: LogMove) -> None:
         try:
             await move.copy()
-        except CorruptBatchError:
+        except _ROT:
             self._host.found_rot(replica, move.copied_end)
             raise
 
@@ -78,7 +88,7 @@ class Moves:
             LOGGER.error("log=%s is not moved: %s", log.path, error)
             _tell(done, error)
             if not move.is_decided:
-                if isinstance(error, CorruptBatchError):
+                if isinstance(error, _ROT):
                     self._host.found_rot(replica, move.copied_end)
                 await move.abandon()
                 return log

@@ -100,10 +100,12 @@ class Settling:
                 return
             if replica.move is not None:
                 log = await host.moves.finish(replica, log)
+            if replica.role is None and replica.partition.leader == host.me and host.broker_epoch >= 0:
+                await self._begin_where_told(replica, log)
+                if replica.log is not log or log.damaged is not None:
+                    return  # who found that has unsettled it
             # In another directory than the recorded one it would count as what lies there, if it was there before.
             if self._tell_place(replica) and host.recovering.is_settled(replica):
-                if replica.partition.leader == host.me and replica.role is None:
-                    await self._begin_where_told(replica, log)
                 self._take_role(replica, log)
             await self._follow(replica, log)
             await self._trim(replica, log)
@@ -250,12 +252,15 @@ class Settling:
             host.streams.add(role, host.channel(replica))
 
     async def _begin_where_told(self, replica: Replica, log: Log) -> None:
-        """Before it leads: what a former leader has deleted, which was committed, is not shown again."""
-        start = Offset(min(replica.partition.start_offset, log.end_offset))
-        if start > replica.high_watermark:
-            replica.high_watermark = start
-            self._host.logs.note_high_watermark(replica.partition_id, start)
-        await self._trim(replica, log)
+        """Before it leads: what a former leader has deleted, which was committed, is not shown again. On a full disk it
+        is, until there is room."""
+        try:
+            await log.advance_start(min(replica.partition.start_offset, log.end_offset))
+        except DiskFullError as error:
+            LOGGER.warning("log=%s records that were deleted are shown again: %s", log.path, error)
+        if log.start_offset > replica.high_watermark:
+            replica.high_watermark = log.start_offset
+            self._host.logs.note_high_watermark(replica.partition_id, log.start_offset)
 
     async def _trim(self, replica: Replica, log: Log) -> None:
         """Records that were deleted by an admin's call are deleted here too."""

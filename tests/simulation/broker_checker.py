@@ -17,6 +17,7 @@ Checks draw no random numbers.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -238,10 +239,15 @@ class ReplicaChecker:
                 who, f"{known}: a batch at {base} is committed, and nobody has had what lies from {known.end} on"
             )
             return
-        at = _find(known.batches, base)
-        if at is None and base < known.deleting:
-            return  # when the others were looked at, they did not have it any more
-        if at is None or known.batches[at][1] != batch:
+        at = bisect_left(known.batches, (base, b""))
+        there = known.batches[at] if at < len(known.batches) else None
+        if base < known.deleting and there is not None and there[0] != base:
+            # When the others were looked at, they did not have it any more.
+            before = read_header(known.batches[at - 1][1]).next_offset if at else 0
+            if before <= base and following <= there[0]:
+                known.batches.insert(at, (base, batch))
+                return
+        if there != (base, batch):
             self._fail(who, f"{known}: its batch at {base} is not the one that another replica has")
 
     # What clients are told.
@@ -295,8 +301,10 @@ class ReplicaChecker:
 
     # The end.
 
-    def check_end(self, known: KnownPartition, logs: dict[str, bytes]) -> None:
-        """The logs of all replicas, as a whole."""
+    def check_end(self, known: KnownPartition, logs: dict[str, bytes], *, start: int) -> None:
+        """The logs of all replicas, as a whole; all begin at `start`."""
+        if not known.deleted <= start <= known.deleting:
+            self._fail("end", f"{known}: begins at {start}; {known.deleted} to {known.deleting} was deleted")
         data = next(iter(logs.values()))
         for name, other in logs.items():
             if other != data:
@@ -312,14 +320,14 @@ class ReplicaChecker:
             self.compare_batch("end", known, base, following, batch)
         for offset, value in sorted(known.acked.items()):
             found = stored.get(offset)
-            if found != value and (found is not None or offset >= known.deleting):
+            if found != value and (found is not None or offset >= start):
                 self._fail("end", f"{known}: {value!r} was acknowledged at {offset}, where {found!r} is")
         for offset, read in enumerate(known.records):
             found = stored.get(offset)
-            if read is not None and found != read and (found is not None or offset >= known.deleting):
+            if read is not None and found != read and (found is not None or offset >= start):
                 self._fail("end", f"{known}: {read!r} was read at {offset}, and is not there")
         missing = known.stored - set(values)
-        if missing and not known.deleting:
+        if missing and not start:
             self._fail("end", f"{known}: {sorted(missing)[:3]} were acknowledged as duplicates and are not stored")
         self._check_order(known, values)
 
@@ -331,14 +339,3 @@ class ReplicaChecker:
             if int(number) <= last.get(producer, -1):
                 self._fail("end", f"{known}: {value!r} comes after {last[producer]}")
             last[producer] = int(number)
-
-
-def _find(batches: Sequence[tuple[int, bytes]], base: int) -> int | None:
-    low, high = 0, len(batches)
-    while low < high:
-        middle = (low + high) // 2
-        if batches[middle][0] < base:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < len(batches) and batches[low][0] == base else None

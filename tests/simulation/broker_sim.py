@@ -206,9 +206,10 @@ class BrokerSimulation(MetadataSimulation):
             second.add(known, self._ids.choice((ACKS_ALL, ACKS_LEADER, ACKS_LEADER, None)))
 
     def _is_leader(self, broker: int, known: KnownPartition) -> bool:
+        """In the newest epoch, as the quorum has it and the broker itself."""
         self.metadata.advance()
         partition = self.metadata.image.partition(known.partition_id.topic_id, known.partition_id.partition)
-        return partition is not None and partition.leader == broker
+        return partition is not None and partition.leader == broker and self._is_led_here(known, partition)
 
     def leader_stations(self) -> list[Station]:
         leaders = {
@@ -317,6 +318,8 @@ class BrokerSimulation(MetadataSimulation):
             (state,) = states
             assert state is not None
             ends[known.partition_id] = state[0]
+            if state[1] != partition.start_offset:
+                return False
             if not known.topic.delete_asked and not all(c.has_read(known, state[0]) for c in self.users):
                 return False
         apps = [self.broker(station) for station in self.brokers]
@@ -380,20 +383,21 @@ class BrokerSimulation(MetadataSimulation):
             self._demand("partitions are not whole after a scrub", self._are_whole, SETTLE_S)
         raise SimulationError(f"rot is still found after {SCRUBS_MAX} scrubs")
 
-    def _log_ends(self, known: KnownPartition, partition: Any) -> set[int | None]:
+    def _bounds(self, known: KnownPartition, partition: Any) -> set[tuple[int, int] | None]:
         apps = [self.broker(self.cluster.station(NodeId(broker))) for broker in partition.replicas]
         replicas = [None if app is None else app.replicas.get(known.partition_id) for app in apps]
-        return {None if one is None or one.log is None else int(one.log.end_offset) for one in replicas}
+        logs = [None if replica is None else replica.log for replica in replicas]
+        return {None if log is None else (int(log.start_offset), int(log.end_offset)) for log in logs}
 
-    def _end_alike(self) -> bool:
-        return all(len(self._log_ends(known, partition)) == 1 for known, partition in self._partitions())
+    def _are_alike(self) -> bool:
+        return all(len(self._bounds(known, partition)) == 1 for known, partition in self._partitions())
 
     def _check_logs(self) -> None:
         for known, partition in self._partitions():
             for _ in range(REREADS_MAX):
                 # A write that was on its way when all was whole may reach its leader now, or while the logs are read.
-                self._demand("the logs of replicas do not end alike", self._end_alike, SETTLE_S)
-                ends, logs = self._log_ends(known, partition), {}
+                self._demand("the logs of replicas do not begin and end alike", self._are_alike, SETTLE_S)
+                bounds, logs = self._bounds(known, partition), {}
                 for broker in partition.replicas:
                     app = self.broker(self.cluster.station(NodeId(broker)))
                     assert app is not None, "all run"
@@ -402,9 +406,10 @@ class BrokerSimulation(MetadataSimulation):
                         self.fail(app.name, f"{known} cannot be read at {found}")
                     else:
                         logs[app.name] = found
-                if self._log_ends(known, partition) == ends:
+                if self._bounds(known, partition) == bounds:
                     break
-            self.replica_checker.check_end(known, logs)
+            (bound,) = bounds
+            self.replica_checker.check_end(known, logs, start=0 if bound is None else bound[0])
         self.world.check()
 
     def _describe(self, station: Station) -> str:

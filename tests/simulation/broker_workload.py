@@ -293,8 +293,8 @@ class Client:
         if row.HasField("error"):
             if row.error.name == "OFFSET_OUT_OF_RANGE" and known.topic.is_unclean:
                 view.position, view.last_epoch = 0, -1
-            elif row.error.name == "OFFSET_OUT_OF_RANGE" and item.offset < known.deleting:
-                view.position, view.last_epoch = max(view.position, known.deleting), -1
+            elif row.error.name == "OFFSET_OUT_OF_RANGE" and item.offset < row.start_offset <= known.deleting:
+                view.position, view.last_epoch = row.start_offset, -1
                 return
             self._is_over(known, view, row.error, row)
             return
@@ -330,13 +330,16 @@ class Client:
         named = pb.DeleteRecordsPartition(
             topic_id=known.topic.topic_id.bytes, partition=known.partition_id.partition, before_offset=offset
         )
-        response = await self._call(self._target(view), DELETE_RECORDS, pb.DeleteRecordsRequest(partitions=[named]))
+        target = self._target(view)
+        was_leader = self._is_leader(target, known)
+        response = await self._call(target, DELETE_RECORDS, pb.DeleteRecordsRequest(partitions=[named]))
         if response is None:
             view.leader = -1
             return
         (row,) = response.partitions
-        if row.HasField("error") and row.error.name == "OFFSET_OUT_OF_RANGE":
-            view.leader = -1  # of a former epoch, perhaps: the request does not say which one it means
+        is_leader = was_leader and self._is_leader(target, known)
+        if row.HasField("error") and row.error.name == "OFFSET_OUT_OF_RANGE" and not is_leader:
+            view.leader = -1  # of a former epoch: the request does not say which one it means
         elif row.HasField("error"):
             self._is_over(known, view, row.error, None)
         elif not offset <= row.start_offset <= known.deleting:

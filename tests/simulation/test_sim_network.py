@@ -141,6 +141,30 @@ def test_a_blocked_link_is_silent_in_one_direction_and_what_waited_comes_late(pa
     assert pair.ends == []
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_what_a_block_catches_under_way_keeps_its_place(pair: Pair, is_cut: bool) -> None:
+    """Seed 34 (brokers): what was sent into a blocked link came before what had left before the block."""
+    pair.network.repeat_probability = 1.0
+    pair.network.latency = Latency(0.0, 0.5)
+    stream = pair.open()
+    for number in range(0, 40, 4):
+        some = messages(40)[number : number + 4]
+        pair.send(stream, *some[:2])
+        pair.network.block(ONE, TWO)
+        pair.world.run_for(0.1)
+        pair.send(stream, *some[2:])
+        pair.world.run_for(0.1)
+        if is_cut and number == 20:
+            pair.network.cut_streams(ONE, TWO)
+            pair.network.unblock(ONE, TWO)
+            break
+        pair.network.unblock(ONE, TWO)
+        pair.world.run_for(0.05)
+    pair.world.run_for(3.0)
+    assert pair.received == messages(40)[: len(pair.received)]
+    assert is_cut or len(pair.received) == 40
+
+
 def test_a_stream_that_stays_silent_is_given_up_at_both_ends(pair: Pair) -> None:
     stream = pair.open()
     pair.network.block(TWO, ONE)

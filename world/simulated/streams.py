@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 class Lane:
     """One direction of a stream: what is under way, in order, and the sender's window."""
 
-    __slots__ = ("_due_ns", "_network", "_under_way", "_waiting", "held", "owed", "receiver", "sender", "used")
+    __slots__ = (
+        "_due_ns",
+        "_held",
+        "_network",
+        "_stopped",
+        "_under_way",
+        "_waiting",
+        "owed",
+        "receiver",
+        "sender",
+        "used",
+    )
 
     def __init__(self, network: "SimNetwork", sender: "SimStream", receiver: "SimStream") -> None:
         self._network = network
@@ -32,9 +43,11 @@ class Lane:
         """Bytes that the receiver has not read: the window is full when they are too many."""
         self.owed = 0
         """Bytes that it has read, which the sender cannot learn because the way back is blocked."""
-        self.held: deque[bytes | None] = deque()
-        """Stopped on a silent way, in order; None is the end of the stream."""
+        # In order: what was stopped on a silent way, what is under way, what did not leave because the way is silent.
+        # None is the end of the stream.
+        self._stopped: deque[bytes | None] = deque()
         self._under_way: deque[bytes | None] = deque()
+        self._held: deque[bytes | None] = deque()
         self._due_ns = 0
         self._waiting: deque[SimFuture] = deque()
 
@@ -49,10 +62,14 @@ class Lane:
             network.messages += 1
             if network.on_send is not None:
                 network.on_send(self.sender.me, self.receiver.me, data)
-        if self.held or self.is_stopped():
-            self.held.append(data)
+        if self._held or self.is_stopped():
+            self._held.append(data)
         else:
             self._send(data)
+
+    @property
+    def is_held_up(self) -> bool:
+        return bool(self._stopped or self._held)
 
     def _send(self, data: bytes | None) -> None:
         network = self._network
@@ -67,24 +84,27 @@ class Lane:
         if not self._under_way:
             return  # lost with its stream
         data = self._under_way.popleft()
-        if self.held or self.is_stopped():
-            self.held.append(data)
+        if self._stopped or self.is_stopped():
+            self._stopped.append(data)
         else:
             self.receiver.arrived(data)
 
     def go_on(self) -> None:
         """The way works again: what was stopped is repeated."""
-        held, self.held = self.held, deque()
-        for data in held:
+        again = [*self._stopped, *self._under_way, *self._held]
+        for some in (self._stopped, self._under_way, self._held):
+            some.clear()
+        for data in again:
             self._send(data)
         self.read(0)
 
     def lose_suffix(self) -> None:
-        """Of what is under way, only a beginning arrives."""
+        """Of what is under way, only a beginning arrives; nothing, if what left before was stopped."""
         survivors = self._network.draw_count(len(self._under_way))
-        while len(self._under_way) > survivors:
+        while len(self._under_way) > (0 if self._stopped else survivors):
             self._under_way.pop()
-        self.held.clear()
+        self._stopped.clear()
+        self._held.clear()
 
     def last_arrival_s(self) -> float:
         """How long until the last of what is under way has arrived."""
@@ -150,7 +170,7 @@ class Connection:
         if self._network.draw() < self._network.repeat_probability:
             for end in self.ends:
                 end.outgoing.go_on()
-        elif any(end.outgoing.held for end in self.ends):
+        elif any(end.outgoing.is_held_up for end in self.ends):
             self.cut()
 
     def is_finished(self) -> None:
