@@ -21,7 +21,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from interop_clients import DEADLINE_S, PEERS, Row, kafka, make_topic, needs_kcat, prepared, run_kcat
+from interop_clients import DEADLINE_S, PEERS, Row, kafka, leaders, make_topic, needs_kcat, prepared, run_kcat
 from interop_members import ConfluentConsumerProtocolMember, ConfluentMember, Member, until_read, until_shared
 from patience import until
 
@@ -65,9 +65,9 @@ def test_confluent_makes_changes_and_deletes_topics(cluster: LocalCluster) -> No
     assert refused.value.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
 
     only(admin.create_partitions([confluent.NewPartitions(name, 4)]))
-    listed = until(lambda: admin.list_topics(name, timeout=DEADLINE_S).topics[name], "it is listed")
-    until(lambda: len(admin.list_topics(name, timeout=DEADLINE_S).topics[name].partitions) == 4, "it has 4 partitions")
-    assert listed.error is None
+    until_heard(cluster, name, 4)
+    listed = admin.list_topics(name, timeout=DEADLINE_S).topics[name]
+    assert (listed.error, len(listed.partitions)) == (None, 4)
     described = only(admin.describe_topics(TopicCollection([name])))
     assert (described.name, len(described.partitions), described.is_internal) == (name, 4, False)
     with tidelog.Admin(cluster.bootstrap) as ours:
@@ -89,8 +89,13 @@ def test_confluent_makes_changes_and_deletes_topics(cluster: LocalCluster) -> No
         ],
     )
     only(admin.incremental_alter_configs([change]))
-    until(lambda: only(admin.describe_configs([resource]))["retention.ms"].value == "7200000", "it is changed")
-    assert set(only(admin.describe_configs([resource]))["cleanup.policy"].value.split(",")) == {"compact", "delete"}
+
+    def is_changed() -> bool:
+        now = only(admin.describe_configs([resource]))
+        policies = set(now["cleanup.policy"].value.split(","))
+        return now["retention.ms"].value == "7200000" and policies == {"compact", "delete"}
+
+    until(is_changed, "it is changed")
     wrong = confluent.ConfigResource(
         confluent.ConfigResource.Type.TOPIC,
         name,
@@ -110,6 +115,12 @@ def test_confluent_makes_changes_and_deletes_topics(cluster: LocalCluster) -> No
     with pytest.raises(KafkaException) as refused:
         only(admin.delete_topics([name]))
     assert refused.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def until_heard(cluster: LocalCluster, topic: str, partitions: int) -> None:
+    """Every broker answers from its own copy of the metadata: all have come so far."""
+    ports = [cluster.ports(number).kafka for number in (1, 2, 3)]
+    until(lambda: all(len(leaders(port, topic)) == partitions for port in ports), f"all know {partitions} partitions")
 
 
 @pytest.mark.source("b:U-02")
@@ -193,7 +204,8 @@ def test_kafka_python_administers(cluster: LocalCluster) -> None:
         admin.create_topics({name: {"num_partitions": 2, "replication_factor": 3}}, wait_for_metadata=True)
         until(lambda: name in admin.list_topics(), "every broker has heard of it")
         admin.create_partitions({name: 3})
-        until(lambda: len(admin.describe_topics([name])[0]["partitions"]) == 3, "it has 3 partitions")
+        until_heard(cluster, name, 3)
+        assert len(admin.describe_topics([name])[0]["partitions"]) == 3
         (row,) = admin.describe_topic_partitions([name])["topics"]
         assert len(row["partitions"]) == 3
         fill(cluster, name, 30)
