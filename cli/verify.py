@@ -263,7 +263,12 @@ async def _write_all(options: argparse.Namespace, numbered: NumberedWriter) -> N
     with Progress("writing", unit="records") as progress:
         while options.records is None or numbered.sent < options.records:
             left = options.batch if options.records is None else min(options.batch, options.records - numbered.sent)
-            await numbered.write(left)
+            writing = asyncio.ensure_future(numbered.write(left))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await writing  # what has begun gets its outcome
+                raise
             if options.records is not None:
                 progress.show(numbered.sent, options.records)
             ahead_s = start_s + numbered.sent / options.rate - loop.time()

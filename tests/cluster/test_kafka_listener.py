@@ -28,6 +28,8 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(nodes=3) as cluster:
+        ports = [cluster.ports(number).kafka for number in (1, 2, 3)]
+        until(lambda: all(len(asyncio.run(ask(port))[1].brokers) == 3 for port in ports), "all have heard of all")
         yield cluster
 
 
