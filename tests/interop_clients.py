@@ -329,9 +329,15 @@ def make_topic(
     """With three replicas; returns when the Kafka door of every node knows it."""
     with tidelog.Admin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=partitions, replication_factor=3, configs=config)
-    ports = [cluster.ports(number).kafka for number in (1, 2, 3)]
-    until(lambda: all(leaders(port, name).keys() == set(range(partitions)) for port in ports), f"all know {name}")
+    until_heard(cluster, name, partitions)
     return name
+
+
+def until_heard(cluster: LocalCluster, topic: str, partitions: int) -> None:
+    """Every broker answers from its own copy of the metadata: all have come so far."""
+    ports = [cluster.ports(number).kafka for number in (1, 2, 3)]
+    wanted = set(range(partitions))
+    until(lambda: all(leaders(port, topic).keys() == wanted for port in ports), f"all know {partitions} of {topic}")
 
 
 def leaders(port: int, topic: str) -> dict[int, int]:

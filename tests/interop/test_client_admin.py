@@ -21,7 +21,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from interop_clients import DEADLINE_S, PEERS, Row, kafka, leaders, make_topic, needs_kcat, prepared, run_kcat
+from interop_clients import DEADLINE_S, PEERS, Row, kafka, make_topic, needs_kcat, prepared, run_kcat, until_heard
 from interop_members import ConfluentConsumerProtocolMember, ConfluentMember, Member, until_read, until_shared
 from patience import until
 
@@ -115,12 +115,6 @@ def test_confluent_makes_changes_and_deletes_topics(cluster: LocalCluster) -> No
     with pytest.raises(KafkaException) as refused:
         only(admin.delete_topics([name]))
     assert refused.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-
-
-def until_heard(cluster: LocalCluster, topic: str, partitions: int) -> None:
-    """Every broker answers from its own copy of the metadata: all have come so far."""
-    ports = [cluster.ports(number).kafka for number in (1, 2, 3)]
-    until(lambda: all(len(leaders(port, topic)) == partitions for port in ports), f"all know {partitions} partitions")
 
 
 @pytest.mark.source("b:U-02")

@@ -310,14 +310,12 @@ class BrokerSimulation(MetadataSimulation):
     def _has_converged(self) -> bool:
         if not self._are_whole():
             return False
-        ends = {}
         for known, partition in self._partitions():
             states = {self._state(broker, known.partition_id) for broker in partition.replicas}
             if len(states) != 1 or None in states:
                 return False
             (state,) = states
             assert state is not None
-            ends[known.partition_id] = state[0]
             if state[1] != partition.start_offset:
                 return False
             if not known.topic.delete_asked and not all(c.has_read(known, state[0]) for c in self.users):

@@ -83,8 +83,8 @@ class Client:
         *,
         pause_s: float,
         rack: str,
-        deletes: float = 0.0,
-        is_leader: Callable[[int, KnownPartition], bool] = lambda _node, _known: True,
+        deletes: float,
+        is_leader: Callable[[int, KnownPartition], bool],
         on_rot: Callable[[int, KnownPartition, int], None],
     ) -> None:
         """`is_leader` tells who leads as the quorum has it: what was deleted cannot be known to who was replaced.

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
+from test_replica_repair import filled
 from test_replicas import BROKERS
 
 from tidelog.log.directories import LogDirectory
@@ -106,13 +107,7 @@ def test_a_crash_during_a_move_leaves_one_log_and_loses_nothing(step: int) -> No
 @pytest.mark.parametrize("broker", [11, 12])
 def test_rot_that_a_move_meets_is_told_and_mended(broker: int) -> None:
     with ReplicationCluster(504, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        written = [b"%d" % number for number in range(6)]
-        for value in written:
-            cluster.write(orders, value)
-        cluster.until_equal(orders, *BROKERS)
+        orders = filled(cluster)
         home, other = homes(cluster, broker, orders)
         log = cluster.log(broker, orders)
         label = cluster.brokers[NodeId(broker)].labels[cluster.brokers[NodeId(broker)].logs.directories.index(home)]
@@ -126,7 +121,7 @@ def test_rot_that_a_move_meets_is_told_and_mended(broker: int) -> None:
         cluster.until(lambda: log.damaged is None)
         cluster.until_in_sync(orders, *BROKERS)
         cluster.until_equal(orders, *BROKERS)
-        assert cluster.values(orders) == written
+        assert cluster.values(orders) == [b"%d" % number for number in range(6)]
         cluster.on_broker(broker, lambda found: found.service.move_replica(orders, id_of(other)))
         assert homes(cluster, broker, orders)[0] is other
         cluster.check()

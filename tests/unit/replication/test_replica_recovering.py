@@ -1,6 +1,7 @@
 """A broker that starts after a crash serves what it can while it recovers the rest."""
 
 from replication_cluster import NodeId, ReplicationCluster, batch
+from test_replica_repair import filled
 from test_replicas import BROKERS
 
 from tidelog.metadata.partitions import ElectLeaders
@@ -79,12 +80,7 @@ def test_the_only_replica_of_a_partition_leads_it_as_soon_as_its_own_log_is_open
 
 def test_damage_that_is_found_after_the_broker_was_let_in_loses_nothing_and_is_mended() -> None:
     with ReplicationCluster(603) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(6):
-            cluster.write(orders, b"%d" % number)
-        cluster.until_equal(orders, *BROKERS)
+        orders = filled(cluster)
         cluster.world.run_for(2)  # the recovery point is stored
         log = cluster.log(12, orders)
         path = log.segments.active_path()

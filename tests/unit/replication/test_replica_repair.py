@@ -13,6 +13,17 @@ from tidelog.replication.announcing import lost_replicas
 from tidelog.world.simulated import Loss
 
 
+def filled(cluster: ReplicationCluster) -> PartitionId:
+    """Three brokers, and a topic with the values 0 to 5 on all of them."""
+    cluster.start()
+    cluster.start_brokers(*BROKERS)
+    orders = cluster.topic("orders", BROKERS)
+    for number in range(6):
+        cluster.write(orders, b"%d" % number)
+    cluster.until_equal(orders, *BROKERS)
+    return orders
+
+
 def segment(cluster: ReplicationCluster, broker: int, partition: PartitionId) -> str:
     return cluster.log(broker, partition).segments.active_path()
 
@@ -29,12 +40,7 @@ def damage(cluster: ReplicationCluster, broker: int, partition: PartitionId, goo
 @pytest.mark.case("S2")
 def test_a_follower_whose_log_is_damaged_fetches_the_range_again() -> None:
     with ReplicationCluster(301) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(6):
-            cluster.write(orders, b"%d" % number)
-        cluster.until_equal(orders, *BROKERS)
+        orders = filled(cluster)
         epoch = cluster.partition(orders).partition_epoch
         damage(cluster, 12, orders, 2)
         cluster.until(lambda: cluster.log(12, orders).damaged is None)
@@ -70,12 +76,7 @@ def test_a_leader_whose_log_is_damaged_gives_up_leading_and_is_mended() -> None:
 @pytest.mark.case("S2")
 def test_rot_that_a_reader_meets_on_the_leader_is_mended_from_the_others() -> None:
     with ReplicationCluster(303) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(6):
-            cluster.write(orders, b"%d" % number)
-        cluster.until_equal(orders, *BROKERS)
+        orders = filled(cluster)
         size = cluster.log(11, orders).size // 6
         # The length of the third batch is nonsense.
         cluster.world.machine("b11").disk("logs-0").overwrite(segment(cluster, 11, orders), 2 * size + 8, b"\xff" * 4)
@@ -91,12 +92,7 @@ def test_rot_that_a_reader_meets_on_the_leader_is_mended_from_the_others() -> No
 @pytest.mark.case("S2")
 def test_a_log_that_is_corrupt_below_what_was_synced_is_told_at_registration_and_fetched_again() -> None:
     with ReplicationCluster(304) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(6):
-            cluster.write(orders, b"%d" % number)
-        cluster.until_equal(orders, *BROKERS)
+        orders = filled(cluster)
         cluster.world.run_for(2)  # the recovery point is stored
         path = segment(cluster, 12, orders)
         cluster.lose_power(12, Loss.NONE if hasattr(Loss, "NONE") else Loss.SOME)
@@ -115,12 +111,7 @@ def test_a_log_that_is_corrupt_below_what_was_synced_is_told_at_registration_and
 def test_a_follower_that_cannot_be_cut_for_rot_in_front_is_mended() -> None:
     """Seed 45 (brokers): it tried the cut again and again, and never came back."""
     with ReplicationCluster(308) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(6):
-            cluster.write(orders, b"%d" % number)
-        cluster.until_equal(orders, *BROKERS)
+        orders = filled(cluster)
         cluster.world.run_for(2)  # the recovery point is stored: what lies below is not read at the start
         for broker in (12, 13):
             cluster.network.block(NodeId(11), NodeId(broker))
@@ -211,12 +202,7 @@ def drop(cluster: ReplicationCluster, partition_id: PartitionId, broker: int) ->
 def test_a_damaged_log_outside_of_the_in_sync_set_is_not_cut_before_its_loss_is_acknowledged() -> None:
     """Its leader may be taking it back by what it acknowledged before."""
     with ReplicationCluster(307) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(6):
-            cluster.write(orders, b"%d" % number)
-        cluster.until_equal(orders, *BROKERS)
+        orders = filled(cluster)
         agent = cluster.brokers[NodeId(12)].agent
         ask = agent.ask
 
