@@ -5,12 +5,15 @@ that a plan of either can be read by the other. Its "log_dirs" may only be "any"
 and changed by `tidelog brokers move-replicas`.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import json
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidelog.cli import session, table
 from tidelog.cli.elections import print_partition_outcomes
@@ -19,6 +22,10 @@ from tidelog.cli.progress import Progress
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient
 from tidelog.rpc.v1 import admin_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidelog.metadata.image import ClusterImage
+    from tidelog.metadata.reassignments import Reassigned
 
 WAIT_S = 1.0
 SETTLED_S = 30.0
@@ -55,14 +62,43 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.save is not None:
         plan = [{key: row[key] for key in ("topic", "partition", "replicas")} for row in rows]
         Path(options.save).write_text(json.dumps({"version": 1, "partitions": plan}, indent=2) + "\n", encoding="utf-8")
+    totals = _totals(image, moves)
     if options.output == "json":
-        print(json.dumps({"version": 1, "partitions": rows}, indent=2))
+        print(json.dumps({"version": 1, "partitions": rows, "brokers": totals}, indent=2))
     elif rows:
         cells = [[row["topic"], row["partition"], _ids(row["current"]), _ids(row["replicas"])] for row in rows]
         table.write(sys.stdout, ["topic", "partition", "now on", "then on"], cells, right=["partition"])
+        print()
+        keys = ("broker", "replicas_now", "replicas_then", "leaders_now", "leaders_then")
+        headings = [key.replace("_", " ") for key in keys]
+        table.write(sys.stdout, headings, [[row[key] for key in keys] for row in totals], right=headings)
     else:
-        session.tell("nothing to move: replicas are spread evenly")
+        of_topics = f"of {', '.join(sorted(set(options.topic)))}" if options.topic else "of every topic"
+        session.tell(f"nothing to move: replicas and leaders {of_topics} are spread as evenly as racks allow")
     return EXIT_OK
+
+
+def _totals(image: ClusterImage, moves: tuple[Reassigned, ...]) -> list[dict[str, int]]:
+    """Returns replicas and preferred leaders of each broker, before and after the moves, of all topics."""
+    target = {(move.topic, move.partition): move.replicas for move in moves}
+    counts: dict[str, Counter[int]] = {key: Counter() for key in ("replicas", "leaders")}
+    after: dict[str, Counter[int]] = {key: Counter() for key in ("replicas", "leaders")}
+    for topic in image.topics.values():
+        for number, partition in topic.partitions.items():
+            replicas = partition.target or partition.replicas
+            for counted, where in ((counts, replicas), (after, target.get((topic.name, number)) or replicas)):
+                counted["replicas"].update(where)
+                counted["leaders"][where[0]] += 1
+    return [
+        {
+            "broker": broker,
+            "replicas_now": counts["replicas"][broker],
+            "replicas_then": after["replicas"][broker],
+            "leaders_now": counts["leaders"][broker],
+            "leaders_then": after["leaders"][broker],
+        }
+        for broker in sorted(image.brokers)
+    ]
 
 
 def _ids(brokers: Any) -> str:

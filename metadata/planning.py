@@ -1,10 +1,15 @@
-"""Plans of reassignments: what to move so that topics live on the brokers that they should, evenly. Nothing is changed.
+"""Plans reassignments that spread replicas and leaders evenly over brokers. A plan changes nothing by itself.
 
-A plan moves as little as it can:
-1. a replica on a broker that may not have it goes to one that may;
-2. then replicas go from the fullest broker to the emptiest, one at a time, until they differ by at most one, or until
-   no move is left that keeps the replicas of a partition on as many racks as they are on.
-A replica that moves keeps its place in the list, so a preferred leader moves with it.
+A plan is made topic by topic, so that a new broker gets its share of every topic and not only of the largest one:
+1. A replica on a broker that may not hold it moves to one that may.
+2. Within each topic, replicas move from the broker with most replicas of that topic to the one with fewest, until these
+   numbers differ by at most one. A move between brokers that differ by one is made where it levels the totals.
+3. Replica lists are reordered so that preferred leaders are even within each topic, and then over all topics. A new
+   order moves no data.
+No move puts the replicas of a partition on fewer racks. A replica that moves keeps its position in the list.
+
+Each move lowers the sum of squares of a topic's replicas per broker, or keeps it and lowers the sum of squares of all
+replicas per broker; so planning ends, and a plan for what a plan has made is empty.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from collections.abc import Collection
 from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.placement import spread_leaders
 from tidelog.metadata.reassignments import Reassigned
 from tidelog.metadata.topics import find_topic
 from tidelog.model.errors import BrokerNotRegisteredError, InvalidReplicationFactorError
@@ -25,9 +31,9 @@ Placed = dict[tuple[UUID, int], tuple[int, ...]]
 def plan_reassignments(
     image: ClusterImage, *, topics: Collection[str] | None = None, brokers: Collection[int] | None = None
 ) -> tuple[Reassigned, ...]:
-    """The moves that put these topics (all, if none are named) evenly on these brokers (all that are not drained).
+    """Returns the moves that spread these topics (default: all) over these brokers (default: all live, undrained ones).
 
-    The load that counts is all replicas of a broker, those of other topics included.
+    Between moves that level a topic equally well, the broker with fewer replicas of all topics gets the replica.
     """
     allowed = _allowed(image, brokers)
     wanted = image.topics.values() if topics is None else [find_topic(image, name) for name in sorted(set(topics))]
@@ -46,7 +52,8 @@ def plan_reassignments(
     placed = dict(before)
     for key, replicas in before.items():
         placed[key] = _moved_in(image, replicas, allowed, load)
-    _level(image, placed, allowed, load)
+    _Leveller(image, placed, allowed, load).level()
+    _spread_leaders(placed)
     return tuple(
         Reassigned(topic=image.topics[topic_id].name, partition=number, replicas=replicas)
         for (topic_id, number), replicas in placed.items()
@@ -83,41 +90,93 @@ def _moved_in(
     return tuple(result)
 
 
-def _level(image: ClusterImage, placed: Placed, allowed: list[int], load: Counter[int]) -> None:
-    """Moves one replica at a time; each brings two brokers closer, so this ends."""
-    held: dict[int, dict[tuple[UUID, int], None]] = {broker: {} for broker in allowed}
-    for key, replicas in placed.items():
-        for broker in replicas:
-            held[broker][key] = None
-    while True:
-        move = _next_move(image, placed, allowed, load, held)
-        if move is None:
-            return
-        key, source, target = move
-        placed[key] = tuple(target if broker == source else broker for broker in placed[key])
-        del held[source][key]
-        held[target][key] = None
-        load[source] -= 1
-        load[target] += 1
+class _Leveller:
+    """Moves one replica at a time in `placed`."""
+
+    def __init__(self, image: ClusterImage, placed: Placed, allowed: list[int], load: Counter[int]) -> None:
+        self._image = image
+        self._placed = placed
+        self._allowed = allowed
+        self._load = load
+        self._held: dict[UUID, dict[int, dict[int, None]]] = {}
+        """Partitions by topic and broker. Dictionaries, not sets: a plan is the same each time it is made."""
+        for (topic_id, number), replicas in placed.items():
+            by_broker = self._held.setdefault(topic_id, {broker: {} for broker in allowed})
+            for broker in replicas:
+                by_broker[broker][number] = None
+
+    def level(self) -> None:
+        for topic_id in self._held:
+            while self._level_topic_once(topic_id):
+                pass
+        while self._level_totals_once():
+            pass
+
+    def _level_topic_once(self, topic_id: UUID) -> bool:
+        held = self._held[topic_id]
+        emptiest = sorted(self._allowed, key=lambda broker: (len(held[broker]), self._load[broker], broker))
+        for source in reversed(emptiest):
+            for target in emptiest:
+                if len(held[source]) - len(held[target]) < 2:
+                    break
+                if self._move_one(topic_id, source=source, target=target):
+                    return True
+        return False
+
+    def _level_totals_once(self) -> bool:
+        """Moves one replica from a fuller to an emptier broker of a topic that differs by one between them."""
+        emptiest = sorted(self._allowed, key=lambda broker: (self._load[broker], broker))
+        for source in reversed(emptiest):
+            for target in emptiest:
+                if self._load[source] - self._load[target] < 2:
+                    break
+                for topic_id, held in self._held.items():
+                    is_fuller = len(held[source]) > len(held[target])
+                    if is_fuller and self._move_one(topic_id, source=source, target=target):
+                        return True
+        return False
+
+    def _move_one(self, topic_id: UUID, *, source: int, target: int) -> bool:
+        """Returns whether some replica of the topic could move."""
+        for number in self._held[topic_id][source]:
+            replicas = self._placed[topic_id, number]
+            if target not in replicas and _keeps_racks(self._image, replicas, source, target):
+                self._move(topic_id, number, source=source, target=target)
+                return True
+        return False
+
+    def _move(self, topic_id: UUID, number: int, *, source: int, target: int) -> None:
+        replicas = self._placed[topic_id, number]
+        self._placed[topic_id, number] = tuple(target if broker == source else broker for broker in replicas)
+        del self._held[topic_id][source][number]
+        self._held[topic_id][target][number] = None
+        self._load[source] -= 1
+        self._load[target] += 1
 
 
-def _next_move(
-    image: ClusterImage,
-    placed: Placed,
-    allowed: list[int],
-    load: Counter[int],
-    held: dict[int, dict[tuple[UUID, int], None]],
-) -> tuple[tuple[UUID, int], int, int] | None:
-    emptiest = sorted(allowed, key=lambda broker: (load[broker], broker))
-    for source in reversed(emptiest):
-        for target in emptiest:
-            if load[source] - load[target] < 2:
-                break
-            for key in held[source]:
-                replicas = placed[key]
-                if target not in replicas and _keeps_racks(image, replicas, source, target):
-                    return key, source, target
-    return None
+def _spread_leaders(placed: Placed) -> None:
+    """Reorders replicas: preferred leaders become even within each topic, then over all topics in `placed`."""
+    numbers: dict[UUID, list[int]] = {}
+    for topic_id, number in placed:
+        numbers.setdefault(topic_id, []).append(number)
+    in_topic: dict[UUID, Counter[int]] = {}
+    for topic_id, of_topic in numbers.items():
+        for number, replicas in zip(of_topic, spread_leaders([placed[topic_id, n] for n in of_topic]), strict=True):
+            placed[topic_id, number] = replicas
+        in_topic[topic_id] = Counter(placed[topic_id, number][0] for number in of_topic)
+    in_all = sum(in_topic.values(), Counter())
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for (topic_id, number), replicas in placed.items():
+            leader, leads = replicas[0], in_topic[topic_id]
+            other = min(replicas, key=lambda broker: (in_all[broker], broker))
+            if in_all[leader] - in_all[other] >= 2 and leads[leader] - leads[other] >= 1:
+                placed[topic_id, number] = (other, *(broker for broker in replicas if broker != other))
+                for counts in (in_all, leads):
+                    counts[leader] -= 1
+                    counts[other] += 1
+                has_changed = True
 
 
 def _keeps_racks(image: ClusterImage, replicas: tuple[int, ...], source: int, target: int) -> bool:

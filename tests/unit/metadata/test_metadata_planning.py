@@ -3,6 +3,8 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from metadata_cluster import Cluster
 
 from tidelog.metadata.brokers import Drain, Unregister
@@ -79,6 +81,74 @@ def test_racks_are_not_given_up_for_evenness() -> None:
     execute(cluster)
     assert cluster.image.replica_count(0) == 6
     assert [cluster.image.replica_count(broker) for broker in (1, 2, 3)] == [2, 2, 2]
+
+
+def per_broker(cluster: Cluster, name: str) -> tuple[Counter[int], Counter[int]]:
+    topic = cluster.image.topic_named(name)
+    assert topic is not None
+    replicas = Counter(broker for partition in topic.partitions.values() for broker in partition.replicas)
+    return replicas, Counter(partition.preferred for partition in topic.partitions.values())
+
+
+def test_a_new_broker_gets_its_share_of_every_topic_and_of_its_leaders() -> None:
+    cluster = Cluster(3)
+    cluster.create("__consumer_offsets", 50, 3)
+    cluster.create("orders", 12, 3)
+    cluster.create("payments", 4, 3)
+    cluster.create("audit", 1, 3)
+    cluster.start(3)
+    execute(cluster)
+    for name, partitions in (("orders", 12), ("payments", 4), ("__consumer_offsets", 50)):
+        replicas, leaders = per_broker(cluster, name)
+        assert max(replicas.values()) - min(replicas[broker] for broker in range(4)) <= 1, (name, replicas)
+        assert max(leaders.values()) - min(leaders[broker] for broker in range(4)) <= 1, (name, leaders)
+        assert replicas.total() == 3 * partitions
+    assert plan_reassignments(cluster.image) == ()
+
+
+def test_a_plan_for_one_topic_spreads_that_topic_whatever_else_the_brokers_hold() -> None:
+    cluster = Cluster(3)
+    cluster.create("big", 30, 3)
+    cluster.start(3)
+    cluster.made("filler", *[(3,)] * 90)
+    cluster.made("orders", *[(0, 1, 2)] * 4)
+    execute(cluster, topics=["orders"])
+    replicas, leaders = per_broker(cluster, "orders")
+    assert replicas == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert leaders == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+def test_leaders_of_many_small_topics_are_spread_over_all_brokers() -> None:
+    cluster = Cluster(3)
+    for number in range(9):
+        cluster.made(f"small{number}", (0, 1, 2))
+    execute(cluster)
+    leaders = Counter(cluster.partition(f"small{number}").preferred for number in range(9))
+    assert leaders == {0: 3, 1: 3, 2: 3}
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_plans_level_every_topic_keep_replicas_distinct_and_are_final(data: st.DataObject) -> None:
+    brokers = data.draw(st.integers(2, 6))
+    racks = {broker: data.draw(st.sampled_from(["a", "b", None])) for broker in range(brokers)}
+    cluster = Cluster(brokers, racks={broker: rack for broker, rack in racks.items() if rack is not None})
+    for number in range(data.draw(st.integers(1, 4))):
+        chosen = st.permutations(range(brokers)).map(lambda order: tuple(order[: 1 + len(order) // 2]))
+        cluster.made(f"t{number}", *data.draw(st.lists(chosen, min_size=1, max_size=8)))
+    before = {topic.name: topic.partitions for topic in cluster.image.topics.values()}
+    plan = plan_reassignments(cluster.image)
+    for item in plan:
+        assert item.replicas is not None
+        old = before[item.topic][item.partition].replicas
+        assert len(set(item.replicas)) == len(item.replicas) == len(old)
+        assert len({racks[b] for b in item.replicas}) >= len({racks[b] for b in old})
+    execute(cluster)
+    assert plan_reassignments(cluster.image) == ()
+    if len(set(racks.values())) == 1:
+        for name in before:
+            replicas, _ = per_broker(cluster, name)
+            assert max(replicas.values()) - min(replicas[broker] for broker in range(brokers)) <= 1
 
 
 def test_bad_plans_are_refused() -> None:
