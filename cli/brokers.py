@@ -103,6 +103,7 @@ def _directory(one: pb.LogDir) -> dict[str, Any]:
         "path": one.path,
         "error": session.error_document(one),
         "usable_bytes": one.usable_bytes if one.usable_bytes >= 0 else None,
+        "is_full": one.is_full,
         "replicas": [
             {"topic": row.topic, "partition": row.partition, "bytes": row.bytes, "lag": row.lag} for row in one.replicas
         ],
@@ -114,7 +115,8 @@ def _print_directories(documents: Sequence[dict[str, Any]]) -> None:
     for document in documents:
         for one in document["directories"]:
             size = sum(replica["bytes"] for replica in one["replicas"])
-            state = "good" if one["error"] is None else one["error"]["message"]
+            state = "full: make room" if one["is_full"] else "good"
+            state = state if one["error"] is None else one["error"]["message"]
             rows.append([document["id"], one["path"], len(one["replicas"]), size, one["usable_bytes"], state])
     if rows:
         print()

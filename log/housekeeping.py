@@ -15,6 +15,7 @@ simulator) the log's own loop waits after each step for as long as the bytes of 
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tidelog.log.checkpoint import CLEANER, decode, encode
@@ -32,7 +33,13 @@ from tidelog.log.compaction import Checkpoint, CleaningPlan, plan_cleaning
 from tidelog.log.log import Log
 from tidelog.log.retention import Expired, expired_segments
 from tidelog.log.surgery import drop_oldest
-from tidelog.model.errors import CorruptBatchError, CorruptStateError, TidelogError, UnsupportedMagicError
+from tidelog.model.errors import (
+    CorruptBatchError,
+    CorruptStateError,
+    DiskFullError,
+    TidelogError,
+    UnsupportedMagicError,
+)
 from tidelog.model.ids import Epoch, Offset
 
 LOGGER = logging.getLogger(__name__)
@@ -55,7 +62,8 @@ async def expire(log: Log, *, bound: Offset) -> list[Expired]:
     async with log.lock:  # what is decided must still be so when it is done: a swap or a cut may be under way
         if log.damaged is not None or log.is_closed:
             return []
-        log.roll_if_due()
+        with suppress(DiskFullError):  # what is sealed already can expire, and makes the room
+            log.roll_if_due()
         expired = expired_segments(
             log.sealed_segments(),
             config=log.config,
@@ -64,7 +72,18 @@ async def expire(log: Log, *, bound: Offset) -> list[Expired]:
             bound=log.last_stable_offset(bound),
             active_bytes=log.active_bytes,
         )
-        if expired:
+        if not expired:
+            return []
+        try:
+            await drop_oldest(log, len(expired))
+        except DiskFullError:
+            # There is no room to move the recovery point. What lies below it can go without that, and makes room.
+            mark = log.mark
+            expired = [
+                gone for gone in expired if gone.next_offset <= mark.offset and gone.base_offset < mark.base_offset
+            ]
+            if not expired:
+                raise
             await drop_oldest(log, len(expired))
         return expired
 

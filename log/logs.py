@@ -505,11 +505,18 @@ class Logs:
 
     # Retention and compaction.
 
-    async def expire(self, bound_of: BoundOf | None = None) -> dict[PartitionId, list[Expired]]:
-        """Retention of every log, and removal of files that were dropped a while ago. Returns what expired."""
+    async def expire(
+        self, bound_of: BoundOf | None = None, *, directory: LogDirectory | None = None
+    ) -> dict[PartitionId, list[Expired]]:
+        """Retention of every log, and removal of files that were dropped a while ago. Returns what expired.
+
+        With a `directory` only its logs, and dropped files are removed at once: it is full.
+        """
         expired: dict[PartitionId, list[Expired]] = {}
-        for some in slices(self.all()):
-            expired.update(await rounds.expire(some, bound_of or self.bound, self._clock))
+        for some in slices([log for log in self.all() if directory is None or log.log_id in directory.paths]):
+            expired.update(
+                await rounds.expire(some, bound_of or self.bound, self._clock, is_full=directory is not None)
+            )
             await asyncio.sleep(0)
         return expired
 

@@ -31,13 +31,15 @@ def slices(logs: Sequence[T]) -> Iterator[Sequence[T]]:
         yield logs[at : at + LOGS_AT_ONCE]
 
 
-async def expire(logs: Sequence[Log], bound_of: BoundOf, clock: Clock) -> dict[PartitionId, list[Expired]]:
-    """Retention of these, and removal of files that were dropped a while ago."""
+async def expire(
+    logs: Sequence[Log], bound_of: BoundOf, clock: Clock, *, is_full: bool = False
+) -> dict[PartitionId, list[Expired]]:
+    """Retention of these, and removal of files that were dropped a while ago; of all dropped files if `is_full`."""
     expired: dict[PartitionId, list[Expired]] = {}
     for log in logs:
         try:
             gone = await housekeeping.expire(log, bound=bound_of(log.log_id))
-            await log.reap(clock.now_ms())
+            await log.reap(clock.now_ms() + (log.config.file_delete_delay_ms if is_full else 0))
         except TidelogError as error:
             LOGGER.error("log=%s retention failed: %s", log.path, error)
             continue

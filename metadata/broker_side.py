@@ -163,7 +163,7 @@ class BrokerAgent:
         self.failed_directories: tuple[Any, ...] = ()
         self.stalled_directories: tuple[Any, ...] = ()
         self.full_directories: tuple[Any, ...] = ()
-        """Told once each time: whoever finds it full again says so again."""
+        """Log directories without room for appends."""
         self.last_reply: HeartbeatReply | None = None
         self._transport = transport
         self._config = config
@@ -243,11 +243,10 @@ class BrokerAgent:
                 await stream.send(encode_request(beat))
                 async with asyncio.timeout(self._config.silence_ms / 1000):
                     self._take(_decode_beat(await stream.receive()))
-                self.full_directories = tuple(d for d in self.full_directories if d not in beat.full_directories)
                 self.client.found(target)
                 await self._until_next_beat()
         except TimeoutError:
-            LOGGER.info("controller=%d does not answer heartbeats", target)
+            LOGGER.warning("controller=%d does not answer heartbeats", target)
             self.client.fell_silent(target)
         except CorruptStateError as error:
             LOGGER.error("controller=%d: %s", target, error)

@@ -104,7 +104,7 @@ class Heartbeat:
     stalled_directories: tuple[UUID, ...] = ()
     """Log directories that do not answer for now."""
     full_directories: tuple[UUID, ...] = ()
-    """Log directories that had no room for an append of a partition that it leads."""
+    """Log directories without room for appends, from the first refused append until there is room again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,8 +323,11 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
     # The registration stands at offset `broker_epoch`: who has applied more than that has seen itself registered.
     caught_up = request.metadata_offset > max(context.caught_up_from - 1, broker.broker_epoch)
     is_more = _note_directories(draft, broker, request)
-    if request.full_directories:
-        is_more |= _add_some(draft, _out_of_full(draft.image, broker.broker, request.full_directories))
+    full = tuple(directory for directory in broker.directories if directory in request.full_directories)
+    if full != broker.full:
+        draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, full=full)])
+    if full:
+        is_more |= _add_some(draft, _out_of_full(draft.image, broker.broker, full))
     is_leaving = broker.is_leaving or request.wants_fence or request.wants_shutdown
     if is_leaving and not broker.fenced:
         _leave(draft, broker, is_stopping=request.wants_shutdown)

@@ -9,7 +9,7 @@ from tidelog.metadata import configs
 from tidelog.metadata.access import AclBinding, AclFilter, find_acls
 from tidelog.metadata.config_table import Scope
 from tidelog.metadata.image import ClusterImage, Partition, Topic
-from tidelog.metadata.leadership import can_serve
+from tidelog.metadata.leadership import can_serve, has_full_directory
 from tidelog.metadata.reassignments import Reassignment, list_reassignments
 from tidelog.metadata.records import NO_LEADER
 from tidelog.metadata.settings import Entity, check_resource
@@ -35,9 +35,9 @@ class PartitionDescription:
     start_offset: int
     min_isr: int
     state: str
-    """`online`; `read-only`: too few are in sync for acks=all; `offline`: nobody leads."""
+    """`online`; `read-only`: the ISR is below its minimum, or the leader's disk is full; `offline`: nobody leads."""
     advice: str
-    """What would bring it back, if it is offline."""
+    """What to do if the partition is offline, or if a disk of its replicas is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,12 @@ def describe_topic(image: ClusterImage, name: str) -> TopicDescription:
 
 def _partition(image: ClusterImage, topic: Topic, number: int, partition: Partition) -> PartitionDescription:
     least = configs.min_isr(image, topic.topic_id, partition)
+    full = [b for b in partition.replicas if b in image.brokers and has_full_directory(image.brokers[b], partition)]
     if partition.leader == NO_LEADER:
-        state = OFFLINE
+        state, advice = OFFLINE, _advice(topic.name, number, partition)
     else:
-        state = ONLINE if len(partition.isr) >= least else READ_ONLY
+        is_writable = len(partition.isr) >= least and partition.leader not in full
+        state, advice = ONLINE if is_writable else READ_ONLY, _room_advice(full) if full else ""
     return PartitionDescription(
         partition=number,
         leader=partition.leader,
@@ -90,8 +92,12 @@ def _partition(image: ClusterImage, topic: Topic, number: int, partition: Partit
         start_offset=partition.start_offset,
         min_isr=least,
         state=state,
-        advice=_advice(topic.name, number, partition) if state == OFFLINE else "",
+        advice=advice,
     )
+
+
+def _room_advice(full: list[int]) -> str:
+    return f"a log directory of broker {' and '.join(map(str, full))} is full: make room there, no restart is needed"
 
 
 def _advice(name: str, number: int, partition: Partition) -> str:
@@ -156,6 +162,7 @@ class BrokerDescription:
     replicas: int
     preferred_for: int
     offline_directories: tuple[UUID, ...]
+    full_directories: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +183,7 @@ def describe_brokers(image: ClusterImage, _question: DescribeBrokers) -> Describ
                 replicas=image.replica_count(number),
                 preferred_for=image.preferred.get(number, 0),
                 offline_directories=broker.offline,
+                full_directories=broker.full,
             )
             for number, broker in sorted_items(image.brokers)
         )

@@ -45,6 +45,8 @@ class Broker:
     draining: bool = False
     offline: tuple[UUID, ...] = ()
     """Directories that failed or stand still."""
+    full: tuple[UUID, ...] = ()
+    """Directories without room for appends: they can be read."""
 
     @property
     def is_live(self) -> bool:
@@ -287,7 +289,7 @@ def _unregister(image: ClusterImage, record: r.UnregisterBroker) -> ClusterImage
 
 def _change_broker(image: ClusterImage, record: r.ChangeBroker) -> ClusterImage:
     broker = image.brokers[record.broker]
-    names = ("fenced", "in_controlled_shutdown", "draining", "offline")
+    names = ("fenced", "in_controlled_shutdown", "draining", "offline", "full")
     changes = {name: getattr(record, name) for name in names if getattr(record, name) is not None}
     return replace(image, brokers=image.brokers.set(record.broker, replace(broker, **changes)))
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tidelog.metadata import elections
 from tidelog.metadata.configs import is_unclean_allowed, min_isr
-from tidelog.metadata.image import ClusterImage, Partition
+from tidelog.metadata.image import Broker, ClusterImage, Partition
 from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
 
 
@@ -25,6 +25,11 @@ def can_serve(image: ClusterImage, partition: Partition, broker: int) -> bool:
 
 def is_draining(image: ClusterImage) -> Callable[[int], bool]:
     return lambda broker: broker in image.brokers and image.brokers[broker].draining
+
+
+def has_full_directory(broker: Broker, partition: Partition) -> bool:
+    """Whether the broker's replica lies in a log directory without room for appends."""
+    return bool(broker.full) and partition.directory_of(broker.broker) in broker.full
 
 
 class Candidates:

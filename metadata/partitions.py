@@ -17,7 +17,7 @@ from tidelog.metadata import configs
 from tidelog.metadata.brokers import known_broker
 from tidelog.metadata.decision import Context, Decision, Draft, Outcome
 from tidelog.metadata.image import ClusterImage, Partition, Topic
-from tidelog.metadata.leadership import can_serve, find_leaders, shifted, with_isr
+from tidelog.metadata.leadership import can_serve, find_leaders, has_full_directory, shifted, with_isr
 from tidelog.metadata.reassignments import completed
 from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
 from tidelog.metadata.topics import Outcomes, find_partition, find_topic
@@ -253,7 +253,8 @@ def _preferred_elected(image: ClusterImage, topic: Topic, number: int, partition
 def _may_return(image: ClusterImage, partition: Partition) -> bool:
     preferred = partition.preferred
     is_in_sync = preferred in partition.isr and can_serve(image, partition, preferred)
-    return is_in_sync and not image.brokers[preferred].draining
+    broker = image.brokers.get(preferred)
+    return is_in_sync and broker is not None and not broker.draining and not has_full_directory(broker, partition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

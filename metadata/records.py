@@ -138,6 +138,8 @@ class ChangeBroker(Record):
     draining: bool | None = None
     offline: tuple[UUID, ...] | None = None
     """Log directories that failed or stand still: nothing in them leads or is in sync."""
+    full: tuple[UUID, ...] | None = None
+    """Log directories without room for appends: they can be read."""
 
 
 @_record(8)

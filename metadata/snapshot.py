@@ -107,8 +107,8 @@ def _broker_records(image: ClusterImage) -> Iterator[Record]:
             extra=image.extras.get((r.RegisterBroker.TYPE, number), ()),
         )
         kept = image.extras.get((r.ChangeBroker.TYPE, number), ())
-        state = (broker.fenced, broker.in_controlled_shutdown, broker.draining, broker.offline)
-        if state != (True, False, False, ()) or kept:
+        state = (broker.fenced, broker.in_controlled_shutdown, broker.draining, broker.offline, broker.full)
+        if state != (True, False, False, (), ()) or kept:
             yield r.ChangeBroker(
                 broker=number,
                 broker_epoch=broker.broker_epoch,
@@ -116,6 +116,7 @@ def _broker_records(image: ClusterImage) -> Iterator[Record]:
                 in_controlled_shutdown=broker.in_controlled_shutdown,
                 draining=broker.draining,
                 offline=broker.offline,
+                full=broker.full,
                 extra=kept,
             )
 

@@ -221,7 +221,7 @@ class PeerLink:
 
     def _note_refusal(self, error: TidelogError) -> None:
         if str(error) != self.error:
-            LOGGER.info("peer=%d cannot be reached: %s", self.node, error)
+            LOGGER.warning("peer=%d cannot be reached: %s", self.node, error)
         self.error = str(error)
 
     async def _use(self, stream: Stream) -> None:

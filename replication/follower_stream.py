@@ -103,7 +103,7 @@ class FollowerStream:
             try:
                 await self._connect()
             except TidelogError as error:
-                LOGGER.info("leader=%d service=%s: %s", self.leader, self.service, error)
+                LOGGER.warning("leader=%d service=%s stream broke: %s", self.leader, self.service, error)
             attempt = 0 if asyncio.get_running_loop().time() - began_s > 1 else attempt + 1
             await self._pause(attempt)
 

@@ -123,8 +123,8 @@ class Following:
                 self.leave()
                 self._host.found_damage(self.replica)
                 return
-            except DiskFullError as error:
-                LOGGER.error("log=%s is not written to: %s", self.log.path, error)
+            except DiskFullError:
+                self._host.upkeep.full_directories.append_refused(self.replica.partition_id)
                 self._again_later()
                 return
             except StorageError as error:

@@ -160,7 +160,7 @@ class Leading:
                 inline_bytes_max=inline_bytes_max,
             )
         except DiskFullError:
-            self._host.upkeep.directory_full(self.replica)
+            self._host.upkeep.full_directories.append_refused(self.replica.partition_id)
             raise
         except StorageError as error:
             self._host.write_failed(self.replica, error)
@@ -198,16 +198,20 @@ class Leading:
 
     def metadata_changed(self, partition: Partition, min_isr: int) -> None:
         """The same epoch, with another ISR, other replicas or settings."""
+        before = self.state.isr
         if self.state.metadata_changed(partition, min_isr, self._host.now_ms()):
             self._advanced()
+        self._host.isr_log.changed(self.log.path, self.leader_epoch, before, self.state.isr)
         for subscription in list(self.subscriptions.values()):
             if subscription.follower not in partition.replicas:
                 self.drop(subscription, Reason.NOT_LEADER)
 
     def answered(self, state: PartitionState) -> None:
         """The controller's answer to a change of the ISR."""
+        before = self.state.isr
         if self.state.answered(state, self._host.now_ms()):
             self._advanced()
+        self._host.isr_log.changed(self.log.path, self.leader_epoch, before, self.state.isr)
 
     def failed(self, *, may_be_done: bool) -> None:
         """No answer of the controller."""

@@ -44,6 +44,7 @@ from tidelog.replication import throttle
 from tidelog.replication.changes import Changes
 from tidelog.replication.follower_stream import FollowerStreams
 from tidelog.replication.following import Following
+from tidelog.replication.isr_log import IsrLog
 from tidelog.replication.isr_updates import IsrUpdates
 from tidelog.replication.leader_stream import LeaderStream
 from tidelog.replication.leading import Leading
@@ -104,6 +105,7 @@ class Replicas:
         """Of this incarnation, as the metadata has it; -1 until then."""
         self.wakers = Wakers()
         self.isr_updates = IsrUpdates(self)
+        self.isr_log = IsrLog(lambda delay_s, end: self.call_later(delay_s, lambda _none: end(), None))
         self.streams = FollowerStreams(self)
         self.repair = Repair(self)
         self.recovering = Recovering(self)

@@ -120,6 +120,8 @@ class DirectoryDescription:
     free_bytes: int
     total_bytes: int
     replicas: tuple[ReplicaSize, ...]
+    is_full: bool = False
+    """It has no room for appends, and can be read."""
 
 
 class PartitionService:
@@ -383,6 +385,7 @@ class PartitionService:
                     -1 if directory.failed is not None else directory.disk.free_bytes(),
                     -1 if directory.failed is not None else directory.disk.total_bytes(),
                     tuple(sizes),
+                    is_full=directory in self._replicas.upkeep.full_directories,
                 )
             )
         return found

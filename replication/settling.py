@@ -115,8 +115,8 @@ class Settling:
             if directory is not None and directory.failed is not None:
                 return  # the whole directory is offline
             # A full disk, or the like. What leads or follows goes on with what it has.
-            if isinstance(error, DiskFullError) and replica.partition.leader == host.me:
-                host.upkeep.directory_full(replica)
+            if isinstance(error, DiskFullError):
+                host.upkeep.full_directories.append_refused(replica.partition_id)
             if replica.log is None:
                 replica.offline = error
             host.unsettle_later(replica)
@@ -236,6 +236,7 @@ class Settling:
         replica.led_epoch = partition.leader_epoch
         leading = replica.role = Leading(host, replica, log, state)
         leading.begin()
+        host.isr_log.changed(log.path, partition.leader_epoch, frozenset(partition.replicas), state.isr)
         host.led(leading)
         host.isr_updates.look(replica)
         host.retry_parked(replica.partition_id)

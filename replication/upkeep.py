@@ -3,8 +3,8 @@
 lag          followers that fall behind leave the in-sync set
 stalls       a group commit that takes longer than `disk.stall.timeout.ms`: the directory is told to the controller,
              which takes its leaderships and in-sync places; told again when it answers
-directories  failed ones are told, and those without room for an append of a leader; where replicas lie is told
-             (`AssignDirectories`)
+directories  reports failed ones, and where replicas lie (`AssignDirectories`); `full_directories` has those without
+             room
 retention    every `log.retention.check.interval.ms`; bound by the high watermark and open transactions
 cleaning     compaction, as long as a log needs it
 scrub        sealed segments against their CRCs, slowly (`scrubbing`)
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from tidelog.log.directories import LogDirectory
 from tidelog.metadata import configs
 from tidelog.metadata.partitions import AssignDirectories
-from tidelog.model.errors import FULL_ADVICE, RemoteError, TransportError
+from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import DirectoryId, PartitionId
+from tidelog.replication.full_directories import FullDirectories
 from tidelog.replication.scrubbing import Scrubbing
 
 if TYPE_CHECKING:
-    from tidelog.replication.replica import Replica
     from tidelog.replication.replicas import Replicas
 
 LOGGER = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class Upkeep:
 
     def __init__(self, host: Replicas) -> None:
         self.scrubbing = Scrubbing(host)
+        self.full_directories = FullDirectories(host)
         self._host = host
         self._assignments: dict[PartitionId, DirectoryId] = {}
         self._wake = asyncio.Event()
@@ -47,6 +48,7 @@ class Upkeep:
         for duty in (self._check_lags, self._check_stalls, self._assign_all, self._expire, self._clean):
             self._host.spawn(duty(), name=duty.__name__.lstrip("_").replace("_", "-"))
         self._host.spawn(self.scrubbing.run(), name="scrub")
+        self._host.spawn(self.full_directories.run(), name="full-directories")
 
     def _setting_ms(self, name: str) -> int:
         value = configs.broker_config(self._host.image, name, self._host.me).value
@@ -94,23 +96,6 @@ class Upkeep:
         # One that was not registered is none of the controller's: nothing lies there, as far as it knows.
         if failed in agent.registration.directories and failed not in agent.failed_directories:
             agent.failed_directories = (*agent.failed_directories, failed)
-            agent.beat_soon()
-
-    def directory_full(self, replica: Replica) -> None:
-        """An append of a partition that is led here did not fit: others should lead what lies there, if enough of
-        them are in sync."""
-        agent = self._host.agent
-        if len(replica.partition.isr) <= self._host.min_isr(replica):
-            return
-        directory = self._host.logs.directory_of(replica.partition_id)
-        full = None if directory is None else directory.directory_id
-        if full in agent.registration.directories and full not in agent.full_directories:
-            assert directory is not None, "it has an id"
-            LOGGER.error(
-                "broker=%d directory=%s (%s) is full: others lead what lies there, if they can; %s",
-                *(self._host.me, directory.disk.label, full, FULL_ADVICE),
-            )
-            agent.full_directories = (*agent.full_directories, full)
             agent.beat_soon()
 
     def assign(self, partition_id: PartitionId, directory: DirectoryId) -> None:

@@ -78,6 +78,7 @@ async def _directory(image: ClusterImage, topics: frozenset[str], found: Directo
         path=found.label,
         error=None if found.error is None else as_message(found.error),
         usable_bytes=found.free_bytes,
+        is_full=found.is_full,
     )
     for number, replica in enumerate(found.replicas, start=1):
         if number % REPLICAS_PER_SLICE == 0:

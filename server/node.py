@@ -29,7 +29,7 @@ from typing import Any
 
 from tidelog import __version__
 from tidelog.model.errors import TidelogError
-from tidelog.model.ids import NodeId
+from tidelog.model.ids import NodeId, TopicId
 from tidelog.rpc.transport import GrpcTransport
 from tidelog.server.broker_part import BrokerPart
 from tidelog.server.config import NodeConfig
@@ -83,6 +83,11 @@ class Node:
         self._controller: ControllerPart | None = None
         self._broker: BrokerPart | None = None
         self._doors: PublicDoors | None = None
+
+    def topic_name(self, topic_id: TopicId) -> str | None:
+        """As far as this node's copy of the metadata knows it."""
+        topic = None if self._broker is None else self._broker.tail.image.topics.get(topic_id)
+        return None if topic is None else topic.name
 
     # From start to stop.
 

@@ -31,11 +31,11 @@ def run_node(config: NodeConfig, *, ends_with_stdin: bool = False) -> int:
     `ends_with_stdin`: also stop, in order, when stdin ends. Whoever starts nodes and holds the other end of that pipe
     takes them along however it dies.
     """
-    log_lines.set_up(config.node, level=config.text("logging.level"), form=config.text("logging.format"))
+    names = log_lines.set_up(config.node, level=config.text("logging.level"), form=config.text("logging.format"))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _keep_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, ends_with_stdin=ends_with_stdin))
+        return runner.run(_run(config, names, ends_with_stdin=ends_with_stdin))
 
 
 def _keep_memory() -> None:
@@ -46,8 +46,9 @@ def _keep_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
 
 
-async def _run(config: NodeConfig, *, ends_with_stdin: bool) -> int:
+async def _run(config: NodeConfig, names: log_lines.Names, *, ends_with_stdin: bool) -> int:
     node = Node(config)
+    names.topic = node.topic_name
     signals = 0
 
     def told() -> None:

@@ -1298,11 +1298,14 @@ class LogDir(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     USABLE_BYTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    IS_FULL_FIELD_NUMBER: _builtins.int
     directory_id: _builtins.bytes
     """16 bytes."""
     path: _builtins.str
     usable_bytes: _builtins.int
     """What is free; -1 if that is not known."""
+    is_full: _builtins.bool
+    """It has no room for appends, and can be read."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """STORAGE_ERROR if it failed."""
@@ -1317,10 +1320,11 @@ class LogDir(_message.Message):
         error: _common_pb2.Error | None = ...,
         usable_bytes: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaSize] | None = ...,
+        is_full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "directory_id", b"directory_id", "error", b"error", "path", b"path", "replicas", b"replicas", "usable_bytes", b"usable_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "directory_id", b"directory_id", "error", b"error", "is_full", b"is_full", "path", b"path", "replicas", b"replicas", "usable_bytes", b"usable_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015

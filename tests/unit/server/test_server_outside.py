@@ -160,7 +160,7 @@ class TestLogLines:
 
     def test_a_line_for_a_program(self) -> None:
         found = json.loads(self.line("json"))
-        assert (found["level"], found["node"], found["message"]) == ("error", 3, "epoch=7")
+        assert (found["level"], found["node"], found["epoch"]) == ("error", 3, 7)
         assert found["traceback"].endswith("ValueError: why")
 
 

@@ -1,0 +1,53 @@
+"""Logs changes of in-sync sets: the first ones of a burst one by one, the others as one line with their number.
+
+A broker that stops changes thousands of partitions at once. A line for each would delay the failover that it reports.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+LOGGER = logging.getLogger(__name__)
+
+LINES_MAX = 10
+WINDOW_S = 10.0
+
+CallLater = Callable[[float, Callable[[], None]], object]
+
+
+class IsrLog:
+    """Used on one event loop. `call_later` runs the end of a window."""
+
+    def __init__(self, call_later: CallLater) -> None:
+        self._call_later = call_later
+        self._lines = 0
+        self._shrunk = 0
+        """Partitions of this window without a line of their own, whose in-sync set became smaller."""
+
+    def changed(self, log_path: str, leader_epoch: int, before: frozenset[int], after: frozenset[int]) -> None:
+        """A set that lost a member is a WARNING: the next failure may take the partition offline."""
+        if after == before:
+            return
+        removed, added = before - after, after - before
+        if self._lines >= LINES_MAX:
+            self._shrunk += bool(removed)
+            return
+        if not self._lines:
+            self._call_later(WINDOW_S, self._end_window)
+        self._lines += 1
+        what = [f"{word} {_brokers(who)}" for word, who in (("lost", removed), ("gained", added)) if who]
+        LOGGER.log(
+            logging.WARNING if removed else logging.INFO,
+            "log=%s epoch=%d isr=%s: the in-sync set %s",
+            *(log_path, leader_epoch, ",".join(map(str, sorted(after))), " and ".join(what)),
+        )
+
+    def _end_window(self) -> None:
+        if self._shrunk:
+            LOGGER.warning("the in-sync sets of %d more partitions became smaller in %d s", self._shrunk, WINDOW_S)
+        self._lines = self._shrunk = 0
+
+
+def _brokers(members: frozenset[int]) -> str:
+    return f"broker {', '.join(map(str, sorted(members)))}"

@@ -1,0 +1,97 @@
+"""A log directory without room: it is reported as full, retention frees what it may, and room ends the state."""
+
+import logging
+
+import pytest
+from replication_cluster import ReplicationCluster, batch
+
+from tidelog.metadata.describe import describe_topic
+from tidelog.model.errors import ErrorCode
+
+BROKERS = (11, 12, 13)
+
+
+def full_directories(cluster: ReplicationCluster, broker: int) -> bool:
+    return bool(cluster.image().brokers[broker].full)
+
+
+def test_a_full_directory_makes_its_partition_read_only_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with ReplicationCluster(301) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", (11,))
+        cluster.write(orders, b"0")
+        cluster.world.machine("b11").disk("logs-0").fill()
+        with caplog.at_level(logging.WARNING, logger="tidelog"):
+            for _ in range(40):
+                result = cluster.produce(11, orders, batch(b"1"))
+                assert result.error is not None
+                assert result.error.code is ErrorCode.STORAGE_ERROR
+        lines = [record.getMessage() for record in caplog.records if "full" in record.getMessage()]
+        assert len(lines) == 1, lines
+        cluster.until(lambda: full_directories(cluster, 11))
+        (partition,) = describe_topic(cluster.image(), "orders").partitions
+        assert partition.state == "read-only"
+        assert "log directory of broker 11 is full: make room" in partition.advice
+        (described,) = cluster.on_broker(11, lambda found: found.service.log_directories())
+        assert described.is_full
+        assert described.error is None, "it can be read"
+        cluster.world.machine("b11").disk("logs-0").heal()
+        cluster.until(lambda: not full_directories(cluster, 11), timeout=20)
+        (partition,) = describe_topic(cluster.image(), "orders").partitions
+        assert (partition.state, partition.advice) == ("online", "")
+        assert cluster.produce(11, orders, batch(b"1")).error is None
+
+
+def test_a_follower_with_a_full_disk_writes_one_line_however_long_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    with ReplicationCluster(302) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        with caplog.at_level(logging.ERROR, logger="tidelog"):
+            cluster.world.machine("b12").disk("logs-0").fill()
+            assert cluster.produce(11, orders, batch(b"1"), timeout_ms=30_000).error is None
+            cluster.world.run_for(30)
+        about = [r.getMessage() for r in caplog.records if "logs-0" in r.getMessage() or "orders" in r.getMessage()]
+        assert len([line for line in about if "is full" in line]) == 1
+        assert len(about) <= 2, about
+        cluster.until(lambda: full_directories(cluster, 12))
+
+
+def test_size_retention_frees_space_at_once_when_the_disk_is_full() -> None:
+    with ReplicationCluster(303) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        configs = {"segment.bytes": "4000", "retention.bytes": "4000", "file.delete.delay.ms": "3600000"}
+        orders = cluster.topic("orders", (11,), configs=configs)
+        for number in range(60):
+            cluster.write(orders, b"%d" % number + b"x" * 300)
+        cluster.world.run_for(3)  # the recovery point moves every second
+        for number in range(20):
+            cluster.write(orders, b"%d" % number + b"x" * 300)
+        log = cluster.log(11, orders)
+        assert log.mark.offset < log.segments.active.base_offset, "some of it lies past the recovery point"
+        assert log.start_offset == 0, "the regular round of retention is minutes away"
+        device = cluster.world.machine("b11").disk("logs-0")
+        device.fill()
+        used = device.used_bytes
+        assert cluster.produce(11, orders, batch(b"y" * 300)).error is not None
+        cluster.until(lambda: log.start_offset > 0 and device.used_bytes < used - 4000, timeout=5)
+        cluster.until(lambda: cluster.produce(11, orders, batch(b"y" * 300)).error is None, timeout=30)
+
+
+def test_a_preferred_leader_with_a_full_disk_does_not_get_its_leadership_back() -> None:
+    with ReplicationCluster(304) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        cluster.world.machine("b11").disk("logs-0").fill()
+        assert cluster.produce(11, orders, batch(b"1")).error is not None
+        cluster.until(lambda: cluster._leader(orders) not in (None, 11))
+        cluster.world.run_for(20)
+        assert full_directories(cluster, 11), "nothing has made room"
+        assert cluster._leader(orders) != 11
+        cluster.world.machine("b11").disk("logs-0").heal()
+        cluster.until_in_sync(orders, *BROKERS)
