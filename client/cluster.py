@@ -5,8 +5,9 @@ addresses, then to the brokers that were told. A request for partitions goes to 
 
     answer                                           what happens
     the response                                     done
-    UnreachableError                                 the next address; nobody at all: NoClusterError, at once while no
-                                                     cluster was ever met, else when time is up
+    UnreachableError                                 the next address; nobody at all: NoClusterError, after
+                                                     `bootstrap_wait_ms` while no cluster was ever met (at once if every
+                                                     address is a port of another API), else when time is up
     TransportError (it may have been carried out)    the next address if the request may be repeated, else raised;
                                                      no answer within its share of the time is one
     an error of the catalogue, not retriable         raised
@@ -31,8 +32,9 @@ from google.protobuf.message import Message
 
 from tidelog.client.config import Backoff, ClientConfig
 from tidelog.client.connections import Connections, Exchange
-from tidelog.client.errors import AdvertisedAddressError, NoClusterError, UnknownTopicError
+from tidelog.client.errors import AdvertisedAddressError, NoClusterError, UnknownTopicError, WrongApiError
 from tidelog.client.metadata import ClusterView, LeaderInfo, TopicInfo
+from tidelog.client.outage_log import OutageLog
 from tidelog.model.errors import (
     CallTimeoutError,
     ErrorCode,
@@ -79,6 +81,7 @@ class ClusterClient:
         self._refreshing: asyncio.Task[None] | None = None
         self._asked: frozenset[str] = frozenset()
         self._read_s = float("-inf")
+        self._outages = OutageLog()
 
     async def close(self) -> None:
         if self._refreshing is not None:
@@ -118,6 +121,7 @@ class ClusterClient:
         backoff = self.backoff()
         while True:
             reasons: list[str] = []
+            wrong_apis = 0
             last: TidelogError | None = None
             addresses = self._addresses()
             for number, address in enumerate(addresses):
@@ -132,6 +136,7 @@ class ClusterClient:
                     )
                 except UnreachableError as error:
                     reasons.append(str(error).removeprefix(f"{address}: "))
+                    wrong_apis += isinstance(error, WrongApiError)
                     last = error
                     continue
                 except TransportError as error:
@@ -145,11 +150,14 @@ class ClusterClient:
                     last = error
                     break
                 self._answered = address
+                self._outages.answered(address)
                 return answer
             pause_s = backoff.next_s()
-            has_waited = loop.time() - start_s >= self.config.bootstrap_wait_ms / 1000
+            has_waited = loop.time() - start_s >= self.config.bootstrap_wait_ms / 1000 or wrong_apis == len(addresses)
             if not self._answered and len(reasons) == len(addresses) and has_waited:
                 raise NoClusterError(addresses, reasons)
+            if len(reasons) == len(addresses):
+                self._outages.failed(", ".join(addresses), "; ".join(dict.fromkeys(reasons)))
             if loop.time() + pause_s >= end_s:
                 if last is None or isinstance(last, UnreachableError):
                     raise NoClusterError(addresses, [*reasons, *["no time left"] * (len(addresses) - len(reasons))])
@@ -306,8 +314,10 @@ class ClusterClient:
         return broker.address
 
     def unreachable(self, node: int, error: UnreachableError) -> UnreachableError:
-        """The same error, with both addresses in it."""
+        """The same error, with both addresses in it. The outage is logged."""
         broker = self.view.brokers.get(node)
+        if broker is not None and not isinstance(error, AdvertisedAddressError):
+            self._outages.failed(f"broker {node}", str(error))
         if broker is None or isinstance(error, AdvertisedAddressError) or broker.address == self._answered:
             return error
         reason = str(error).removeprefix(f"{broker.address}: ")
@@ -318,15 +328,22 @@ class ClusterClient:
     async def call_node(self, node: int, method: Method, request: Message, *, timeout_ms: int) -> Any:
         """One attempt."""
         try:
-            return await self.connections.call(self.address(node), method, request, timeout_ms=timeout_ms)
+            answer = await self.connections.call(self.address(node), method, request, timeout_ms=timeout_ms)
         except UnreachableError as error:
             raise self.unreachable(node, error) from error
+        self.reached(node)
+        return answer
 
     async def open_node(self, node: int, method: Method, request: Message | None = None) -> Exchange:
         try:
             return await self.connections.open(self.address(node), method, request)
         except UnreachableError as error:
             raise self.unreachable(node, error) from error
+
+    def reached(self, node: int) -> None:
+        """The broker answers: an outage of it is over."""
+        if self._outages:
+            self._outages.answered(f"broker {node}")
 
     # Leaders.
 

@@ -18,6 +18,10 @@ class NoClusterError(UnreachableError):
         super().__init__(f"no cluster at {', '.join(addresses)} ({told})")
 
 
+class WrongApiError(UnreachableError):
+    """Something answers at the address, and it is not Tidelog's gRPC API: to wait does not help."""
+
+
 class AdvertisedAddressError(UnreachableError):
     """The cluster was found, but a broker cannot be reached where it says it is."""
 

@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from tidelog.client.connections import Encodable, Exchange
-from tidelog.client.wrong_door import USUAL, DoorLook
+from tidelog.client.errors import WrongApiError
+from tidelog.client.wrong_door import CLOSED, USUAL, DoorLook
 from tidelog.model.errors import (
     CallTimeoutError,
     OverloadedError,
@@ -108,7 +109,8 @@ class GrpcConnections:
         if isinstance(found, UnreachableError) and details.startswith(_UNSENT) and _HANGS_UP in details:
             door = await self._doors.look(address)
             if door is not None:
-                return UnreachableError(f"{address} {door}")
+                # A node that is being stopped may hang up, too: that passes.
+                return (UnreachableError if door == CLOSED else WrongApiError)(f"{address} {door}")
         return found
 
     async def open(self, address: str, method: Method, request: Message | None = None) -> Exchange:
@@ -251,9 +253,9 @@ def _error(code: Any, details: str, trailing: Any, address: str, method: Method)
             f"{what}: it speaks gRPC but not this call; 9292 is the usual port for clients, 9192 is for controllers"
         )
     if (door := told_in(details)) is not None:
-        return UnreachableError(f"{address} is {door}")
+        return WrongApiError(f"{address} is {door}")
     if (door := _other_door(details)) is not None:
-        return UnreachableError(f"{address} {door}; {USUAL}")
+        return WrongApiError(f"{address} {door}; {USUAL}")
     if code is _CODE.UNAVAILABLE and details.lower().startswith(_UNSENT):
         return UnreachableError(f"{address}: {_last_reason(details)}")
     return StreamBrokenError(f"{what}: {code.name}: {details}")

@@ -118,8 +118,9 @@ class CommonOptions:
     """up to this."""
     metadata_max_age_ms: int = _option(300_000, "metadata.max.age.ms", kind="int", low=100, high=INT_MAX)
     """After so long metadata is asked for again, so that new partitions are seen."""
-    bootstrap_wait_ms: int = _option(0, "bootstrap.wait.ms", kind="int", low=0, high=INT_MAX)
-    """How long to wait for a cluster that does not answer yet; 0: it is an error at once."""
+    bootstrap_wait_ms: int = _option(30_000, "bootstrap.wait.ms", kind="int", low=0, high=INT_MAX)
+    """How long to wait for the first answer of the cluster, within `request_timeout_ms`. 0 makes no answer an error at
+    once. A port of another API is an error at once in any case."""
 
     def contradictions(self) -> list[str]:
         if self.retry_backoff_max_ms < self.retry_backoff_ms:

@@ -139,6 +139,7 @@ class Pipe:
     async def _receive(self, exchange: Exchange) -> None:
         while True:
             response: pb.ProduceResponse = await exchange.receive()
+            self._writer.cluster.reached(self._node)
             if not self._unanswered or len(response.partitions) != len(self._unanswered[0].batches):
                 raise StreamClosedError("an answer to nothing that was asked")
             asked = self._unanswered.popleft()

@@ -23,13 +23,13 @@ _SENTENCES = {
     Speech.TLS: f"speaks TLS, and this client plain text: give it the address of a plaintext listener; {USUAL}",
     Speech.UNKNOWN: f"answers, but not with gRPC; {USUAL}",
 }
-_CLOSED = f"hangs up on gRPC without a word, as Kafka's port (9092) or one for TLS would; {USUAL}"
+CLOSED = f"hangs up on gRPC without a word, as Kafka's port (9092) or one for TLS would; {USUAL}"
 
 
 def sentence(answer: bytes) -> str | None:
     """What to say of a server that answered so; None if it is gRPC after all."""
     if not answer:
-        return _CLOSED
+        return CLOSED
     if (door := told_in(answer.decode("latin-1"))) is not None:
         return f"is {door}"
     return _SENTENCES.get(of_server(answer))

@@ -249,8 +249,10 @@ def test_it_works_inside_of_a_running_loop_as_in_a_notebook(cluster: LocalCluste
     asyncio.run(cell())
 
 
-def test_nobody_there_is_said_at_once_and_the_thread_ends_with_its_last_user(cluster: LocalCluster) -> None:
-    with tidelog.Producer("127.0.0.1:9") as producer:
+def test_no_cluster_is_an_error_at_once_without_bootstrap_wait_and_the_thread_ends_with_its_last_user(
+    cluster: LocalCluster,
+) -> None:
+    with tidelog.Producer("127.0.0.1:9", bootstrap_wait_ms=0) as producer:
         started_s = time.monotonic()
         with pytest.raises(NoClusterError, match=r"no cluster at 127\.0\.0\.1:9"):
             producer.send("t", b"x")

@@ -25,20 +25,20 @@ def nowhere() -> str:
 
 
 def test_nobody_there_is_told_by_the_first_poll_and_not_waited_for(nowhere: str) -> None:
-    with tidelog.Consumer(nowhere, group="g") as consumer:
+    with tidelog.Consumer(nowhere, group="g", bootstrap_wait_ms=0) as consumer:
         consumer.subscribe("t")
         for _ in range(2):
             with pytest.raises(NoClusterError, match=f"no cluster at {nowhere}"):
                 consumer.poll(20_000)
         with pytest.raises(NoClusterError):
             next(iter(consumer))
-    with tidelog.Consumer(nowhere) as alone, pytest.raises(NoClusterError):
+    with tidelog.Consumer(nowhere, bootstrap_wait_ms=0) as alone, pytest.raises(NoClusterError):
         alone.assign([("t", 0)])
 
 
 def test_the_same_on_an_event_loop(nowhere: str) -> None:
     async def work() -> None:
-        async with tidelog.aio.Consumer(nowhere, group="g") as consumer:
+        async with tidelog.aio.Consumer(nowhere, group="g", bootstrap_wait_ms=0) as consumer:
             await consumer.subscribe("t")
             with pytest.raises(NoClusterError):
                 await consumer.poll(20_000)
