@@ -8,11 +8,12 @@ export PYTHONSAFEPATH := 1
 UV := $(shell command -v uv 2>/dev/null)
 
 JVM := build/jvm
+INTEROP := build/interop
 
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: help setup setup-spark demo test lint format bench sim sources fuzz interop-jvm proto docs build clean
+.PHONY: help setup setup-spark demo test lint format bench sim sources fuzz interop-clients interop-jvm proto docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -51,7 +52,7 @@ demo: setup ## the main job, told in plain sentences; then Spark reads it
 	@$(BIN)/python -m tidelog demo spark
 
 # WORKERS=3 takes three minutes less, and starves clusters on a machine that others use, too.
-test: setup $(if $(REQUIRE_SPARK),setup-spark) ## the whole suite, some 13 minutes on 2 cores
+test: setup interop-clients $(if $(REQUIRE_SPARK),setup-spark) ## the whole suite, some 13 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist worksteal
 
 lint: setup ## ruff, mypy --strict, import contracts
@@ -69,6 +70,20 @@ bench: setup ## benchmarks, as ratios of one run; writes build/bench.json
 
 fuzz: setup ## mutated bytes, a long campaign
 	FUZZ_MUTATIONS=$${FUZZ_MUTATIONS:-200000} $(BIN)/python -m pytest -n 2 tests/unit/log tests/unit/kafka -k mutated --timeout 3600
+
+# Tests of these clients are skipped, by name, where the toolchain is missing or cannot fetch them.
+interop-clients: $(INTEROP)/.stamp ## Kafka clients of Go and Node.js for the tests, where these are installed
+
+$(INTEROP)/.stamp: $(wildcard tests/interop/go/*) $(wildcard tests/interop/node/*)
+	@mkdir -p $(INTEROP)/node
+	@if command -v go >/dev/null; then \
+		cd tests/interop/go && go build -mod=readonly -o $(CURDIR)/$(INTEROP)/go-clients . || \
+			echo "make interop-clients: Go's Kafka clients could not be built; their tests are skipped"; fi
+	@if command -v npm >/dev/null; then \
+		cp tests/interop/node/package.json $(INTEROP)/node/ && cd $(INTEROP)/node && \
+			npm install --silent --no-package-lock --no-audit --no-fund || \
+			echo "make interop-clients: Node.js's Kafka clients could not be installed; their tests are skipped"; fi
+	@touch $@
 
 interop-jvm: setup $(JVM)/.stamp ## Kafka's own tools, which need Java and Maven, at a cluster; not in make test
 	KAFKA_CLIENTS_JAR=$(CURDIR)/$(JVM)/definitions/kafka-clients.jar KAFKA_TOOLS=$(CURDIR)/$(JVM)/tools \
