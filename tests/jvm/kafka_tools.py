@@ -70,19 +70,40 @@ class Ran:
         return [line.split() for line in self.lines[1:]]
 
 
+def java_command(main: str) -> list[str]:
+    """Starts a class of the jars, or a source file that uses them."""
+    assert JARS is not None
+    return [
+        "java",
+        *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Duser.timezone=UTC"),
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        *("-cp", f"{JARS}/*", main),
+    ]
+
+
+@contextmanager
+def running(command: list[str], out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes into a file; it gets SIGTERM at the end of the block."""
+    with out.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
     bootstrap: str
 
     def _command(self, tool: str, arguments: tuple[str, ...]) -> list[str]:
-        assert JARS is not None
-        java = [
-            "java",
-            *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Duser.timezone=UTC"),
-            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-            *("-cp", f"{JARS}/*"),
-            "kafka.admin.ConfigCommand" if tool == "kafka-configs" else _OF_TOOLS + _CLASSES[tool],
-        ]
+        java = java_command("kafka.admin.ConfigCommand" if tool == "kafka-configs" else _OF_TOOLS + _CLASSES[tool])
         where = [] if tool in _OFFLINE else ["--bootstrap-server", self.bootstrap]
         at = 1 if tool in _COMMAND_FIRST else 0
         return [*java, *arguments[:at], *where, *arguments[at:]]
@@ -99,20 +120,8 @@ class Tools:
     @contextmanager
     def started(self, tool: str, *arguments: str, out: Path) -> Iterator[subprocess.Popen[bytes]]:
         """One that runs beside others and writes into a file; it gets SIGTERM at the end of the block."""
-        with out.open("wb") as file:
-            process = subprocess.Popen(
-                self._command(tool, arguments), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
-            )
-        try:
+        with running(self._command(tool, arguments), out) as process:
             yield process
-        finally:
-            if process.poll() is None:
-                process.terminate()
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
     # What several tests ask.
 
