@@ -141,7 +141,12 @@ def test_mirror_maker_copies_topics_with_their_settings_and_group_offsets(tmp_pa
         with tidelog.Consumer(here.bootstrap, group="readers", auto_offset_reset="earliest") as consumer:
             consumer.subscribe("orders")
             read: list[bytes | None] = []
-            until(lambda: read.extend(r.value for r in consumer.poll(1_000)) or len(read) >= 200, "all", timeout_s=60)
+
+            def all_read() -> bool:
+                read.extend(record.value for record in consumer.poll(1_000))
+                return len(read) >= 200
+
+            until(all_read, "all orders", timeout_s=60)
             consumer.commit()
         settings = {
             "clusters": "here, there",
