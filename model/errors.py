@@ -226,13 +226,15 @@ class FencedLeaderEpochError(TidelogError):
 
 
 class StorageError(TidelogError):
-    """A disk or state store did not do what it was asked; `path` says where."""
+    """A disk or state store did not do what it was asked; `path` says where, `number` is the system's `errno` if it is
+    known (it travels between processes, as the cause of an error does not)."""
 
     code = ErrorCode.STORAGE_ERROR
 
-    def __init__(self, message: str, *, path: str = "") -> None:
+    def __init__(self, message: str, *, path: str = "", number: int | None = None) -> None:
         super().__init__(message)
         self.path = path
+        self.number = number
 
 
 FULL_ADVICE = "nothing of it was written; make room on the disk of this log directory, no restart is needed"
@@ -256,7 +258,10 @@ class DamagedLogError(StorageError):
 
 
 class WorkFailedError(TidelogError):
-    """Work for a helper process ended without an answer: the helper died, or the answer cannot travel."""
+    """Work for a helper process ended without an answer: the helper died, or the answer cannot travel. It says nothing
+    about what the work was done on, so clients may retry."""
+
+    code = ErrorCode.STORAGE_ERROR
 
 
 class UnformattedDirectoryError(StorageError):
