@@ -18,9 +18,8 @@ from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
 from tidelog.log.directories import LogDirectory
 from tidelog.log.log import Log
 from tidelog.log.rounds import slices
-from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, WorkFailedError
+from tidelog.model.errors import OF_THE_PROCESS, CorruptStateError, DiskFullError, StorageError, WorkFailedError
 from tidelog.model.ids import Offset, PartitionId
-from tidelog.world.storage_errors import is_device_error
 from tidelog.world.store import StateStore
 
 LOGGER = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ class Checkpoints:
             # The next round stores it. Retention may make room, or the operator.
             LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
         except StorageError as error:
-            if is_device_error(error):
+            if error.number not in OF_THE_PROCESS:
                 raise
             LOGGER.warning("log=%s no checkpoint, for want of open files or memory: %s", log.path, error)
         if log.has_news and not log.is_closed and log.damaged is None:

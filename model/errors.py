@@ -5,6 +5,7 @@ our own is an `assert`. `ErrorCode` is the row of the catalogue, an exception cl
 by name. The Kafka door sends `code`, gRPC sends name and message.
 """
 
+import errno
 from dataclasses import dataclass
 from enum import Enum
 
@@ -236,6 +237,9 @@ class StorageError(TidelogError):
         self.path = path
         self.number = number
 
+
+OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Open files and memory that a process lacks and may get again: nothing is wrong with the device."""
 
 FULL_ADVICE = "nothing of it was written; make room on the disk of this log directory, no restart is needed"
 

@@ -3,10 +3,9 @@
 import errno
 import os
 
-from tidelog.model.errors import FULL_ADVICE, DamagedLogError, DiskFullError, StorageError
+from tidelog.model.errors import FULL_ADVICE, OF_THE_PROCESS, DamagedLogError, DiskFullError, StorageError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def path_parts(path: str) -> list[str]:

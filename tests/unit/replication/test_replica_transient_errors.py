@@ -94,7 +94,7 @@ def test_a_replica_whose_log_does_not_open_stays_recovering_and_clients_may_retr
         for broker in BROKERS:
             cluster.world.machine(f"b{broker}").disk("logs-0").heal()
         cluster.leader(orders)
-        assert cluster.brokers[NodeId(11)].replicas.status().offline == 0
+        cluster.until(lambda: cluster.brokers[NodeId(11)].replicas.status().offline == 0)
         until_confirmed(cluster, orders)
         assert cluster.values(orders) == VALUES
         cluster.check()
