@@ -39,6 +39,7 @@ from tidelog.log.directories import (
 from tidelog.log.doubles import LogCopy, choose, set_aside, take_away, undecided
 from tidelog.log.group_commit import Dirty
 from tidelog.log.housekeeping import CleaningReport
+from tidelog.log.keeping import KeptLogs
 from tidelog.log.log import Log
 from tidelog.log.opening import LogOpener, OpenRetry
 from tidelog.log.retention import Expired
@@ -97,6 +98,8 @@ class Logs:
         """Logs that could not be opened, for a reason that may pass."""
         self.doubles: dict[PartitionId, list[LogCopy]] = {}
         """Logs that stand in more than one place: not opened until `keep`."""
+        self.kept = KeptLogs(work, clock)
+        """Records that replicas had to give up, until they have them again."""
         self.uncleanable: dict[PartitionId, TidelogError] = {}
         """Logs whose cleaning failed, and why: left alone until the next start."""
         self.crashed: Exception | None = None
@@ -182,6 +185,7 @@ class Logs:
         except StorageError as error:
             directory.fail(error)
             return []
+        self.kept.found(directory, listing.kept)
         for log_id, name in listing.logs:
             found.setdefault(log_id, []).append(LogCopy(directory, name))
         return [(directory, name, log_id) for log_id, name in listing.deleted]
@@ -350,7 +354,19 @@ class Logs:
             self._removals[log_id] = self._spawn(self._remove(log_id))
         await asyncio.shield(self._removals[log_id])
 
-    async def _remove(self, log_id: PartitionId) -> None:
+    async def give_up(self, log_id: PartitionId, reason: str) -> None:
+        """Take a log that cannot be opened out of the way, so that it can be created again. Its files are kept."""
+        if log_id not in self._removals:
+            self._removals[log_id] = self._spawn(self._remove(log_id, kept_for=reason))
+        await asyncio.shield(self._removals[log_id])
+
+    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str) -> None:
+        """Keep what an open log holds at or past `offset`, before its owner cuts it there."""
+        log, home = self._open.get(log_id), self._home.get(log_id)
+        if log is not None and home is not None:
+            await self.kept.keep_tail(home, log, offset, reason)
+
+    async def _remove(self, log_id: PartitionId, kept_for: str | None = None) -> None:
         try:
             self._opener.give_up(log_id)  # it may wait for room, which its removal makes
             await self.wait_open(log_id)
@@ -366,7 +382,10 @@ class Logs:
             log = self._open.pop(log_id, None)
             if log is not None:
                 await log.retire()
-            await self._delete(log_id, LogCopy(home, home.paths[log_id]))
+            if kept_for is None:
+                await self._delete(log_id, LogCopy(home, home.paths[log_id]))
+            else:
+                await self.kept.keep_log(log_id, LogCopy(home, home.paths[log_id]), kept_for)
             del home.paths[log_id], self._home[log_id]
             self._checkpoints.forget(log_id)
             self.failures.pop(log_id, None)

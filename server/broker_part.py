@@ -216,6 +216,7 @@ class BrokerPart:
         yield gauge(
             "logs_open_retries", len(self.logs.open_retries), "Logs that cannot be opened now, and are retried."
         )
+        yield gauge("logs_kept", len(self.logs.kept), "Copies of records that replicas here had to give up.")
         scrub = self.replicas.upkeep.scrubbing
         yield counter("scrub_segments_total", scrub.segments, "Sealed segments that were read and compared.")
         yield counter("scrub_bytes_total", scrub.bytes, "Bytes of them.")
