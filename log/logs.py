@@ -432,7 +432,8 @@ class Logs:
         self._home[log_id] = target
         if deleted is not None:
             self._remove_later(home, deleted, log_id)
-        self._opener.add(target, log_id)
+        self._opener.add(target, log_id, is_moved=True)
+        self.hurry(log_id)
         log = await self.wait_open(log_id)
         if log is None:
             raise self.failures.get(log_id) or StorageError(f"{target.paths[log_id]} is closed before it was opened")

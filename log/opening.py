@@ -95,10 +95,11 @@ class LogOpener:
         self._idle: asyncio.Future[None] | None = None
         self._is_closed = False
 
-    def add(self, directory: LogDirectory, log_id: PartitionId) -> None:
-        """Open this log when its turn comes."""
+    def add(self, directory: LogDirectory, log_id: PartitionId, *, is_moved: bool = False) -> None:
+        """Open this log when its turn comes. One that was moved here is used already, and is not being recovered."""
         self.pending.setdefault(log_id, None)
-        self.recovering[log_id] = None
+        if not is_moved:
+            self.recovering[log_id] = None
         self._enqueue(directory, log_id)
 
     def _enqueue(self, directory: LogDirectory, log_id: PartitionId) -> None:
