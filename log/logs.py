@@ -101,7 +101,7 @@ class Logs:
         self.kept = KeptLogs(work, clock)
         """Records that replicas had to give up, until they have them again."""
         self.uncleanable: dict[PartitionId, TidelogError] = {}
-        """Logs whose cleaning failed, and why: left alone until the next start."""
+        """Logs whose cleaning found damage, and where: left alone until the next start."""
         self.crashed: Exception | None = None
         self._config = config
         self._work = work
@@ -427,7 +427,9 @@ class Logs:
     async def moved(self, log_id: PartitionId, home: LogDirectory, target: LogDirectory, deleted: str | None) -> Log:
         """The files stand in their new place (`moving`): open the log there."""
         high_watermark = self.high_watermark(log_id)
-        del self._open[log_id]
+        # Its former directory may have failed meanwhile, and the log with it.
+        self._open.pop(log_id, None)
+        self.failures.pop(log_id, None)
         target.paths[log_id] = home.paths.pop(log_id)
         self._home[log_id] = target
         if deleted is not None:

@@ -4,9 +4,10 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
-from log_world import read_all
+from log_world import SMALL, read_all
 from logs_world import Host, SimSite, create, log_id, write
 
 from tidelog.log.logs import Logs
@@ -23,6 +24,7 @@ from tidelog.model.errors import (
 )
 from tidelog.world.simulated import Loss, SimWorld
 
+COMPACTED = replace(SMALL, cleanup_compact=True, cleanup_delete=False, min_cleanable_dirty_ratio=0.0)
 MAY_PASS = ("EMFILE", "ENFILE", "ENOMEM", "EACCES", "EPERM", "EIO", "EROFS", "EINTR", "ENOSPC", "ESTALE", "ENOENT")
 
 
@@ -209,3 +211,21 @@ def test_a_log_that_backs_off_fails_at_once_with_its_directory(sim: SimSite) -> 
         assert set(logs.failures) == {log_id(1), log_id(2)}
 
     sim.run(look)
+
+
+def test_a_cleaning_that_fails_for_a_reason_that_may_pass_is_tried_again(sim: SimSite) -> None:
+    async def main(host: Host) -> None:
+        logs = await host.open(COMPACTED)
+        log = await create(logs, 1, config=COMPACTED)
+        for number in range(60):
+            await write(log, key=b"%d" % (number % 3), value=b"%d" % number)
+        log.roll()
+        await logs.checkpoint()
+        logs.note_high_watermark(log_id(1), log.end_offset)
+        sim.machine.disk("disk-0").fail("open", number=errno.EMFILE, times=1)
+        assert await logs.clean_one() is None
+        assert logs.uncleanable == {}
+        sim.machine.disk("disk-0").heal()
+        assert await logs.clean_one() is not None
+
+    sim.run(main)
