@@ -31,6 +31,7 @@ from tidelog.log import checkpoint as stored
 from tidelog.log.directories import KEPT, LogDirectory, remove_directory
 from tidelog.log.doubles import LogCopy
 from tidelog.log.epochs import EpochHistory
+from tidelog.log.restoring import copy_file
 from tidelog.log.segment import LOG, file_name, parse_name
 from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, TidelogError
 from tidelog.model.ids import PartitionId
@@ -46,7 +47,6 @@ LOGGER = logging.getLogger(__name__)
 KEPT_MAX = 8
 NOTE = "kept.json"
 NOTE_BYTES_MAX = 1 << 20
-PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +89,6 @@ def decode_note(data: bytes) -> KeptRecords:
         return KeptRecords(int(fields["first"]), int(fields["end"]), epochs)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptStateError(f"{NOTE} cannot be read: {error}") from error
-
-
-def copy_file(disk: Disk, source: str, target: str) -> None:
-    """In a helper process: the copy is on the device when this returns. What is there under its name is replaced."""
-    disk.remove(target)
-    original = disk.open(source)
-    try:
-        copy = disk.open(target, create=True)
-        try:
-            for position in range(0, original.size, PIECE_BYTES):
-                copy.append(original.read(position, PIECE_BYTES))
-            disk.sync([copy])
-        finally:
-            copy.close()
-    finally:
-        original.close()
 
 
 class KeptLogs:

@@ -29,6 +29,7 @@ from tidelog.model.errors import (
     TidelogError,
     UnsupportedCompressionError,
     UnsupportedMagicError,
+    UnsyncedError,
 )
 from tidelog.model.ids import PartitionId
 
@@ -141,6 +142,8 @@ class LogOpener:
             self.finish(log_id)
 
     def _may_retry(self, directory: LogDirectory, log_id: PartitionId, error: TidelogError) -> bool:
+        if isinstance(error, UnsyncedError):
+            directory.fail(error)  # another attempt would take what the page cache shows for what the device has
         if self._is_closed or directory.failed is not None or log_id in self._unwanted:
             return False
         return not proves_damage(error)

@@ -249,6 +249,10 @@ class DiskFullError(StorageError):
     one that fails is final."""
 
 
+class UnsyncedError(StorageError):
+    """A sync failed, and that could not be stored: only a restart may look at the directory again."""
+
+
 class CorruptStateError(StorageError):
     """A value of the state store fails its CRC."""
 

@@ -57,6 +57,7 @@ from tidelog.model.errors import (
     StorageError,
     TidelogError,
     UnsupportedMagicError,
+    UnsyncedError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset, PartitionId, TopicId
 from tidelog.raft import belonging
@@ -245,7 +246,7 @@ class RaftStorage:
             try:
                 return await attempt()
             except TidelogError as error:
-                if proves_damage(error):
+                if proves_damage(error) or isinstance(error, UnsyncedError):
                     raise
                 self.notes.append(f"tried again: {error}")
             await asyncio.sleep(OPEN_RETRY_S * 2**number)

@@ -10,7 +10,7 @@ import pytest
 from log_world import SMALL, read_all
 from logs_world import Host, SimSite, create, log_id, write
 
-from tidelog.log.logs import Logs
+from tidelog.log.logs import Logs, LogsConfig
 from tidelog.log.opening import REPORT_INTERVAL_S, RETRY_MAX_S, proves_damage
 from tidelog.model.errors import (
     CorruptBatchError,
@@ -229,3 +229,51 @@ def test_a_cleaning_that_fails_for_a_reason_that_may_pass_is_tried_again(sim: Si
         assert await logs.clean_one() is not None
 
     sim.run(main)
+
+
+@pytest.mark.parametrize("loss", [Loss.ALL, Loss.SOME])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_sync_that_fails_while_a_log_is_recovered_costs_no_acknowledged_record(
+    sim: SimSite, times: int, loss: Loss
+) -> None:
+    """It lies past the recovery point and is durable; what the failed sync was about is written again."""
+
+    async def unmarked(host: Host) -> None:
+        logs = await host.open(logs_config=LogsConfig(checkpoint_interval_ms=3_600_000))
+        await write(await create(logs, 1), 20)
+        log = logs.get(log_id(1))
+        assert log is not None
+        await write(log, 5, wait=False)
+
+    async def look(host: Host) -> None:
+        sim.machine.disk("disk-0").fail("sync", number=errno.EIO, times=times)
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        assert log.damaged is None
+        assert len(await read_all(log)) == log.end_offset == 25
+        assert host.failed == []
+
+    async def again(host: Host) -> None:
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        assert log.end_offset == 25, "what recovery said to be durable is"
+
+    sim.run(unmarked)
+    sim.run(look)
+    sim.lose_power(loss)
+    sim.run(again)
+
+
+def test_a_failed_sync_that_cannot_be_stored_takes_the_directory_offline(sim: SimSite) -> None:
+    sim.run(fill)
+
+    async def look(host: Host) -> None:
+        sim.machine.disk("disk-0").fail("sync", number=errno.EIO)
+        logs = await host.open(wait=False)
+        sim.machine.store("disk-0").fill()
+        assert await logs.wait_open(log_id(1)) is None
+        assert len(host.failed) == 1
+
+    sim.run(look)

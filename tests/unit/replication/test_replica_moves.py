@@ -183,7 +183,7 @@ def test_a_moved_log_that_cannot_be_opened_for_a_while_is_opened_in_its_new_plac
                 device.fail("list", number=errno.EMFILE, times=5)
                 return await moved(*values)
 
-            found.logs.moved = moved_with_errors  # type: ignore[method-assign]
+            found.logs.moved = moved_with_errors  # type: ignore[method-assign, assignment]
             await found.service.move_replica(orders, id_of(other))
 
         cluster.on_broker(broker, move)
