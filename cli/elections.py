@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidelog.cli import session
@@ -9,6 +10,8 @@ from tidelog.cli.main import EXIT_REFUSED, WrongCallError
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient
 from tidelog.model.errors import ErrorCode
+
+LINES_MAX = 20
 
 
 def print_partition_outcomes(
@@ -26,6 +29,45 @@ def print_partition_outcomes(
     return session.tell_errors([(f"{row.topic}-{row.partition}", row) for row in rows], but=but)
 
 
+async def _tell_losses(admin: AdminClient, places: Mapping[str, Sequence[int]] | None) -> None:
+    """Who has what an unclean election may lose, partition by partition, before anybody is asked to confirm."""
+    topics = await admin.describe_topics(None if places is None else list(places))
+    sizes: dict[tuple[str, int, int], int] = {}
+    for broker in await admin.describe_log_dirs(topics=[topic.name for topic in topics]):
+        for directory in broker.directories:
+            for replica in directory.replicas:
+                sizes[replica.topic, replica.partition, broker.broker] = replica.bytes
+    lines = loss_lines(topics, places, sizes)
+    for line in lines[:LINES_MAX]:
+        session.tell(line)
+    if len(lines) > LINES_MAX:
+        session.tell(f"and {len(lines) - LINES_MAX} more partitions")
+
+
+def loss_lines(
+    topics: Sequence[Any], places: Mapping[str, Sequence[int]] | None, sizes: Mapping[tuple[str, int, int], int]
+) -> list[str]:
+    """One line for each partition without a leader. `sizes`: bytes of the log of (topic, partition, broker)."""
+    lines = []
+    for topic in topics:
+        for row in topic.partitions:
+            if row.leader >= 0 or (places is not None and row.partition not in places[topic.name]):
+                continue
+            complete = ", ".join(map(str, row.eligible_leader_replicas))
+            known = (
+                f"broker {complete} has every acknowledged record" if complete else "nobody is known to have all of it"
+            )
+            logs = ", ".join(
+                _log_text(broker, sizes.get((topic.name, row.partition, broker))) for broker in row.replicas
+            )
+            lines.append(f"{topic.name}-{row.partition}: {known}; logs: {logs}")
+    return lines
+
+
+def _log_text(broker: int, size: int | None) -> str:
+    return f"broker {broker} {'does not show its log' if size is None else f'{size:,} bytes'}"
+
+
 def run(options: argparse.Namespace) -> int:
     if options.partition and options.topic is None:
         raise WrongCallError("--partition belongs to a --topic")
@@ -37,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
         if options.topic is not None:
             topic = await cluster.topic(options.topic)
             places = {options.topic: options.partition or [place.partition for place in topic.partitions]}
+        if options.unclean:
+            await _tell_losses(AdminClient(cluster), places)
         if options.unclean and not options.validate_only:
             what = options.topic or "every partition without a leader"
             if not session.is_sure(options, f"Acknowledged records of {what} may be lost. Elect uncleanly?"):

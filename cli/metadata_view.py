@@ -91,6 +91,7 @@ def _partition(number: int, partition: Partition) -> Tree:
         "isr": list(partition.isr),
         "eligible": list(partition.eligible),
         "recovering": list(partition.recovering),
+        "unclean_epoch": partition.unclean_epoch,
         "adding": list(partition.adding),
         "removing": list(partition.removing),
         "start_offset": partition.start_offset,

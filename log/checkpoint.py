@@ -10,6 +10,7 @@ Keys are `log/<topic id: 16 bytes><partition: 4 bytes, big endian>/<field>`, val
     producers/<offset>      snapshot of the producers               with a mark; those at rolls are kept for a while
     clean                   the log was closed at this offset       close; deleted by open, before the first write
     suspect                 durable end when a sync failed          at the failure; deleted once recovery has cut there
+    unsynced                recovery point when its sync failed     by recovery; deleted once it has written that again
     damage                  good end and reason                     when found at run time; deleted by the repair
     intent                  a change of several files under way     before it; deleted when all files are in place
     gaps                    offsets may be missing between batches  when the log becomes compacted
@@ -45,6 +46,7 @@ SEGMENT = b"segment/"
 PRODUCERS = b"producers/"
 CLEAN = b"clean"
 SUSPECT = b"suspect"
+UNSYNCED = b"unsynced"
 DAMAGE = b"damage"
 INTENT = b"intent"
 GAPS = b"gaps"
@@ -88,6 +90,7 @@ class StoredState:
     producers: dict[int, bytes] = field(default_factory=dict)
     clean: int | None = None
     suspect: int | None = None
+    unsynced: int | None = None
     damage: tuple[int, str] | None = None
     intent: Intent | None = None
     gaps: bool = False
@@ -225,6 +228,7 @@ def load_state(store: StateStore, log_id: PartitionId) -> StoredState:
     state.epochs = take(EPOCHS, decode_epochs)
     state.clean = take(CLEAN, lambda data: decode_number("clean", data))
     state.suspect = take(SUSPECT, lambda data: decode_number("suspect", data))
+    state.unsynced = take(UNSYNCED, lambda data: decode_number("unsynced", data))
     state.damage = take(DAMAGE, decode_damage)
     state.intent = take(INTENT, decode_intent)
     state.gaps = GAPS in values

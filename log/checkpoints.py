@@ -18,7 +18,14 @@ from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
 from tidelog.log.directories import LogDirectory
 from tidelog.log.log import Log
 from tidelog.log.rounds import slices
-from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, WorkFailedError
+from tidelog.model.errors import (
+    OF_THE_PROCESS,
+    CorruptStateError,
+    DiskFullError,
+    StorageError,
+    TidelogError,
+    WorkFailedError,
+)
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.store import StateStore
 
@@ -68,6 +75,9 @@ class Checkpoints:
                 await self._store(directory)
             except StorageError as error:
                 directory.fail(error)
+            except TidelogError as error:
+                # The task that checkpoints regularly must outlive this; the next round tries again.
+                LOGGER.error("directory=%s no checkpoint this time: %s", directory.disk.label, error)
 
     async def store_regularly(self, directory: LogDirectory) -> None:
         loop = asyncio.get_running_loop()
@@ -109,6 +119,10 @@ class Checkpoints:
         except (WorkFailedError, DiskFullError) as error:
             # The next round stores it. Retention may make room, or the operator.
             LOGGER.warning("log=%s no checkpoint: %s", log.path, error)
+        except StorageError as error:
+            if error.number not in OF_THE_PROCESS:
+                raise
+            LOGGER.warning("log=%s no checkpoint, for want of open files or memory: %s", log.path, error)
         if log.has_news and not log.is_closed and log.damaged is None:
             directory.group_commit.touch(log)
 

@@ -3,6 +3,7 @@
     <label>.<topic id: 32 hex>-<partition>               a log; the label is the topic's name, for people
     <label>.<topic id: 32 hex>-<partition>.<n>.deleted   a log that is being removed; `n` makes the name its own
     <label>.<topic id: 32 hex>-<partition>.<n>.aside     a copy that does not count (`doubles`), kept for the operator
+    <label>.<topic id: 32 hex>-<partition>.<n>.kept      records that a replica had to give up (`keeping`)
     anything else                                        not ours, left alone
 
 One directory is one device with one fate: after a failed sync or a failed state store all of its logs are offline, and
@@ -29,6 +30,7 @@ LOGGER = logging.getLogger(__name__)
 DIRECTORY_ID = b"directory/id"
 DELETED = ".deleted"
 ASIDE = ".aside"
+KEPT = ".kept"
 LABEL_LENGTH_MAX = 200
 """So that the name of a deleted log still fits a file name of 255 bytes."""
 PARTITION_MAX = (1 << 31) - 1
@@ -36,6 +38,7 @@ PARTITION_MAX = (1 << 31) - 1
 _LABEL = re.compile(r"[A-Za-z0-9._-]*")
 _NAME = re.compile(r"(?P<label>[A-Za-z0-9._-]*)\.(?P<topic>[0-9a-f]{32})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED_NAME = re.compile(r"(?P<name>.*)\.\d+" + re.escape(DELETED))
+_KEPT_NAME = re.compile(r"(?P<name>.*)\.\d+" + re.escape(KEPT))
 _ASIDE_NAME = re.compile(r"(?P<name>.*)\.\d+" + re.escape(ASIDE))
 
 
@@ -63,6 +66,11 @@ def parse_aside_name(name: str) -> PartitionId | None:
     return _parse_former_name(_ASIDE_NAME, name)
 
 
+def parse_kept_name(name: str) -> PartitionId | None:
+    """The log whose records are kept here; None for any other name."""
+    return _parse_former_name(_KEPT_NAME, name)
+
+
 def _parse_former_name(pattern: re.Pattern[str], name: str) -> PartitionId | None:
     match = pattern.fullmatch(name)
     found = parse_directory_name(match["name"]) if match is not None else None
@@ -71,22 +79,27 @@ def _parse_former_name(pattern: re.Pattern[str], name: str) -> PartitionId | Non
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What stands in a directory: the names of logs, of deleted ones, and of those that were set aside."""
+    """What stands in a directory: the names of logs, of deleted ones, of those that were set aside, and of records that
+    replicas gave up."""
 
     logs: list[tuple[PartitionId, str]]
     deleted: list[tuple[PartitionId, str]]
     aside: list[tuple[PartitionId, str]]
+    kept: list[tuple[PartitionId, str]]
 
 
 def list_logs(disk: Disk) -> Listing:
-    listing = Listing([], [], [])
+    listing = Listing([], [], [], [])
     for name in disk.list(""):
-        deleted, aside = parse_deleted_name(name), parse_aside_name(name)
+        deleted, aside, kept = parse_deleted_name(name), parse_aside_name(name), parse_kept_name(name)
         if deleted is not None:
             listing.deleted.append((deleted, name))
             continue
         if aside is not None:
             listing.aside.append((aside, name))
+            continue
+        if kept is not None:
+            listing.kept.append((kept, name))
             continue
         found = parse_directory_name(name)
         if found is not None:

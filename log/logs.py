@@ -7,7 +7,8 @@ cannot be opened is told in `failures` and holds up no other. A directory that c
 fails later. A log that stands in two places is not opened until the owner says which one counts (`doubles`, `keep`).
 
     found --its turn, recovery--> open --remove--> gone               recovering | open | failed (`failures`)
-          --its turn, recovery--> failed                              removed: `<name>.<n>.deleted`, then nothing
+          --an error that may pass--> found, retried (`opening`)      removed: `<name>.<n>.deleted`, then nothing
+          --proof of damage--> failed                                 kept: `<name>.<n>.kept` (`keeping`)
                                   open --its directory fails--> failed
 
 Nothing is held per idle log but the `Log` itself: no task, no timer, no open file. A task checkpoints what was written
@@ -18,7 +19,7 @@ Our own errors in the background (`crashed`) are raised to whoever waits, and th
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,7 +39,9 @@ from tidelog.log.directories import (
 from tidelog.log.doubles import LogCopy, choose, set_aside, take_away, undecided
 from tidelog.log.group_commit import Dirty
 from tidelog.log.housekeeping import CleaningReport
+from tidelog.log.keeping import KeptLogs
 from tidelog.log.log import Log
+from tidelog.log.opening import LogOpener, OpenRetry
 from tidelog.log.retention import Expired
 from tidelog.log.rounds import BoundOf, slices
 from tidelog.model.errors import FULL_ADVICE, DiskFullError, StorageError, TidelogError
@@ -84,31 +87,33 @@ class Logs:
         sleep: Sleep | None = None,
     ) -> None:
         self.directories: list[LogDirectory] = []
-        self.failures: dict[PartitionId, TidelogError] = {}
-        """Logs that could not be opened or whose directory has failed, and why."""
+        self._opener = LogOpener(
+            open_log=lambda directory, log_id: self._open_one(directory, log_id, config_of(log_id)),
+            spawn=self._spawn,
+            parallel=config.parallel_per_directory,
+        )
+        self.failures: dict[PartitionId, TidelogError] = self._opener.failures
+        """Logs that are proved to be damaged and cannot be opened, or whose directory has failed, and why."""
+        self.open_retries: Mapping[PartitionId, OpenRetry] = self._opener.retries
+        """Logs that could not be opened, for a reason that may pass."""
         self.doubles: dict[PartitionId, list[LogCopy]] = {}
         """Logs that stand in more than one place: not opened until `keep`."""
+        self.kept = KeptLogs(work, clock)
+        """Records that replicas had to give up, until they have them again."""
         self.uncleanable: dict[PartitionId, TidelogError] = {}
-        """Logs whose cleaning failed, and why: left alone until the next start."""
+        """Logs whose cleaning found damage, and where: left alone until the next start."""
         self.crashed: Exception | None = None
         self._config = config
-        self._config_of = config_of
         self._work = work
         self._clock = clock
         self._sleep = sleep
         self._on_directory_failure = on_directory_failure
-        self._on_opened: Callable[[PartitionId], None] | None = None
         self._open: dict[PartitionId, Log] = {}
         self._offline: list[Log] = []
         self._home: dict[PartitionId, LogDirectory] = {}
-        # Logs that are not open yet, with a future where somebody waits.
-        self._pending: dict[PartitionId, asyncio.Future[None] | None] = {}
-        # Those of them that were found, and not made just now.
-        self._recovering: dict[PartitionId, None] = {}
         self._removals: dict[PartitionId, asyncio.Task[None]] = {}
         self._checkpoints = Checkpoints(logs=self._open, homes=self._home, interval_ms=config.checkpoint_interval_ms)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._openers: list[asyncio.Task[None]] = []
         self._checkpointer: asyncio.Task[None] | None = None
         self._cleaning: asyncio.Task[CleaningReport | None] | None = None
         self._is_closed = False
@@ -160,11 +165,8 @@ class Logs:
         for directory, name, log_id in deleted:
             logs._remove_later(directory, name, log_id)
         for directory in logs.directories:
-            directory.unopened.update(dict.fromkeys(sorted(directory.paths, key=in_order)))
-            logs._pending.update(dict.fromkeys(directory.unopened))
-            logs._recovering.update(dict.fromkeys(directory.unopened))
-            for _ in range(min(logs._config.parallel_per_directory, len(directory.unopened))):
-                logs._openers.append(logs._spawn(logs._open_in_turn(directory)))
+            for log_id in sorted(directory.paths, key=in_order):
+                logs._opener.add(directory, log_id)
         logs._checkpointer = logs._spawn(logs._checkpoint_regularly())
         return logs
 
@@ -183,6 +185,7 @@ class Logs:
         except StorageError as error:
             directory.fail(error)
             return []
+        self.kept.found(directory, listing.kept)
         for log_id, name in listing.logs:
             found.setdefault(log_id, []).append(LogCopy(directory, name))
         return [(directory, name, log_id) for log_id, name in listing.deleted]
@@ -209,7 +212,7 @@ class Logs:
         """From now on the owner is told of every group of syncs that has ended well, with its logs, of every directory
         that fails, and of every log that is not recovering any more: it is open, or in `failures`."""
         self._on_directory_failure = on_directory_failure
-        self._on_opened = on_opened
+        self._opener.on_done = on_opened
         for directory in self.directories:
             directory.group_commit.on_synced = on_synced
 
@@ -238,12 +241,8 @@ class Logs:
 
         One that waits for its turn is the next.
         """
-        if log_id in self._pending:
-            waiter = self._pending[log_id]
-            if waiter is None:
-                waiter = self._pending[log_id] = asyncio.get_running_loop().create_future()
-            self.hurry(log_id)
-            await asyncio.shield(waiter)
+        self.hurry(log_id)
+        await self._opener.wait(log_id)
         self._raise_crash()
         return self._open.get(log_id)
 
@@ -255,53 +254,19 @@ class Logs:
 
     def is_recovering(self, log_id: PartitionId) -> bool:
         """Whether it was found and is neither open nor in `failures` yet."""
-        return log_id in self._recovering
+        return log_id in self._opener.recovering
 
     @property
     def recovering(self) -> int:
         """How many are not open yet; those in several places, of which none can be, with them."""
-        return len(self._recovering) + len(self.doubles)
+        return len(self._opener.recovering) + len(self.doubles)
 
     async def wait_all_open(self, timeout_ms: int | None = None) -> None:
         """Returns when every log that was found at the start is open, or has failed, or the time is up."""
-        if self._openers:
-            await asyncio.wait(self._openers, timeout=None if timeout_ms is None else timeout_ms / 1000)
+        await self._opener.wait_all(None if timeout_ms is None else timeout_ms / 1000)
         self._raise_crash()
 
     # Opening and making.
-
-    async def _open_in_turn(self, directory: LogDirectory) -> None:
-        """One of the directory's openers: takes log after log until none is left."""
-        told: set[PartitionId] = set()
-        while directory.unopened:
-            log_id, _ = directory.unopened.popitem(last=False)
-            try:
-                await self._open_one(directory, log_id, self._config_of(log_id))
-            except DiskFullError as error:
-                if not self._is_closed and directory.failed is None:
-                    # Nothing is wrong with it: it is as it was, and another turn comes.
-                    if log_id not in told:
-                        LOGGER.error("log=%s is not opened yet: %s", directory.paths[log_id], error)
-                        told.add(log_id)
-                    directory.unopened[log_id] = None
-                    await asyncio.sleep(ROOM_WAIT_S)
-                    continue
-                self.failures[log_id] = error
-            except TidelogError as error:
-                # One log that cannot be opened is told to the owner; the others go on.
-                LOGGER.error("log=%s cannot be opened: %s", directory.paths[log_id], error)
-                self.failures[log_id] = error
-            self._settle(log_id)
-
-    def _settle(self, log_id: PartitionId) -> None:
-        """The log is open, or will not be: whoever waits may look."""
-        waiter = self._pending.pop(log_id, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-        if log_id in self._recovering:
-            del self._recovering[log_id]
-            if self._on_opened is not None:
-                self._on_opened(log_id)
 
     async def _open_one(self, directory: LogDirectory, log_id: PartitionId, config: LogConfig) -> Log:
         if directory.failed is not None:
@@ -341,7 +306,7 @@ class Logs:
         home = self._choose(directory)
         home.paths[log_id] = directory_name(log_id, label)
         self._home[log_id] = home
-        self._pending[log_id] = None
+        self._opener.pending[log_id] = None
         return await asyncio.shield(self._spawn(self._make(home, log_id, config)))
 
     async def _make(self, home: LogDirectory, log_id: PartitionId, config: LogConfig) -> Log:
@@ -357,7 +322,7 @@ class Logs:
             self.failures.pop(log_id, None)
             raise
         finally:
-            self._settle(log_id)
+            self._opener.finish(log_id)
 
     def _choose(self, wanted: DirectoryId | None) -> LogDirectory:
         working = [directory for directory in self.directories if directory.failed is None]
@@ -379,8 +344,7 @@ class Logs:
             copies.remove(copy)
         del self.doubles[log_id]
         self._settle_in(log_id, chosen)
-        self._pending[log_id] = self._recovering[log_id] = chosen.directory.unopened[log_id] = None
-        self._openers.append(self._spawn(self._open_in_turn(chosen.directory)))
+        self._opener.add(chosen.directory, log_id)
 
     # Removing.
 
@@ -390,12 +354,21 @@ class Logs:
             self._removals[log_id] = self._spawn(self._remove(log_id))
         await asyncio.shield(self._removals[log_id])
 
-    async def _remove(self, log_id: PartitionId) -> None:
+    async def give_up(self, log_id: PartitionId, reason: str) -> None:
+        """Take a log that cannot be opened out of the way, so that it can be created again. Its files are kept."""
+        if log_id not in self._removals:
+            self._removals[log_id] = self._spawn(self._remove(log_id, kept_for=reason))
+        await asyncio.shield(self._removals[log_id])
+
+    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str) -> None:
+        """Keep what an open log holds at or past `offset`, before its owner cuts it there."""
+        log, home = self._open.get(log_id), self._home.get(log_id)
+        if log is not None and home is not None:
+            await self.kept.keep_tail(home, log, offset, reason)
+
+    async def _remove(self, log_id: PartitionId, kept_for: str | None = None) -> None:
         try:
-            home = self._home.get(log_id)
-            if home is not None and log_id in home.unopened:
-                del home.unopened[log_id]  # it may wait for room, which its removal makes
-                self._settle(log_id)
+            self._opener.give_up(log_id)  # it may wait for room, which its removal makes
             await self.wait_open(log_id)
             for copy in list(self.doubles.get(log_id, ())):
                 await self._delete(log_id, copy)
@@ -409,7 +382,10 @@ class Logs:
             log = self._open.pop(log_id, None)
             if log is not None:
                 await log.retire()
-            await self._delete(log_id, LogCopy(home, home.paths[log_id]))
+            if kept_for is None:
+                await self._delete(log_id, LogCopy(home, home.paths[log_id]))
+            else:
+                await self.kept.keep_log(log_id, LogCopy(home, home.paths[log_id]), kept_for)
             del home.paths[log_id], self._home[log_id]
             self._checkpoints.forget(log_id)
             self.failures.pop(log_id, None)
@@ -450,21 +426,19 @@ class Logs:
 
     async def moved(self, log_id: PartitionId, home: LogDirectory, target: LogDirectory, deleted: str | None) -> Log:
         """The files stand in their new place (`moving`): open the log there."""
-        config, high_watermark = self._open[log_id].config, self.high_watermark(log_id)
-        del self._open[log_id]
+        high_watermark = self.high_watermark(log_id)
+        # Its former directory may have failed meanwhile, and the log with it.
+        self._open.pop(log_id, None)
+        self.failures.pop(log_id, None)
         target.paths[log_id] = home.paths.pop(log_id)
         self._home[log_id] = target
         if deleted is not None:
             self._remove_later(home, deleted, log_id)
-        while True:
-            try:
-                log = await self._open_one(target, log_id, config)
-                break
-            except DiskFullError as error:
-                if self._is_closed or target.failed is not None:
-                    raise
-                LOGGER.error("log=%s is moved, and not opened yet: %s", target.paths[log_id], error)
-                await asyncio.sleep(ROOM_WAIT_S)
+        self._opener.add(target, log_id, is_moved=True)
+        self.hurry(log_id)
+        log = await self.wait_open(log_id)
+        if log is None:
+            raise self.failures.get(log_id) or StorageError(f"{target.paths[log_id]} is closed before it was opened")
         self.note_high_watermark(log_id, high_watermark)
         return log
 
@@ -476,6 +450,7 @@ class Logs:
             if log is not None:
                 self._offline.append(log)
             self.failures[log_id] = error
+        self._opener.directory_failed(directory)
         if self._on_directory_failure is not None:
             self._on_directory_failure(directory, error)
 
@@ -547,13 +522,8 @@ class Logs:
         if self._is_closed:
             return self._was_clean
         self._is_closed = True
-        is_clean = not self._pending
-        for directory in self.directories:
-            for log_id in directory.unopened:
-                self._settle(log_id)
-            directory.unopened.clear()
-        if self._openers:
-            await asyncio.wait(self._openers)
+        is_clean = not self._opener.pending
+        await self._opener.close()
         for task in (self._checkpointer, self._cleaning):
             if task is not None:
                 task.cancel()
@@ -587,8 +557,8 @@ class Logs:
         if isinstance(error, Exception) and not isinstance(error, TidelogError):
             LOGGER.critical("the logs have crashed: %r", error, exc_info=error)
             self.crashed = self.crashed or error
-            for log_id in list(self._pending):
-                self._settle(log_id)
+            for log_id in list(self._opener.pending):
+                self._opener.finish(log_id)
 
     def _raise_crash(self) -> None:
         if self.crashed is not None:

@@ -22,7 +22,6 @@ until its owner has made up its mind. Rot inside of a sealed segment is not look
 the part between the recovery point and the durable end (a second of traffic) is taken for a torn tail.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -31,10 +30,10 @@ from tidelog.log.checkpoint import StoredState, Writes, key_prefix
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.producers import ProducerState
-from tidelog.log.restoring import Workbench, close_files, epochs_before, merge_epochs
+from tidelog.log.restoring import Workbench, close_files, epochs_before, merge_epochs, rewrite_file
 from tidelog.log.scan import LogScan, ScanRequest, empty_mark, file_crc, scan_log, scrub
 from tidelog.log.segment import LOG, SUFFIXES, ActiveSegment, RecoveryMark, SegmentInfo, file_name, file_path
-from tidelog.model.errors import DiskFullError, StorageError
+from tidelog.model.errors import StorageError, UnsyncedError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk, File
@@ -159,7 +158,7 @@ class Recovery:
         mark = state.mark
         if mark is None or state.clean != mark.offset or state.lost or self._verify:
             return False
-        if state.suspect is not None or state.damage is not None:
+        if state.suspect is not None or state.damage is not None or state.unsynced is not None:
             return False
         sealed = self._known_sealed(state, mark)
         below = [base for base in bases if base < mark.base_offset]
@@ -364,13 +363,20 @@ class Recovery:
         segments = scan.segments or [ActiveSegment.resume(mark, index_interval_bytes=self._config.index_interval_bytes)]
         active = segments[-1]
         bytes_cut = self._cut(active, later)
-        if state.suspect is not None and not sealed and len(segments) == 1 and active.size == 0:
+        is_unsynced = state.unsynced is not None or "unsynced" in state.lost
+        is_doubted = state.suspect is not None or is_unsynced
+        if is_doubted and not sealed and len(segments) == 1 and active.size == 0:
             # Nothing was ever synced here but with the sync that failed, so the directory's own name is not to be
             # believed either. One that is made anew will be on the device with the next sync.
             self._disk.remove_directory(self._path)
             self._disk.make_directory(self._path)
         infos: dict[int, SegmentInfo] = {}
         files: list[File] = []
+        if is_unsynced:
+            for segment in segments:
+                if self._bench.size(segment.base_offset):
+                    path = self._bench.segment_path(segment.base_offset)
+                    await self._work.run(rewrite_file, self._disk, path)
         try:
             for segment, following in pairwise(segments):
                 segment.index.add_time()
@@ -414,13 +420,16 @@ class Recovery:
         )
 
     async def _sync(self, files: list[File], directories: list[str], recovery_point: int) -> None:
-        """If this fails, the page cache shows what the device does not have: the next recovery must not believe it."""
+        """If this fails, the page cache may show what the device does not have, and the next sync would not write it.
+        The next recovery writes all of it again: what was acknowledged is in there, so it must not be cut."""
         try:
             await self._disk.sync_many(files, directories)
-        except StorageError:
-            suspect = stored.encode_number("suspect", recovery_point)
-            with suppress(DiskFullError):  # not to be told as that: room would not make this log sound
-                await self._store.commit({self._prefix + stored.SUSPECT: suspect})
+        except StorageError as error:
+            unsynced = stored.encode_number("unsynced", recovery_point)
+            try:
+                await self._store.commit({self._prefix + stored.UNSYNCED: unsynced})
+            except StorageError as refused:
+                raise UnsyncedError(f"{error}; that is not stored: {refused}", path=self._path) from error
             raise
 
     def _cut(self, active: ActiveSegment, later: tuple[int, ...]) -> int:
@@ -526,6 +535,8 @@ class Recovery:
         for name in (stored.CLEAN, stored.SUSPECT, stored.DAMAGE):
             if name != stored.SUSPECT or state.suspect is not None:
                 writes[prefix + name] = None
+        if state.unsynced is not None or "unsynced" in state.lost:
+            writes[prefix + stored.UNSYNCED] = None
         if mark != state.mark:
             writes[prefix + stored.MARK] = stored.encode_mark(mark)
             if len(producers):

@@ -27,6 +27,8 @@ from tidelog.world.disk import Disk, File
 from tidelog.world.store import StateStore
 from tidelog.world.work import Work
 
+PIECE_BYTES = 1 << 20
+
 
 def merge_epochs(
     known: EpochHistory, found: list[tuple[int, int]], *, log_end: int, read_from: int | None = None
@@ -67,6 +69,28 @@ def epochs_before(epochs: EpochHistory, offset: int) -> EpochHistory:
 def close_files(files: list[File]) -> None:
     for file in files:
         file.close()
+
+
+def copy_file(disk: Disk, source: str, target: str) -> None:
+    """In a helper process: the copy is on the device when this returns. What is there under its name is replaced."""
+    disk.remove(target)
+    original = disk.open(source)
+    try:
+        copy = disk.open(target, create=True)
+        try:
+            for position in range(0, original.size, PIECE_BYTES):
+                copy.append(original.read(position, PIECE_BYTES))
+            disk.sync([copy])
+        finally:
+            copy.close()
+    finally:
+        original.close()
+
+
+def rewrite_file(disk: Disk, path: str) -> None:
+    """In a helper process: write a file again. After a failed sync the system may take its pages for written."""
+    copy_file(disk, path, path + CLEANED)
+    disk.rename(path + CLEANED, path)
 
 
 def _is_snapshot(data: bytes) -> bool:

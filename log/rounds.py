@@ -11,8 +11,9 @@ from tidelog.log.cleaner import CleanerLimits, Sleep
 from tidelog.log.compaction import CleaningPlan, dirtiest
 from tidelog.log.housekeeping import CleaningReport
 from tidelog.log.log import Log
+from tidelog.log.opening import proves_damage
 from tidelog.log.retention import Expired
-from tidelog.model.errors import DiskFullError, TidelogError, WorkFailedError
+from tidelog.model.errors import TidelogError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.clock import Clock
 
@@ -56,7 +57,8 @@ async def clean_dirtiest(
     limits: CleanerLimits,
     sleep: Sleep | None,
 ) -> CleaningReport | None:
-    """None if none needs it. One whose cleaning fails becomes `uncleanable`, and the next one has its turn."""
+    """None if none needs it. One whose cleaning fails is passed over this time, or for good (`uncleanable`) if that
+    proves damage; the next one has its turn."""
     skipped: set[PartitionId] = set()
     while True:
         plans = [row for row in await _plans(logs(), uncleanable, bound_of) if row[0].log_id not in skipped]
@@ -66,14 +68,14 @@ async def clean_dirtiest(
         log, plan = chosen
         try:
             report = await housekeeping.clean(log, plan, limits, sleep)
-        except (WorkFailedError, DiskFullError) as error:
-            LOGGER.warning("log=%s is cleaned another time: %s", log.path, error)
-            skipped.add(log.log_id)
-            continue
         except TidelogError as error:
             # It would be the dirtiest again, and the others would never be cleaned.
-            LOGGER.error("log=%s cannot be cleaned: %s", log.path, error)
-            uncleanable[log.log_id] = error
+            if proves_damage(error):
+                LOGGER.error("log=%s cannot be cleaned: %s", log.path, error)
+                uncleanable[log.log_id] = error
+            else:
+                LOGGER.warning("log=%s is cleaned another time: %s", log.path, error)
+                skipped.add(log.log_id)
             continue
         if report is not None:
             return report

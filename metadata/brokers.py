@@ -45,7 +45,7 @@ from tidelog.metadata.leadership import (
     shifted,
     without,
 )
-from tidelog.metadata.records import ChangeBroker, Record, RegisterBroker, UnregisterBroker
+from tidelog.metadata.records import NO_LEADER, ChangeBroker, Record, RegisterBroker, UnregisterBroker
 from tidelog.model.errors import (
     BrokerNotRegisteredError,
     DuplicateBrokerError,
@@ -259,8 +259,10 @@ def _after_registration(
         after = recovered(partition, request.broker) if request.broker in partition.recovering else partition
         if leads or loses or request.broker in partition.isr:
             after = without(image, topic_id, after, request.broker, has_lost_data=has_lost_data)
-        # No other replica of it can be elected but by an admin's call.
-        if request.is_recovering and (request.broker in after.eligible or is_unclean_allowed(image, topic_id)):
+        # No other replica of it can be elected but by an admin's call, where nobody leads: that must know too.
+        is_leaderless = partition.leader == NO_LEADER
+        is_candidate = request.broker in after.eligible or is_unclean_allowed(image, topic_id)
+        if request.is_recovering and (is_candidate or (is_leaderless and (topic_id, number) not in lost)):
             after = after._replace(recovering=(*after.recovering, request.broker))
         if after is partition:
             continue  # the usual case: it was fenced, and has left before

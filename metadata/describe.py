@@ -105,7 +105,10 @@ def _advice(name: str, number: int, partition: Partition) -> str:
     recovering = [broker for broker in partition.eligible if broker in partition.recovering]
     if recovering:
         brokers = " and ".join(map(str, recovering))
-        return f"broker {brokers} recovers its log, and leads when that is done; or lose records: {unclean}"
+        return (
+            f"broker {brokers} recovers its log, and leads when that is done; if it cannot, see its log and mend its"
+            f" disk, or stop broker {brokers} and lose records: {unclean}"
+        )
     if partition.eligible:
         brokers = " or ".join(str(broker) for broker in partition.eligible)
         return f"bring back broker {brokers}, which has every acknowledged record; or lose records: {unclean}"

@@ -4,7 +4,8 @@ In force (design: rules of safety 1, 2 and 5):
 - A clean leader is the first live in-sync replica in assignment order; failing that, the first live eligible leader
   replica. Eligible replicas left the ISR while it was smaller than `min.insync.replicas`: the high watermark does not
   advance then, so they hold everything that was acknowledged.
-- Only with unclean election does any other live replica lead, and then the ISR is that replica alone.
+- Only with unclean election does any other live replica lead, and then the ISR is that replica alone. The epoch of
+  that election is recorded: a replica with records from before it keeps what it has to cut (`log.keeping`).
 - When the ISR is at least `min.insync.replicas` again, nobody needs to be eligible: the set is emptied.
 - A change of leader, or of the leader's incarnation, raises the leader epoch.
 """
@@ -86,12 +87,15 @@ def led_by(partition: Partition, elected: Elected | None, *, min_isr: int) -> Pa
         eligible = ()
     if eligible:
         eligible = tuple([b for b in eligible if b not in isr])
-    return partition.led(leader, isr=isr, eligible=eligible)
+    settled = partition.led(leader, isr=isr, eligible=eligible)
+    if elected is not None and elected.is_unclean:
+        return settled._replace(unclean_epoch=partition.leader_epoch + 1)
+    return settled
 
 
 _SET = (
     "replicas", "directories", "isr", "eligible", "leader", "adding", "removing", "start_offset", "target",
-    "recovering",
+    "recovering", "unclean_epoch",
 )  # fmt: skip
 _values = attrgetter(*_SET)
 

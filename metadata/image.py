@@ -74,6 +74,7 @@ class Partition(NamedTuple):
     start_offset: int = 0
     target: tuple[int, ...] = ()
     recovering: tuple[int, ...] = ()
+    unclean_epoch: int = -1
 
     @property
     def is_reassigning(self) -> bool:
@@ -108,6 +109,7 @@ class Partition(NamedTuple):
             self.start_offset,
             self.target,
             self.recovering,
+            self.unclean_epoch,
         )
 
     def validate(self) -> None:
@@ -355,6 +357,7 @@ def _made(record: r.CreatePartition) -> Partition:
         record.start_offset,
         record.target,
         record.recovering,
+        record.unclean_epoch,
     )
 
 
@@ -377,6 +380,7 @@ def _changed(before: Partition, record: r.ChangePartition) -> Partition:
         before.start_offset if record.start_offset is None else record.start_offset,
         before.target if record.target is None else record.target,
         before.recovering if record.recovering is None else record.recovering,
+        before.unclean_epoch if record.unclean_epoch is None else record.unclean_epoch,
     )
 
 

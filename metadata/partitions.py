@@ -229,12 +229,30 @@ def _elected(image: ClusterImage, name: str, number: int, kind: str) -> ChangePa
         return _preferred_elected(image, topic, number, partition)
     if partition.leader != NO_LEADER:
         raise ElectionNotNeededError(f"partition {number} of {name} is led by {partition.leader}")
+    _check_nobody_recovers(image, name, number, partition)
     record = shifted(image, topic.topic_id, number, partition, partition, unclean=True)
     if record is None or record.leader is None:
         raise EligibleLeadersUnavailableError(
             f"partition {number} of {name}: none of its brokers {list(partition.replicas)} is live"
         )
     return record
+
+
+def _check_nobody_recovers(image: ClusterImage, name: str, number: int, partition: Partition) -> None:
+    """A replica that is about to open its log is not given up for one that may have less: what it holds is not lost.
+
+    It counts if it holds every acknowledged record, or if nobody is known to.
+    """
+    marked = [b for b in partition.replicas if b in partition.recovering]
+    waiting = [b for b in marked if b in image.brokers and image.brokers[b].is_live]
+    if partition.eligible:
+        waiting = [b for b in waiting if b in partition.eligible]
+    if waiting:
+        brokers = ", ".join(map(str, waiting))
+        raise EligibleLeadersUnavailableError(
+            f"partition {number} of {name}: broker {brokers} recovers its log, and may lead when that is done. Wait for"
+            f" it, or mend its disk; to lose what it holds, stop broker {brokers} first"
+        )
 
 
 def _preferred_elected(image: ClusterImage, topic: Topic, number: int, partition: Partition) -> ChangePartition:

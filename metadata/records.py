@@ -178,6 +178,8 @@ class CreatePartition(Record):
     """Where a reassignment under way leads, in order; until then `replicas` is the old list with `adding` behind it."""
     recovering: tuple[int, ...] = ()
     """Replicas whose log is not open yet in this life of their broker: neither in sync nor to be elected until then."""
+    unclean_epoch: int = -1
+    """The leader epoch of the last unclean election; -1: there was none."""
 
 
 @_record(11)
@@ -198,6 +200,7 @@ class ChangePartition(Record):
     start_offset: int | None = None
     target: tuple[int, ...] | None = None
     recovering: tuple[int, ...] | None = None
+    unclean_epoch: int | None = None
 
 
 @_record(12)

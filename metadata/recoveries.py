@@ -5,9 +5,9 @@
                                             '-----the next life of the broker registers--> marked anew, or not
 
 A registration takes its broker out of every in-sync set. From then on it can be elected only as an eligible leader, or
-uncleanly where the topic allows that: exactly those replicas are marked (`metadata.brokers`), by the controller's own
-image, so nothing rests on what the broker knows at that time. Any other gets back into an in-sync set only by what it
-acknowledges to a leader, for which its log has to be open.
+uncleanly where the topic allows that, or by an admin where nobody leads: exactly those replicas are marked
+(`metadata.brokers`), by the controller's own image, so nothing rests on what the broker knows at that time. Any other
+gets back into an in-sync set only by what it acknowledges to a leader, for which its log has to be open.
 
 A mark changes nothing else: the replica stays an eligible leader, and others that are eligible may be elected
 meanwhile. An election that chose it would lose nothing by itself, since it serves nothing before its log is open and
@@ -15,8 +15,9 @@ its loss is told. But the election can make the others count for nothing (`elect
 enough, nobody is eligible any more; a reassignment to the new leader alone would be complete), and they may be what is
 needed then. And it would keep out another one whose log is open already.
 
-An admin's unclean election passes over the marked ones too. It may choose one that is not marked, outside of in-sync
-and eligible ones, and whose log is not open yet: that one leads when it is.
+An admin's unclean election is refused, by name, while a marked replica of a live broker may hold what it would lose
+(`partitions`). It may choose one that is not marked and whose log is not open yet (it registered while somebody led):
+that one leads when it is.
 """
 
 from __future__ import annotations

@@ -143,6 +143,7 @@ def _partition_records(image: ClusterImage, topic_id: UUID, number: int, partiti
         start_offset=partition.start_offset,
         target=partition.target,
         recovering=partition.recovering,
+        unclean_epoch=partition.unclean_epoch,
         extra=made,
     )
     if changed:

@@ -5,6 +5,7 @@ our own is an `assert`. `ErrorCode` is the row of the catalogue, an exception cl
 by name. The Kafka door sends `code`, gRPC sends name and message.
 """
 
+import errno
 from dataclasses import dataclass
 from enum import Enum
 
@@ -226,14 +227,19 @@ class FencedLeaderEpochError(TidelogError):
 
 
 class StorageError(TidelogError):
-    """A disk or state store did not do what it was asked; `path` says where."""
+    """A disk or state store did not do what it was asked; `path` says where, `number` is the system's `errno` if it is
+    known (it travels between processes, as the cause of an error does not)."""
 
     code = ErrorCode.STORAGE_ERROR
 
-    def __init__(self, message: str, *, path: str = "") -> None:
+    def __init__(self, message: str, *, path: str = "", number: int | None = None) -> None:
         super().__init__(message)
         self.path = path
+        self.number = number
 
+
+OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Open files and memory that a process lacks and may get again: nothing is wrong with the device."""
 
 FULL_ADVICE = "nothing of it was written; make room on the disk of this log directory, no restart is needed"
 
@@ -241,6 +247,10 @@ FULL_ADVICE = "nothing of it was written; make room on the disk of this log dire
 class DiskFullError(StorageError):
     """No space left: nothing of the write was kept, and the same write may succeed when there is room. Never of a sync:
     one that fails is final."""
+
+
+class UnsyncedError(StorageError):
+    """A sync failed, and that could not be stored: only a restart may look at the directory again."""
 
 
 class CorruptStateError(StorageError):
@@ -256,7 +266,10 @@ class DamagedLogError(StorageError):
 
 
 class WorkFailedError(TidelogError):
-    """Work for a helper process ended without an answer: the helper died, or the answer cannot travel."""
+    """Work for a helper process ended without an answer: the helper died, or the answer cannot travel. It says nothing
+    about what the work was done on, so clients may retry."""
+
+    code = ErrorCode.STORAGE_ERROR
 
 
 class UnformattedDirectoryError(StorageError):

@@ -35,9 +35,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 from tidelog.log.batch import read_header
@@ -45,13 +48,16 @@ from tidelog.log.config import FOREVER_MS, LogConfig
 from tidelog.log.files import FilePool
 from tidelog.log.group_commit import GroupCommit
 from tidelog.log.log import Log
+from tidelog.log.opening import proves_damage
 from tidelog.model.errors import (
     CorruptBatchError,
     CorruptStateError,
     DamagedLogError,
     DiskFullError,
     StorageError,
+    TidelogError,
     UnsupportedMagicError,
+    UnsyncedError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset, PartitionId, TopicId
 from tidelog.raft import belonging
@@ -79,6 +85,8 @@ from tidelog.world.disk import Disk
 from tidelog.world.store import StateStore
 from tidelog.world.work import Work
 
+T = TypeVar("T")
+
 STATE_KEY = b"raft/state"
 CATALOGUE_KEY = b"raft/snapshots"
 TAIL_KEY = b"raft/tail"
@@ -89,6 +97,9 @@ METADATA_LOG_PATH = f"{ROOT}/__cluster_metadata.{UUID(int=1).hex}-0"
 FIRST_SNAPSHOT = SnapshotId(Offset(0), Epoch(0))
 SNAPSHOTS_KEPT = 2
 READ_BYTES = 4 << 20
+OPEN_ATTEMPTS_MAX = 6
+OPEN_RETRY_S = 0.1
+"""Doubles with each attempt: some 3 s altogether."""
 CHECKPOINT_BYTES = 8 << 20
 """The log's recovery point moves up at least after so many bytes: what a restart has to scan."""
 
@@ -193,7 +204,7 @@ class RaftStorage:
         self._state = self._read_state()
         catalogue = self._read_catalogue()
         self.snapshots.open()
-        self._log = log = await self._open_log()
+        self._log = log = await self._retried(self._open_log)
         await self._restore_tail(log)
         snapshot = await self._choose_snapshot(log, catalogue)
         if snapshot is None:
@@ -228,6 +239,19 @@ class RaftStorage:
             raise belonging.lost(self.disk, "its catalogue of snapshots is gone")
         return unpack_catalogue(stored)
 
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of an attempt; others follow a failed one, unless that proves damage. Nothing is given up for an
+        error that may pass: the last one is raised, and the node does not start."""
+        for number in range(OPEN_ATTEMPTS_MAX - 1):
+            try:
+                return await attempt()
+            except TidelogError as error:
+                if proves_damage(error) or isinstance(error, UnsyncedError):
+                    raise
+                self.notes.append(f"tried again: {error}")
+            await asyncio.sleep(OPEN_RETRY_S * 2**number)
+        return await attempt()
+
     async def _open_log(self) -> Log:
         return await Log.open(
             disk=self.disk,
@@ -250,7 +274,7 @@ class RaftStorage:
                 self.notes.append(f"snapshot {snapshot.offset}-{snapshot.epoch} is missing")
                 continue
             try:
-                return await self.snapshots.read(snapshot)
+                return await self._retried(partial(self.snapshots.read, snapshot))
             except CorruptStateError as error:
                 kept = await self.snapshots.set_aside(snapshot)
                 self.notes.append(f"{error}; kept as {kept}")

@@ -199,6 +199,7 @@ class Following:
                     ended.epoch,
                     ended.offset,
                 )
+                await self._keep(end, committed_end=self.replica.high_watermark)
                 try:
                     await log.truncate(end)
                 except (CorruptBatchError, UnsupportedMagicError) as error:
@@ -208,9 +209,18 @@ class Following:
                     return
             case Reason.TOO_FAR_BEHIND:
                 LOGGER.warning("log=%s begins anew at %d, it ended at %d", log.path, ended.offset, log.end_offset)
+                await self._keep(log.start_offset, committed_end=log.start_offset)  # what its leader has deleted, else
                 await log.reset_to(ended.offset)
             case Reason.NEEDS_GAPS:
                 await log.allow_gaps()
         self.state.truncated(log.end_offset, safe_end(log), log_start=log.start_offset)
         self._note()
         self.unsound = None
+
+    async def _keep(self, offset: int, *, committed_end: int) -> None:
+        """Before the log is cut at `offset`: what may have been committed may be the last copy, if this leader or one
+        before it was elected uncleanly. After a clean election the leader has everything that was committed."""
+        is_unclean = self.log.epochs.latest < self.replica.partition.unclean_epoch
+        if is_unclean or offset < committed_end:
+            reason = f"leader {self.leader} of epoch {self.leader_epoch} does not have them"
+            await self._host.logs.keep_tail(self.replica.partition_id, offset, reason)

@@ -33,9 +33,9 @@ from tidelog.model.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
-    StorageError,
     StreamBrokenError,
     StreamClosedError,
+    TidelogError,
     UnsupportedCompressionError,
     UnsupportedMagicError,
 )
@@ -60,6 +60,8 @@ ITEMS_PER_SLICE = 100
 PUSHED_BYTES_MAX = FRAME_BYTES_MAX - MESSAGE_OVERHEAD_BYTES - PUSHES_MAX * PUSH_OVERHEAD_BYTES
 """Of batches in one message."""
 _Reading = tuple[Subscription, int, int]
+_ROT = CorruptBatchError, DamagedLogError, UnsupportedCompressionError, UnsupportedMagicError
+"""A batch is not what was written."""
 
 
 class LeaderStream:
@@ -329,7 +331,7 @@ class LeaderStream:
             found = leading.read_nowait(at, room)
             if found is not None:
                 _check_first(subscription, found.data)
-        except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
+        except TidelogError as error:
             self._unreadable(subscription, error)
             return None
         if found is None:
@@ -373,7 +375,7 @@ class LeaderStream:
             return
         LOGGER.error("log=%s follower=%d cannot be served: %s", leading.log.path, self.peer, error)
         leading.drop(subscription, Reason.UNREADABLE)
-        if isinstance(error, CorruptBatchError | DamagedLogError):
+        if isinstance(error, _ROT):
             self._host.found_rot(leading.replica, _read_from(subscription))
 
     # From the device.
@@ -384,7 +386,11 @@ class LeaderStream:
         if len(self._readers) < self._host.config.cold_reads_max:
             task = asyncio.get_running_loop().create_task(self._read_cold())
             self._readers.add(task)
-            task.add_done_callback(self._readers.discard)
+            task.add_done_callback(self._reader_ended)
+
+    def _reader_ended(self, task: asyncio.Task[None]) -> None:
+        self._readers.discard(task)
+        self._host.check(task)
 
     async def _read_cold(self) -> None:
         while self._to_read:
@@ -394,12 +400,13 @@ class LeaderStream:
             try:
                 found = await subscription.leading.log.read(offset, bytes_max=room)
                 _check_first(subscription, found.data)
-            except (OffsetOutOfRangeError, CorruptBatchError, StorageError) as error:
-                subscription.is_reading = False
+            except TidelogError as error:
+                # A helper that died while it rebuilt an index, too: the follower subscribes again after a moment.
                 if not subscription.is_over:
                     self._unreadable(subscription, error)
                 continue
-            subscription.is_reading = False
+            finally:
+                subscription.is_reading = False
             if not subscription.is_over:
                 subscription.ready = self._taken(subscription, offset, found)
             if not subscription.is_over:

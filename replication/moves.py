@@ -66,12 +66,14 @@ class Moves:
             raise
 
     async def stop(self, replica: Replica) -> None:
-        """The replica is about to go."""
+        """The replica is about to go, or has no log any more."""
         if replica.move is not None:
             (move, done), replica.move = replica.move, None
             replica.is_moving = False
-            await move.abandon()
-            _tell(done, NotLeaderOrFollowerError("the replica is gone", leader=replica.partition.leader))
+            try:
+                await move.abandon()
+            finally:
+                _tell(done, NotLeaderOrFollowerError("the replica is gone", leader=replica.partition.leader))
 
     async def finish(self, replica: Replica, log: Log) -> Log:
         """While nobody else touches the log. Returns the one that counts."""
@@ -102,7 +104,7 @@ class Moves:
             replica.is_moving = False
             if isinstance(role, Leading):
                 role.is_held = False
-        replica.log = moved
+        replica.log, replica.offline = moved, None
         if role is not None:
             role.log = moved
         assert move.target.directory_id is not None, "a directory that works has an id"

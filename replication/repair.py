@@ -3,8 +3,11 @@
     damaged --told to the controller--> out of ISR and eligible leaders
             led by another --> cut to its good end, follows      elected here after that, uncleanly --> cut, leads
             no leader --> waits
-    cannot be opened --the same--> removed and fetched as a whole
+    cannot be opened, by proof --the same--> moved away and fetched as a whole
     gone, or in a directory that does not work --the same--> made anew, fetched as a whole
+
+What is cut or moved away is kept until the replica has it again (`log.keeping`). A log that cannot be opened for a
+reason that may pass is none of these: it is being recovered (`log.opening`).
 
 The order matters: a replica that is cut while it counts as in sync could be elected, and take what it lost from
 everybody. A leader whose log is damaged gives up leading by the same request. That this replica is in no in-sync set is
@@ -75,6 +78,7 @@ class Repair:
             return False
         assert log.damaged is not None, "only a damaged log is mended"
         LOGGER.warning("log=%s is cut to %d: %s", log.path, log.damaged.good_end, log.damaged.reason)
+        await self._host.logs.keep_tail(replica.partition_id, log.damaged.good_end, log.damaged.reason)
         try:
             await log.repair()
         finally:
@@ -100,12 +104,13 @@ class Repair:
         return told is not None and told[0] is replica and replica.partition.partition_epoch >= told[1]
 
     async def reopen(self, replica: Replica) -> bool:
-        """A log that does not open: once nothing hangs on it any more, it is removed and made anew."""
+        """A log that is proved not to open: once nothing hangs on it any more, its files are kept under another name
+        and an empty log takes its place."""
         if not self._may_cut(replica):
             self.lost(replica)
             return False
-        LOGGER.error("log of %s is removed, it cannot be opened", replica.partition_id)
-        await self._host.logs.remove(replica.partition_id)
+        LOGGER.error("log of %s cannot be opened, and is kept under another name", replica.partition_id)
+        await self._host.logs.give_up(replica.partition_id, f"it cannot be opened: {replica.offline}")
         self._reported.pop(replica.partition_id, None)
         return True
 

@@ -233,7 +233,10 @@ class Replicas:
         return ReplicaStatus(
             leaders=len(leaders),
             followers=sum(isinstance(replica.role, Following) for replica in self._replicas.values()),
-            offline=sum(replica.offline is not None for replica in self._replicas.values()),
+            offline=sum(
+                replica.offline is not None or replica.partition_id in self.logs.open_retries
+                for replica in self._replicas.values()
+            ),
             under_replicated=sum(isr < replicas for isr, _, replicas in sizes),
             under_min_isr=sum(isr < least for isr, least, _ in sizes),
             at_min_isr=sum(isr == least for isr, least, _ in sizes),

@@ -94,6 +94,7 @@ class Settling:
                 return
             log = replica.log or await self._open(replica)
             if log is None:
+                await host.moves.stop(replica)  # there is nothing to move any more
                 return
             await self._configure(replica, log)
             if log.damaged is not None and not await host.repair.mend(replica, log):

@@ -5,7 +5,8 @@ stalls       a group commit that takes longer than `disk.stall.timeout.ms`: the 
              which takes its leaderships and in-sync places; told again when it answers
 directories  reports failed ones, and where replicas lie (`AssignDirectories`); `full_directories` has those without
              room
-retention    every `log.retention.check.interval.ms`; bound by the high watermark and open transactions
+retention    every `log.retention.check.interval.ms`; bound by the high watermark and open transactions; then copies of
+             what replicas gave up (`log.keeping`) and have again
 cleaning     compaction, as long as a log needs it
 scrub        sealed segments against their CRCs, slowly (`scrubbing`)
 """
@@ -148,6 +149,18 @@ class Upkeep:
             expired = await self._host.logs.expire()
             for partition_id in expired:
                 self._host.wakers.wake(partition_id)
+            await self._drop_kept()
+
+    async def _drop_kept(self) -> None:
+        """Copies of records that a replica gave up, and that are not needed any more."""
+        host = self._host
+        for partition_id in list(host.logs.kept.copies):
+            if host.broker_epoch >= 0 and partition_id.topic_id not in host.image.topics:
+                await host.logs.kept.drop(partition_id)
+                continue
+            replica = host.get(partition_id)
+            if replica is not None and replica.log is not None and host.me in replica.partition.isr:
+                await host.logs.kept.drop_covered(replica.log, replica.high_watermark)
 
     async def _clean(self) -> None:
         while True:

@@ -213,6 +213,10 @@ class BrokerPart:
         yield from lag_samples(self.groups, self.replicas)
         yield gauge("logs_open", len(self.logs), "Logs that are open.")
         yield gauge("logs_recovering", self.logs.recovering, "Logs that were found at the start and are not open yet.")
+        yield gauge(
+            "logs_open_retries", len(self.logs.open_retries), "Logs that cannot be opened now, and are retried."
+        )
+        yield gauge("logs_kept", len(self.logs.kept), "Copies of records that replicas here had to give up.")
         scrub = self.replicas.upkeep.scrubbing
         yield counter("scrub_segments_total", scrub.segments, "Sealed segments that were read and compared.")
         yield counter("scrub_bytes_total", scrub.bytes, "Bytes of them.")

@@ -3,10 +3,9 @@
 import errno
 import os
 
-from tidelog.model.errors import FULL_ADVICE, DamagedLogError, DiskFullError, StorageError
+from tidelog.model.errors import FULL_ADVICE, OF_THE_PROCESS, DamagedLogError, DiskFullError, StorageError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def path_parts(path: str) -> list[str]:
@@ -27,8 +26,8 @@ def storage_error(action: str, path: str, error: OSError) -> StorageError:
     name = errno.errorcode.get(number, str(number))
     what = f"{action} {path or '.'}: {os.strerror(number)} ({name})"
     if number in NO_SPACE and not action.startswith("sync"):
-        return DiskFullError(f"{what}; {FULL_ADVICE}", path=path)
-    return StorageError(what, path=path)
+        return DiskFullError(f"{what}; {FULL_ADVICE}", path=path, number=number)
+    return StorageError(what, path=path, number=number)
 
 
 def is_device_error(error: StorageError) -> bool:
@@ -36,5 +35,4 @@ def is_device_error(error: StorageError) -> bool:
     not since the log itself is damaged."""
     if isinstance(error, DiskFullError | DamagedLogError):
         return False
-    cause = error.__cause__
-    return not (isinstance(cause, OSError) and cause.errno in OF_THE_PROCESS)
+    return error.number not in OF_THE_PROCESS

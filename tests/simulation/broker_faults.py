@@ -6,6 +6,7 @@ Errors of a disk, after which a broker trusts nothing that it has not marked as 
 while every partition has all of its replicas in sync.
 """
 
+import errno
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -353,6 +354,52 @@ def double_failover(nemesis: Nemesis, draw: Random) -> Undo | None:
             station.start()
 
     return end
+
+
+def fail_opening(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """Brokers restart, and for a while their logs cannot be opened: helper processes die, files or memory are short."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation = nemesis.simulation
+    number = draw.choice((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+    victims = draw.sample(simulation.brokers, draw.choice((1, 1, 2, len(simulation.brokers))))
+    devices = [station.machine.disk(draw.choice(simulation.stack.labels)) for station in victims]
+    nemesis.trace(f"{[station.name for station in victims]} restart, and cannot open logs: {errno.errorcode[number]}")
+    for station, device in zip(victims, devices, strict=True):
+        if draw.random() < 0.5:
+            station.kill()
+        else:
+            station.lose_power(draw.choice(list(Loss)))
+        if draw.random() < 0.6:
+            device.fail(draw.choice(("open", "size")), number=number, times=draw.choice((1, 3, 20, 200)))
+        station.start()
+        node = station.machine.node
+        if node is not None and draw.random() < 0.6:
+            node.work.deaths["scan_log"] = draw.choice((1, 3, 10, 40))
+
+    def undo() -> None:
+        for station, device in zip(victims, devices, strict=True):
+            device.faults.clear()
+            if station.machine.node is not None:
+                station.machine.node.work.deaths.clear()
+            station.start()
+
+    return undo
+
+
+OPENING_FAULTS: tuple[FaultRow, ...] = (("fail_opening", 0, fail_opening),)
+"""Drawn apart from the others: the plans of the seeds stay what they were."""
+FIRST_OPENING_STEP = 1_000
+
+
+def draw_opening_plan(draw: Random, *, from_s: float, until_s: float) -> list[PlanStep]:
+    """In a third of the runs, one to three times."""
+    if draw.random() > 0.35:
+        return []
+    times_s = sorted(draw.uniform(from_s, until_s) for _ in range(draw.choice((1, 2, 3))))
+    return [
+        PlanStep(FIRST_OPENING_STEP + at, at_s, "fail_opening", draw.uniform(0.5, 4.0))
+        for at, at_s in enumerate(times_s)
+    ]
 
 
 FAULTS: tuple[FaultRow, ...] = (

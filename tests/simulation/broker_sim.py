@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from simulation.broker_checker import ClusterChecker, KnownPartition, KnownTopic, ReplicaChecker, sound_batches
-from simulation.broker_faults import FAULTS, BrokerNemesis, draw_broker_plan
+from simulation.broker_faults import FAULTS, OPENING_FAULTS, BrokerNemesis, draw_broker_plan, draw_opening_plan
 from simulation.broker_node import BrokerApp, BrokerStack, is_alive
 from simulation.broker_workload import ACKS_ALL, ACKS_LEADER, Client, Operator
 from simulation.checkers import RaftChecker
@@ -162,10 +162,11 @@ class BrokerSimulation(MetadataSimulation):
         self.cluster.add(f"c{OPERATOR}", OPERATOR, self.operator.run)
 
     def _draw_plan(self, draw: Random) -> list[PlanStep]:
-        return draw_broker_plan(draw, from_s=BEGIN_S, until_s=self.shape.fault_s)
+        span = {"from_s": BEGIN_S, "until_s": self.shape.fault_s}
+        return [*draw_broker_plan(draw, **span), *draw_opening_plan(self.world.random("opening"), **span)]
 
     def _new_nemesis(self) -> BrokerNemesis:
-        return BrokerNemesis(self, self.plan, FAULTS)
+        return BrokerNemesis(self, self.plan, (*FAULTS, *OPENING_FAULTS))
 
     def _make_nodes(self) -> None:
         shape, stack = self.shape, self.stack

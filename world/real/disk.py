@@ -235,7 +235,14 @@ class RealDisk:
             raise storage_error("open", path, error) from error
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self._locate(path))
+        try:
+            os.stat(self._locate(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            # Not to be taken for a file that is missing: that would count as damage.
+            raise storage_error("exists", path, error) from error
+        return True
 
     def size(self, path: str) -> int:
         try:

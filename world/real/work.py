@@ -1,11 +1,15 @@
 """Where CPU work runs in production: spawned helper processes; a thread or the spot for tools and tests.
 
 A helper ignores Ctrl-C (its parent decides) and ends when its parent has died, however that died. Whatever the
-function raises comes back as it is if it can be pickled both ways, else as `WorkFailedError` with its text. A helper
-that dies fails what was running, by name, and the next call starts new helpers.
+function raises comes back as it is if it can be pickled both ways, else as `WorkFailedError` with its text.
+
+When a helper dies, the pool gives up all of its calls, and does not say which one the helper ran. So the pool holds no
+more calls than it has helpers, and the others wait here. Each call that the pool gives up is run again in a helper of
+its own: a second death is then its own doing, and fails no other (`world.work`).
 """
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import pickle
@@ -14,9 +18,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import TypeVar, cast
 
 from tidelog.model.errors import WorkFailedError
+from tidelog.world.work import ATTEMPTS_MAX
+
+LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -28,35 +36,76 @@ class ProcessWork:
         assert processes >= 1, "at least one helper process"
         self._processes = processes
         self._pool: ProcessPoolExecutor | None = None
+        self._alone: set[ProcessPoolExecutor] = set()
+        self._slots = asyncio.Semaphore(processes)
         self._closed = False
 
     async def run(self, fn: Callable[..., T], *values: object) -> T:
         assert not self._closed, "the helper processes were closed"
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self._processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_helper
-            )
-        pool = self._pool
         name = f"{fn.__module__}.{fn.__qualname__}"
-        try:
-            failed, value = await asyncio.wrap_future(pool.submit(_call, fn, values))
-        except BrokenProcessPool as error:
-            if self._pool is pool:
-                self._pool = None
-                pool.shutdown(wait=False)
-            raise WorkFailedError(f"a helper process died while it ran {name}") from error
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise WorkFailedError(f"{name}: its values or its result cannot be sent: {error}") from error
+        async with self._slots:
+            for attempt in range(ATTEMPTS_MAX):
+                if self._closed:
+                    raise WorkFailedError(f"{name} was not run: the helper processes are closed")
+                try:
+                    failed, value = await self._try(fn, values, is_alone=attempt > 0)
+                    break
+                except BrokenProcessPool as error:
+                    LOGGER.warning("a helper process died while it ran %s, or beside it: %s", name, error)
+                    death = error
+                except (pickle.PicklingError, AttributeError, TypeError) as error:
+                    raise WorkFailedError(f"{name}: its values or its result cannot be sent: {error}") from error
+            else:
+                raise WorkFailedError(f"a helper process died while it ran {name}, {ATTEMPTS_MAX} times") from death
         if failed:
             raise cast(BaseException, value)
         return cast(T, value)
 
+    async def _try(self, fn: Callable[..., T], values: tuple[object, ...], *, is_alone: bool) -> tuple[bool, object]:
+        """`BrokenProcessPool` if a helper died, or could not be started."""
+        pool = self._take_pool(is_alone=is_alone)
+        try:
+            try:
+                submitted = pool.submit(_call, fn, values)
+            except (OSError, MemoryError) as error:
+                self._drop(pool)
+                raise BrokenProcessPool(f"a helper process cannot be started: {error}") from error
+            return await asyncio.wrap_future(submitted)
+        except BrokenProcessPool:
+            self._drop(pool)
+            raise
+        finally:
+            if is_alone:
+                self._drop(pool)
+
+    def _take_pool(self, *, is_alone: bool) -> ProcessPoolExecutor:
+        if self._pool is not None and not is_alone:
+            return self._pool
+        pool = ProcessPoolExecutor(
+            1 if is_alone else self._processes,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin_helper,
+        )
+        if is_alone:
+            self._alone.add(pool)
+        else:
+            self._pool = pool
+        return pool
+
+    def _drop(self, pool: ProcessPoolExecutor) -> None:
+        """No more calls for this pool; its helpers end when they are done."""
+        self._alone.discard(pool)
+        if self._pool is pool:
+            self._pool = None
+        pool.shutdown(wait=False)
+
     async def close(self) -> None:
         """Waits for what runs; what has not begun is cancelled."""
         self._closed = True
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            ended = asyncio.get_running_loop().run_in_executor(None, lambda: pool.shutdown(cancel_futures=True))
+        pools = [*self._alone] if self._pool is None else [self._pool, *self._alone]
+        self._pool = None
+        for pool in pools:
+            ended = asyncio.get_running_loop().run_in_executor(None, partial(pool.shutdown, cancel_futures=True))
             await asyncio.shield(ended)
 
 
@@ -101,6 +150,9 @@ def _call(fn: Callable[..., T], values: tuple[object, ...]) -> tuple[bool, objec
     """In the helper: (False, result) or (True, error). An error that does not unpickle would break the whole pool."""
     try:
         return False, fn(*values)
+    except (MemoryError, OSError) as error:
+        # Of this process, and not of the values: an error of a disk is a `StorageError`.
+        return True, WorkFailedError(f"{fn.__module__}.{fn.__qualname__}: {type(error).__name__}: {error}")
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

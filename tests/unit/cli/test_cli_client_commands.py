@@ -15,6 +15,7 @@ from tidelog.cli import main as cli
 from tidelog.cli.bench_figures import percentile, times_document
 from tidelog.cli.bench_raw import made_batch
 from tidelog.cli.consume import record_document, text_of, timestamp_of
+from tidelog.cli.elections import loss_lines
 from tidelog.cli.main import WrongCallError
 from tidelog.cli.produce import InputError, Line, LineReader
 from tidelog.cli.reassign import read_plan
@@ -281,3 +282,20 @@ def test_a_batch_for_the_bench_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert read_header(batch).count == count
         assert len(batch) <= batch_bytes or count == 1
         assert count == 1 or len(batch) > 0.9 * batch_bytes
+
+
+def test_an_unclean_election_names_who_has_what_may_be_lost() -> None:
+    rows = [
+        pb.PartitionDescription(partition=0, leader=-1, replicas=[1, 2, 3], eligible_leader_replicas=[2, 3]),
+        pb.PartitionDescription(partition=1, leader=2, replicas=[1, 2, 3]),
+        pb.PartitionDescription(partition=2, leader=-1, replicas=[1, 2]),
+        pb.PartitionDescription(partition=3, leader=-1, replicas=[1, 2]),
+    ]
+    topic = pb.TopicDescription(name="orders", partitions=rows)
+    sizes = {("orders", 0, 1): 1234, ("orders", 2, 1): 0, ("orders", 2, 2): 7}
+    assert loss_lines([topic], {"orders": [0, 1, 2]}, sizes) == [
+        "orders-0: broker 2, 3 has every acknowledged record; logs: broker 1 1,234 bytes,"
+        " broker 2 does not show its log, broker 3 does not show its log",
+        "orders-2: nobody is known to have all of it; logs: broker 1 0 bytes, broker 2 7 bytes",
+    ]
+    assert len(loss_lines([topic], None, sizes)) == 3

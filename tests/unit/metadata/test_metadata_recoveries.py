@@ -156,3 +156,27 @@ def test_who_asks_is_told_that_the_log_is_being_recovered() -> None:
     back(cluster, 2)
     (found,) = cluster.controller.answer(cluster.image, DescribeTopics(names=("t",))).topics
     assert "broker 2 recovers its log" in found.topic.partitions[0].advice
+
+
+def test_a_replica_of_a_leaderless_partition_is_marked_though_it_is_not_eligible() -> None:
+    cluster, topic_id = dark()
+    back(cluster, 0)
+    now = cluster.partition("t")
+    assert (now.leader, now.recovering) == (NO_LEADER, (0,))
+    assert 0 not in now.eligible
+    opened(cluster, 0, (topic_id, 0))
+    assert cluster.partition("t").recovering == ()
+
+
+def test_an_unclean_election_is_refused_by_name_while_a_live_replica_recovers_what_would_be_lost() -> None:
+    cluster, _ = dark()
+    back(cluster, 0, is_recovering=False)
+    back(cluster, 2)
+    (refused,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("t", 0),))).items
+    assert refused.error is ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    assert "broker 2 recovers its log" in refused.message
+    assert cluster.partition("t").leader == NO_LEADER
+    cluster.crash(2)
+    (done,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("t", 0),))).items
+    assert done.error is None, "the admin has stopped it first"
+    assert cluster.partition("t").leader == 0

@@ -1,6 +1,9 @@
 """A replica changes its log directory: used meanwhile, whole afterwards, whatever crashes."""
 
 import asyncio
+import errno
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
@@ -8,7 +11,13 @@ from test_replica_repair import filled
 from test_replicas import BROKERS
 
 from tidelog.log.directories import LogDirectory
-from tidelog.model.errors import CorruptBatchError, InvalidRequestError, ReplicaNotAvailableError
+from tidelog.model.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    ReplicaNotAvailableError,
+    StorageError,
+    TidelogError,
+)
 from tidelog.model.ids import DirectoryId, PartitionId
 from tidelog.replication.service import ProduceItem
 from tidelog.world.simulated import Loss
@@ -157,3 +166,47 @@ def test_a_move_to_a_full_disk_is_given_up_and_the_replica_stays() -> None:
         assert homes(cluster, 11, orders)[0] is home
         cluster.write(orders, b"goes on")
         cluster.check()
+
+
+@pytest.mark.parametrize("broker", [11, 12])
+def test_a_moved_log_that_cannot_be_opened_for_a_while_is_opened_in_its_new_place(broker: int) -> None:
+    with ReplicationCluster(506, directories=2) as cluster:
+        orders = filled(cluster)
+        _, other = homes(cluster, broker, orders)
+        device = cluster.world.machine(f"b{broker}").disk(other.disk.label.rpartition(":")[2])
+
+        async def move(found: RunningBroker) -> None:
+            # The last call of the move before the log is opened in its new place.
+            moved = found.logs.moved
+
+            async def moved_with_errors(*values: Any) -> Any:
+                device.fail("list", number=errno.EMFILE, times=5)
+                return await moved(*values)
+
+            found.logs.moved = moved_with_errors  # type: ignore[method-assign, assignment]
+            await found.service.move_replica(orders, id_of(other))
+
+        cluster.on_broker(broker, move)
+        assert homes(cluster, broker, orders)[0] is other
+        cluster.until_in_sync(orders, *BROKERS)
+        assert cluster.write(orders, b"6").base_offset == 6
+        cluster.until_equal(orders, *BROKERS)
+        cluster.check()
+
+
+def test_a_move_whose_directory_fails_ends_and_leaves_nothing_behind() -> None:
+    with ReplicationCluster(507, directories=2) as cluster:
+        orders = filled(cluster)
+        home, other = homes(cluster, 12, orders)
+        replica = cluster.replica(12, orders)
+
+        async def move(found: RunningBroker) -> None:
+            moving = asyncio.ensure_future(found.service.move_replica(orders, id_of(other)))
+            while replica.move is None and not moving.done():  # noqa: ASYNC110 - the world's time goes on
+                await asyncio.sleep(0.0001)
+            home.fail(StorageError("the device is gone"))
+            with suppress(TidelogError):  # it may have been decided before
+                await moving
+
+        cluster.on_broker(12, move)
+        cluster.until(lambda: not replica.is_moving and replica.move is None)
