@@ -14,7 +14,7 @@ Keys are `log/<topic id: 16 bytes><partition: 4 bytes, big endian>/<field>`, val
     intent                  a change of several files under way     before it; deleted when all files are in place
     gaps                    offsets may be missing between batches  when the log becomes compacted
     cleaner                 where the last cleaning stopped         after a cleaning; deleted by a cut below it
-    high-watermark          the owner's, for its next start         checkpoint
+    high-watermark          the owner's, for its next start         checkpoint; lowered with every cut
     moved                   a copy from another directory counts    by a move (`moving`); deleted when it has its name
 
 The rule that holds them together: nothing in the store speaks of bytes that are not on the device. A sealed segment's
@@ -91,6 +91,8 @@ class StoredState:
     damage: tuple[int, str] | None = None
     intent: Intent | None = None
     gaps: bool = False
+    high_watermark: int | None = None
+    """-1 if it cannot be read."""
     lost: list[str] = field(default_factory=list)
 
 
@@ -174,6 +176,18 @@ def decode_number(kind: str, data: bytes) -> int:
     return _int(decode(kind, data), "value")
 
 
+def encode_high_watermark(offset: int) -> bytes:
+    return encode("high-watermark", {"offset": offset})
+
+
+def _read_high_watermark(store: StateStore, prefix: bytes) -> int | None:
+    try:
+        data = store.get(prefix + HIGH_WATERMARK)
+        return None if data is None else _int(decode("high-watermark", data), "offset")
+    except CorruptStateError:
+        return -1
+
+
 def encode_damage(good_end: int, reason: str) -> bytes:
     return encode("damage", {"good_end": good_end, "reason": reason})
 
@@ -228,6 +242,7 @@ def load_state(store: StateStore, log_id: PartitionId) -> StoredState:
     state.damage = take(DAMAGE, decode_damage)
     state.intent = take(INTENT, decode_intent)
     state.gaps = GAPS in values
+    state.high_watermark = _read_high_watermark(store, prefix)
     for name, data in values.items():
         if name.startswith(SEGMENT):
             try:

@@ -86,6 +86,7 @@ class Log:
         "gaps",
         "group_commit",
         "has_rolled",
+        "high_watermark",
         "intent",
         "is_changing",
         "is_closed",
@@ -135,6 +136,7 @@ class Log:
         self.epochs: EpochHistory = recovered.epochs
         self.producers: ProducerState = recovered.producers
         self.start_offset = Offset(recovered.start_offset)
+        self.high_watermark = Offset(recovered.high_watermark)
         self.damaged: Damage | None = recovered.damage
         self.report: RecoveryReport = recovered.report
         self.gaps = recovered.gaps

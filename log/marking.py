@@ -19,6 +19,7 @@ from tidelog.log.appending import snapshot, write_index_entries
 from tidelog.log.checkpoint import Writes
 from tidelog.log.scan import file_crc
 from tidelog.log.segment import RecoveryMark
+from tidelog.model.ids import Offset
 
 if TYPE_CHECKING:
     from tidelog.log.log import Log
@@ -121,6 +122,12 @@ async def _store_mark(log: "Log") -> None:
         log.pending_infos.pop(base, None)
     for at in snapshots:
         log.pending_snapshots.pop(at, None)
+
+
+def lower_high_watermark(log: "Log", end: int, writes: Writes) -> None:
+    """The commit of a cut stores it too: a later start would else find the old one over records appended since."""
+    log.high_watermark = Offset(min(log.high_watermark, end))
+    writes[log.prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(log.high_watermark)
 
 
 def _choose_snapshots(log: "Log", fresh: dict[int, bytes], mark: RecoveryMark, writes: Writes) -> list[int]:

@@ -80,9 +80,16 @@ class Recovered:
     gaps: bool
     damage: Damage | None
     report: RecoveryReport
+    high_watermark: int = 0
+    """The stored one, at most `end_offset`."""
     is_named: bool = True
     """Whether the names of the log's directory are on the device. A log that is blank may have had none synced, in this
     life or in one before: they go there with its first records."""
+
+
+def _clamped(state: StoredState, end: int) -> int:
+    """The stored high watermark of a log that ends at `end`; 0 if there is none."""
+    return max(0, min(state.high_watermark or 0, end))
 
 
 class Recovery:
@@ -135,6 +142,7 @@ class Recovery:
         """A log that never was. Its name goes to the device with its first records: without them nothing is lost."""
         active = self._empty(0)
         mark = active.mark(0, has_producers=False)
+        recovered.high_watermark = _clamped(state, recovered.end_offset)
         epochs, producers = EpochHistory(), ProducerState()
         await self._commit(state, mark, 0, epochs, producers, {}, {})
         return Recovered(
@@ -530,7 +538,7 @@ class Recovery:
             writes[prefix + stored.MARK] = stored.encode_mark(mark)
             if len(producers):
                 writes[stored.producers_key(prefix, mark.offset)] = producers.to_snapshot()
-        if state.start is None:
+        if state.start != start:
             writes[prefix + stored.START] = stored.encode_number("start", start)
         if state.epochs is None or epochs != state.epochs:
             writes[prefix + stored.EPOCHS] = stored.encode_epochs(epochs)
@@ -541,6 +549,9 @@ class Recovery:
                 writes[stored.segment_key(prefix, base)] = None
         for base, info in infos.items():
             writes[stored.segment_key(prefix, base)] = stored.encode_segment(info)
+        if state.high_watermark is not None and state.high_watermark != _clamped(state, mark.offset):
+            # A later start must not find the old value over records that are appended from here on.
+            writes[prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(_clamped(state, mark.offset))
         await self._store.commit(writes)
 
     def _report(
@@ -560,6 +571,6 @@ class Recovery:
             bytes_cut=bytes_cut,
             cut_reason=scan.fault if scan is not None else None,
             rebuilt=tuple(self._bench.rebuilt),
-            lost=tuple(state.lost),
+            lost=(*state.lost, *(["high-watermark"] if state.high_watermark == -1 else [])),
             files_removed=self._bench.files_removed,
         )

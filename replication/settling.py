@@ -253,7 +253,16 @@ class Settling:
 
     async def _begin_where_told(self, replica: Replica, log: Log) -> None:
         """Before it leads: what a former leader has deleted, which was committed, is not shown again. On a full disk it
-        is, until there is room."""
+        is, until there is room. A log that ends below that point (an unclean election) continues behind it: records
+        with smaller offsets would be deleted as the former ones were."""
+        if log.end_offset < replica.partition.start_offset:
+            LOGGER.warning(
+                "log=%s ends at %d, records below %d were deleted: it continues there",
+                log.path,
+                log.end_offset,
+                replica.partition.start_offset,
+            )
+            await log.reset_to(replica.partition.start_offset)
         try:
             await log.advance_start(min(replica.partition.start_offset, log.end_offset))
         except DiskFullError as error:
