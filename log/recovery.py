@@ -116,7 +116,13 @@ class Recovery:
         self._log_id = log_id
         self._prefix = key_prefix(log_id)
         self._verify = verify
-        self._bench = Workbench(disk=disk, work=work, path=path, index_interval_bytes=config.index_interval_bytes)
+        self._bench = Workbench(
+            disk=disk,
+            work=work,
+            path=path,
+            index_interval_bytes=config.index_interval_bytes,
+            now_ms=clock.now_ms(),
+        )
 
     async def run(self) -> Recovered:
         is_new = not self._disk.exists(self._path)
@@ -136,13 +142,13 @@ class Recovery:
             recovered = await self._open_after_crash(state, bases)
         is_blank = not recovered.sealed and recovered.active.size == 0
         recovered.is_named = not (is_new or is_blank)
+        recovered.high_watermark = _clamped(state, recovered.end_offset)
         return recovered
 
     async def _begin(self, state: StoredState) -> Recovered:
         """A log that never was. Its name goes to the device with its first records: without them nothing is lost."""
         active = self._empty(0)
         mark = active.mark(0, has_producers=False)
-        recovered.high_watermark = _clamped(state, recovered.end_offset)
         epochs, producers = EpochHistory(), ProducerState()
         await self._commit(state, mark, 0, epochs, producers, {}, {})
         return Recovered(
@@ -497,6 +503,7 @@ class Recovery:
             epoch=-1,
             gaps=self._gaps(state),
             index_interval_bytes=self._config.index_interval_bytes,
+            now_ms=self._clock.now_ms(),
             stop_offset=good_end,
         )
         found = await self._work.run(scan_log, self._disk, request)
@@ -542,6 +549,9 @@ class Recovery:
             writes[prefix + stored.START] = stored.encode_number("start", start)
         if state.epochs is None or epochs != state.epochs:
             writes[prefix + stored.EPOCHS] = stored.encode_epochs(epochs)
+        if state.high_watermark is not None and state.high_watermark != _clamped(state, mark.offset):
+            # A later start must not find the old value over records that are appended from here on.
+            writes[prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(_clamped(state, mark.offset))
         if self._gaps(state) and not state.gaps:
             writes[prefix + stored.GAPS] = stored.encode_number("gaps", 1)
         for base in state.segments:
@@ -549,9 +559,6 @@ class Recovery:
                 writes[stored.segment_key(prefix, base)] = None
         for base, info in infos.items():
             writes[stored.segment_key(prefix, base)] = stored.encode_segment(info)
-        if state.high_watermark is not None and state.high_watermark != _clamped(state, mark.offset):
-            # A later start must not find the old value over records that are appended from here on.
-            writes[prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(_clamped(state, mark.offset))
         await self._store.commit(writes)
 
     def _report(

@@ -185,7 +185,7 @@ async def _replay_into(log: "Log", active: ActiveSegment, end: int) -> ProducerS
     bases = [view.base_offset for view in log.segments.from_offset(log.segments.first_offset)]
     start, snapshot = _newest_snapshot(log, active.base_offset, bases[0])
     span = [base for at, base in enumerate(bases) if base < end and (at + 1 == len(bases) or bases[at + 1] > start)]
-    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, end)
+    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, end, log.clock.now_ms())
     active.aborted_bytes = 0
     active.aborted = bytearray(found.aborted.get(active.base_offset, b"")) or None
     return ProducerState.from_snapshot(found.producers) if found.producers else ProducerState()
@@ -592,5 +592,6 @@ async def _aborted_of(log: "Log", info: SegmentInfo) -> bytes:
     start, snapshot = _newest_snapshot(log, info.base_offset, bases[0])
     ends = [*bases[1:], log.segments.end_offset]
     span = [base for base, end in zip(bases, ends, strict=True) if base <= info.base_offset and end > start]
-    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, info.next_offset)
+    now_ms = log.clock.now_ms()
+    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, info.next_offset, now_ms)
     return found.aborted.get(info.base_offset, b"")
