@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tidelog.log import checkpoint as stored
 from tidelog.log.appending import snapshot, write_index_entries
 from tidelog.log.checkpoint import Writes
+from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.scan import file_crc
 from tidelog.log.segment import RecoveryMark
 from tidelog.model.ids import Offset
@@ -74,6 +75,27 @@ def _is_blank(log: "Log") -> bool:
         and durability.generation == 0
         and durability.has_only_names
     )
+
+
+async def note_page_cache(log: "Log", config: LogConfig) -> None:
+    """Before the log acknowledges what it has not synced: the store says so, until `forget_page_cache`.
+
+    A topic may change to `flush.mode=sync` and the power may go before its records are synced. The settings do not
+    show then that acknowledged records may be lost; this does (`replication.announcing`).
+    """
+    if config.flush_mode is FlushMode.PAGE_CACHE and not log.is_page_cache:
+        await log.store.commit({log.prefix + stored.PAGE_CACHE: stored.encode_number("page-cache", 1)})
+        log.is_page_cache = True
+
+
+async def forget_page_cache(log: "Log") -> None:
+    """The log syncs what it acknowledges from now on: what it has acknowledged before is synced, and the store says no
+    more. The caller makes sure that the controller knows of a loss that the last opening found."""
+    assert log.config.flush_mode is FlushMode.SYNC, "it goes on without syncing"
+    if log.is_page_cache:
+        await log.flush()
+        await log.store.commit({log.prefix + stored.PAGE_CACHE: None})
+        log.is_page_cache = False
 
 
 async def store_mark(log: "Log") -> None:

@@ -28,7 +28,7 @@ from itertools import pairwise
 
 from tidelog.log import checkpoint as stored
 from tidelog.log.checkpoint import StoredState, Writes, key_prefix
-from tidelog.log.config import LogConfig
+from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.producers import ProducerState
 from tidelog.log.restoring import Workbench, close_files, epochs_before, merge_epochs
@@ -56,6 +56,8 @@ class RecoveryReport:
 
     clean: bool
     recovery_point: int
+    was_page_cache: bool = False
+    """Records that were acknowledged may have been on no device; after a clean stop all are."""
     bytes_read: int = 0
     batches_scanned: int = 0
     bytes_cut: int = 0
@@ -85,11 +87,6 @@ class Recovered:
     is_named: bool = True
     """Whether the names of the log's directory are on the device. A log that is blank may have had none synced, in this
     life or in one before: they go there with its first records."""
-
-
-def _clamped(state: StoredState, end: int) -> int:
-    """The stored high watermark of a log that ends at `end`; 0 if there is none."""
-    return max(0, min(state.high_watermark or 0, end))
 
 
 class Recovery:
@@ -142,7 +139,7 @@ class Recovery:
             recovered = await self._open_after_crash(state, bases)
         is_blank = not recovered.sealed and recovered.active.size == 0
         recovered.is_named = not (is_new or is_blank)
-        recovered.high_watermark = _clamped(state, recovered.end_offset)
+        recovered.high_watermark = state.high_watermark_below(recovered.end_offset)
         return recovered
 
     async def _begin(self, state: StoredState) -> Recovered:
@@ -473,7 +470,9 @@ class Recovery:
             epochs = await self._bench.epochs_from_batches(bases, start, damage.good_end)
         epochs = EpochHistory(list(epochs))
         epochs.clip(damage.good_end)
-        await self._store.commit({self._prefix + stored.CLEAN: None})
+        writes: Writes = {self._prefix + stored.CLEAN: None}
+        self._note_page_cache(state, writes)
+        await self._store.commit(writes)
         return Recovered(
             start_offset=start,
             end_offset=damage.good_end,
@@ -512,6 +511,11 @@ class Recovery:
 
     # The store
 
+    def _note_page_cache(self, state: StoredState, writes: Writes) -> None:
+        """As `marking.note_page_cache`, before the log is open."""
+        if self._config.flush_mode is FlushMode.PAGE_CACHE and not state.page_cache:
+            writes[self._prefix + stored.PAGE_CACHE] = stored.encode_number("page-cache", 1)
+
     def _gaps(self, state: StoredState) -> bool:
         return state.gaps or self._config.cleanup_compact or "gaps" in state.lost
 
@@ -549,9 +553,11 @@ class Recovery:
             writes[prefix + stored.START] = stored.encode_number("start", start)
         if state.epochs is None or epochs != state.epochs:
             writes[prefix + stored.EPOCHS] = stored.encode_epochs(epochs)
-        if state.high_watermark is not None and state.high_watermark != _clamped(state, mark.offset):
+        high_watermark = state.high_watermark_below(mark.offset)
+        if state.high_watermark not in (None, high_watermark):
             # A later start must not find the old value over records that are appended from here on.
-            writes[prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(_clamped(state, mark.offset))
+            writes[prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(high_watermark)
+        self._note_page_cache(state, writes)
         if self._gaps(state) and not state.gaps:
             writes[prefix + stored.GAPS] = stored.encode_number("gaps", 1)
         for base in state.segments:
@@ -573,6 +579,7 @@ class Recovery:
         return RecoveryReport(
             clean=clean,
             recovery_point=mark.offset,
+            was_page_cache=state.page_cache,
             bytes_read=self._bench.bytes_read,
             batches_scanned=scan.batches if scan is not None else 0,
             bytes_cut=bytes_cut,

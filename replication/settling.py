@@ -16,7 +16,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.log.config import FlushMode
 from tidelog.log.log import Log
+from tidelog.log.marking import forget_page_cache
 from tidelog.metadata import configs
 from tidelog.metadata.image import NIL, Partition
 from tidelog.model.errors import DiskFullError, FencedLeaderEpochError, StorageError, TidelogError
@@ -183,12 +185,12 @@ class Settling:
             return
         config = configs.log_config(host.image, replica.topic)
         if log.config is not config and log.config != config:
-            flush_mode = log.config.flush_mode
             await log.configure(config)
-            if config.flush_mode is not flush_mode:
-                await log.flush()
         elif config.cleanup_compact:
             await log.allow_gaps()
+        # A loss that the opening of the log has found was told with the registration.
+        if config.flush_mode is FlushMode.SYNC and log.is_page_cache and log.damaged is None and host.broker_epoch >= 0:
+            await forget_page_cache(log)
 
     def _take_role(self, replica: Replica, log: Log) -> None:
         host = self._host
