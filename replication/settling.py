@@ -188,7 +188,7 @@ class Settling:
             await log.configure(config)
         elif config.cleanup_compact:
             await log.allow_gaps()
-        # A loss that the opening of the log has found was told with the registration.
+        # The registration has reported a loss that the opening of the log found.
         if config.flush_mode is FlushMode.SYNC and log.is_page_cache and log.damaged is None and host.broker_epoch >= 0:
             await forget_page_cache(log)
 

@@ -218,7 +218,7 @@ class ReplicaChecker:
             )
 
     def _check_in_sync(self, app: BrokerApp, known: KnownPartition, log: Log) -> None:
-        """Whoever counts as in sync when it takes a role has all that was acknowledged."""
+        """A replica that is in sync when it takes a role has all that was acknowledged."""
         partition = self._committed(known.partition_id)
         if partition is not None and app.agent.broker in partition.isr and log.durable_end < known.floor:
             self._fail(
