@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from tidelog.coordinator.timers import Timers
 from tidelog.coordinator.topics_view import ImageTopics, reshaped_topics
 from tidelog.metadata import configs
 from tidelog.metadata.delta import ImageDelta
+from tidelog.metadata.describe import FindTopics, FoundTopics
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.ids import NodeId, TopicId
@@ -35,6 +36,7 @@ MINUTE_MS = 60_000
 SWEEP_LOOK_S = 1.0
 LOADS_MAX = 4
 """Partitions that are read at once."""
+TOPICS_PER_QUESTION = 10_000
 
 
 @dataclass(slots=True)
@@ -159,6 +161,17 @@ class GroupCoordinator:
 
     def found_rot(self, leading: Leading, offset: int) -> None:
         self._replicas.found_rot(leading.replica, offset)
+
+    async def deleted_topics(self, topics: Sequence[TopicId]) -> list[TopicId]:
+        """Those of the topics that are deleted, as the active controller says; waits until one can be asked."""
+        deleted: list[TopicId] = []
+        for first in range(0, len(topics), TOPICS_PER_QUESTION):
+            asked = topics[first : first + TOPICS_PER_QUESTION]
+            reply = await self._replicas.agent.client.call(FindTopics(topic_ids=tuple(asked)), is_repeatable=True)
+            assert isinstance(reply, FoundTopics), "the reply to its question"
+            existing = set(reply.topic_ids)
+            deleted += [topic for topic in asked if topic not in existing]
+        return deleted
 
     def loaded(self, shard: Shard, seconds: float, records: int) -> None:
         counts = self.counts

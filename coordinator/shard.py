@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+RETRY_MAX_S = 30.0
 SWEEP_GROUPS = 200
 """Whose offsets are looked at in one go."""
 _SESSION, _REBALANCE = "session", "rebalance"
@@ -124,6 +125,8 @@ class ShardHost(Protocol):
     def failed(self, error: BaseException) -> None: ...
 
     def found_rot(self, leading: Leading, offset: int) -> None: ...
+
+    async def deleted_topics(self, topics: Sequence[TopicId]) -> list[TopicId]: ...
 
     def loaded(self, shard: Shard, seconds: float, records: int) -> None: ...
 
@@ -210,6 +213,7 @@ class Shard:
         self._is_stuck = False
         """The last refresh has failed: now the offsets."""
         self._upkeep: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._loading = host.spawn(self._load(), name=f"load-groups-{self.number}")
 
     @property
@@ -238,11 +242,26 @@ class Shard:
         self.replicated.lead(Epoch(self.leading.leader_epoch), self._host.me)
         self.phase = Phase.LEADING
         self._host.loaded(self, loop.time() - began_s, records)
-        # What has become of topics since the last coordinator looked. Whoever led before this epoch has seen no newer
-        # metadata than what shows this epoch: a topic that is not known here is gone.
+        # What has become of topics since the last coordinator looked. A topic that is not known here is deleted, or the
+        # last coordinator had newer metadata than this one has: it may go on for a moment after it was replaced.
         view = self._host.view
-        self.topics_changed(list(self.subscriptions), [topic for topic in topics if view.by_id(topic) is None])
+        unknown = sorted((topic for topic in topics if view.by_id(topic) is None), key=lambda topic: topic.int)
+        if unknown:
+            self._asking = self._host.spawn(self._forget_deleted(unknown), name=f"deleted-topics-{self.number}")
+        self.topics_changed(list(self.subscriptions), ())
         await self._start_deadlines(state)
+
+    async def _forget_deleted(self, unknown: list[TopicId]) -> None:
+        """The offsets of deleted topics go, as soon as the controller says that they are deleted."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                self.topics_changed((), await self._host.deleted_topics(unknown))
+                return
+            except TidelogError as error:
+                LOGGER.warning("broker=%d cannot ask which topics are deleted: %s", self._host.me, error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_MAX_S)
 
     async def _read_log(self) -> tuple[CoordinatorState, Offset, int]:
         """Until it is read, or cannot be: (state, where the log ends, how many records it has)."""
@@ -295,7 +314,7 @@ class Shard:
         self.timers.clear()
         for stream in list(self.streams.values()):
             stream.end(self._not_coordinator())
-        for task in (self._loading, self._upkeep):
+        for task in (self._loading, self._upkeep, self._asking):
             if task is not None:
                 task.cancel()
 

@@ -15,7 +15,8 @@ Keys are `log/<topic id: 16 bytes><partition: 4 bytes, big endian>/<field>`, val
     intent                  a change of several files under way     before it; deleted when all files are in place
     gaps                    offsets may be missing between batches  when the log becomes compacted
     cleaner                 where the last cleaning stopped         after a cleaning; deleted by a cut below it
-    high-watermark          the owner's, for its next start         checkpoint
+    page-cache              records may be acknowledged, unsynced   before the first such one; deleted after a sync
+    high-watermark          the owner's, for its next start         checkpoint; lowered with every cut
     moved                   a copy from another directory counts    by a move (`moving`); deleted when it has its name
 
 The rule that holds them together: nothing in the store speaks of bytes that are not on the device. A sealed segment's
@@ -25,13 +26,14 @@ info and a producer snapshot are committed with a mark at or past their end, and
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
+from uuid import UUID
 
 import msgpack
 
 from tidelog.log.epochs import EpochHistory, sound_entries
 from tidelog.log.segment import RecoveryMark, SegmentInfo
 from tidelog.model.errors import CorruptStateError
-from tidelog.model.ids import Offset, PartitionId, Position
+from tidelog.model.ids import Offset, PartitionId, Position, TopicId
 from tidelog.world.store import StateStore
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ Writes = dict[bytes, bytes | None]
 
 VERSION = 0
 
+LOG_KEYS = b"log/"
+"""Every key of a log begins with this."""
 MARK = b"mark"
 START = b"start"
 EPOCHS = b"epochs"
@@ -52,10 +56,21 @@ INTENT = b"intent"
 GAPS = b"gaps"
 CLEANER = b"cleaner"
 HIGH_WATERMARK = b"high-watermark"
+PAGE_CACHE = b"page-cache"
 
 
 def key_prefix(log_id: PartitionId) -> bytes:
-    return b"log/" + log_id.topic_id.bytes + log_id.partition.to_bytes(4, "big") + b"/"
+    return LOG_KEYS + log_id.topic_id.bytes + log_id.partition.to_bytes(4, "big") + b"/"
+
+
+def partition_of(key: bytes) -> PartitionId:
+    """Whose key this is."""
+    at = len(LOG_KEYS)
+    return PartitionId(TopicId(UUID(bytes=key[at : at + 16])), int.from_bytes(key[at + 16 : at + 20], "big"))
+
+
+def field_of(key: bytes) -> bytes:
+    return key[len(LOG_KEYS) + 21 :]
 
 
 def segment_key(prefix: bytes, base_offset: int) -> bytes:
@@ -94,7 +109,14 @@ class StoredState:
     damage: tuple[int, str] | None = None
     intent: Intent | None = None
     gaps: bool = False
+    page_cache: bool = False
+    high_watermark: int | None = None
+    """-1 if it cannot be read."""
     lost: list[str] = field(default_factory=list)
+
+    def high_watermark_below(self, end: int) -> int:
+        """That of a log which ends at `end`; 0 if none is stored."""
+        return max(0, min(self.high_watermark or 0, end))
 
 
 def encode(kind: str, fields: dict[str, object]) -> bytes:
@@ -177,6 +199,18 @@ def decode_number(kind: str, data: bytes) -> int:
     return _int(decode(kind, data), "value")
 
 
+def encode_high_watermark(offset: int) -> bytes:
+    return encode("high-watermark", {"offset": offset})
+
+
+def _read_high_watermark(store: StateStore, prefix: bytes) -> int | None:
+    try:
+        data = store.get(prefix + HIGH_WATERMARK)
+        return None if data is None else _int(decode("high-watermark", data), "offset")
+    except CorruptStateError:
+        return -1
+
+
 def encode_damage(good_end: int, reason: str) -> bytes:
     return encode("damage", {"good_end": good_end, "reason": reason})
 
@@ -232,6 +266,8 @@ def load_state(store: StateStore, log_id: PartitionId) -> StoredState:
     state.damage = take(DAMAGE, decode_damage)
     state.intent = take(INTENT, decode_intent)
     state.gaps = GAPS in values
+    state.page_cache = PAGE_CACHE in values or PAGE_CACHE.decode() in state.lost
+    state.high_watermark = _read_high_watermark(store, prefix)
     for name, data in values.items():
         if name.startswith(SEGMENT):
             try:

@@ -3,7 +3,9 @@
 A log that was written to is touched at its directory's group commit until a checkpoint has stored its recovery point;
 one that finds no room stays touched. High watermarks are the owner's (replication's) and are kept here so that they
 survive: `note` is cheap, and the next checkpoint stores those that changed. A stored one may be old; it is never past
-the log's end, and 0 if it was lost.
+the log's end, and 0 if it was lost. Whatever shortens a log (recovery, a truncation, a reset) lowers the stored high
+watermark in the commit that records the new end: otherwise a later start would take records that were appended since
+for committed ones.
 
 Rounds of a directory begin `interval_ms` after each other, or at once if the last one took longer. A directory that
 hangs does not hold up the others; one whose store fails is given up.
@@ -14,20 +16,12 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tidelog.log.checkpoint import HIGH_WATERMARK, decode, encode, key_prefix
+from tidelog.log.checkpoint import HIGH_WATERMARK, Writes, encode_high_watermark, key_prefix
 from tidelog.log.directories import LogDirectory
 from tidelog.log.log import Log
 from tidelog.log.rounds import slices
-from tidelog.model.errors import (
-    OF_THE_PROCESS,
-    CorruptStateError,
-    DiskFullError,
-    StorageError,
-    TidelogError,
-    WorkFailedError,
-)
+from tidelog.model.errors import OF_THE_PROCESS, DiskFullError, StorageError, TidelogError, WorkFailedError
 from tidelog.model.ids import Offset, PartitionId
-from tidelog.world.store import StateStore
 
 LOGGER = logging.getLogger(__name__)
 
@@ -43,27 +37,23 @@ class Checkpoints:
         self._logs = logs
         self._homes = homes
         self._interval_ms = interval_ms
-        self._high_watermarks: dict[PartitionId, Offset] = {}
         self._noted: dict[PartitionId, None] = {}
 
     # High watermarks.
 
-    def opened(self, store: StateStore, log: Log) -> None:
-        """The log begins with the high watermark that is stored."""
-        self._high_watermarks[log.log_id] = _stored_high_watermark(store, log)
-
     def note(self, log_id: PartitionId, offset: Offset) -> None:
         """Stored with the next round."""
-        if log_id in self._homes and self._high_watermarks.get(log_id) != offset:
-            self._high_watermarks[log_id] = offset
+        log = self._logs.get(log_id)
+        if log is not None and log.high_watermark != offset:
+            log.high_watermark = offset
             self._noted[log_id] = None
 
     def high_watermark(self, log_id: PartitionId) -> Offset:
         """The last one noted, or stored before the start; 0 if there is none."""
-        return self._high_watermarks.get(log_id, Offset(0))
+        log = self._logs.get(log_id)
+        return Offset(0) if log is None else log.high_watermark
 
     def forget(self, log_id: PartitionId) -> None:
-        self._high_watermarks.pop(log_id, None)
         self._noted.pop(log_id, None)
 
     # Rounds.
@@ -90,23 +80,26 @@ class Checkpoints:
     async def _store(self, directory: LogDirectory) -> None:
         touched = [log for log in directory.group_commit.take_touched() if isinstance(log, Log)]
         noted = [log_id for log_id in self._noted if self._homes.get(log_id) is directory]
-        writes: dict[bytes, bytes | None] = {}
-        for log_id in noted:
-            del self._noted[log_id]
-            log = self._logs.get(log_id)
-            if log is not None:
-                offset = min(self._high_watermarks[log_id], log.end_offset)
-                writes[key_prefix(log_id) + HIGH_WATERMARK] = encode("high-watermark", {"offset": offset})
-        commit = [self._store_high_watermarks(directory, noted, writes)] if writes else []
+        commit = [self._store_high_watermarks(directory, noted)] if noted else []
         for some in slices(touched):
             # Together: they share one group of syncs and one transaction of the store.
             await side_by_side([*(self._store_one(directory, log) for log in some), *commit])
             commit = []
         await side_by_side(commit)
 
-    async def _store_high_watermarks(
-        self, directory: LogDirectory, noted: list[PartitionId], writes: dict[bytes, bytes | None]
-    ) -> None:
+    async def _store_high_watermarks(self, directory: LogDirectory, noted: list[PartitionId]) -> None:
+        # Nothing is awaited between reading the offsets and the commit: a truncation that commits later comes after.
+        writes: Writes = {}
+        for log_id in noted:
+            log = self._logs.get(log_id)
+            if log is not None and log.is_changing:
+                continue  # its end is about to be lowered; the next round stores it
+            self._noted.pop(log_id, None)
+            if log is not None:
+                offset = min(log.high_watermark, log.end_offset)
+                writes[key_prefix(log_id) + HIGH_WATERMARK] = encode_high_watermark(offset)
+        if not writes:
+            return
         try:
             await directory.store.commit(writes)
         except DiskFullError as error:
@@ -125,19 +118,6 @@ class Checkpoints:
             LOGGER.warning("log=%s no checkpoint, for want of open files or memory: %s", log.path, error)
         if log.has_news and not log.is_closed and log.damaged is None:
             directory.group_commit.touch(log)
-
-
-def _stored_high_watermark(store: StateStore, log: Log) -> Offset:
-    """0 if none is stored or it cannot be read: too low is safe."""
-    if log.end_offset == 0:
-        return Offset(0)
-    try:
-        data = store.get(log.prefix + HIGH_WATERMARK)
-        offset = decode("high-watermark", data).get("offset") if data is not None else 0
-    except CorruptStateError as error:
-        LOGGER.warning("log=%s the high watermark is lost: %s", log.path, error)
-        offset = 0
-    return Offset(min(offset, log.end_offset) if isinstance(offset, int) and offset > 0 else 0)
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

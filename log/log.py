@@ -34,14 +34,7 @@ from tidelog.log.epochs import EpochHistory
 from tidelog.log.files import FilePool, Steps, T, run_async, run_nowait
 from tidelog.log.group_commit import GroupCommit, SyncTicket
 from tidelog.log.producers import ProducerState
-from tidelog.log.reading import (
-    IndexFaultError,
-    Slice,
-    TimestampedOffset,
-    aborted_steps,
-    range_steps,
-    read_steps,
-)
+from tidelog.log.reading import IndexFaultError, Slice, TimestampedOffset, aborted_steps, range_steps, read_steps
 from tidelog.log.recovery import Damage, Recovered, Recovery, RecoveryReport
 from tidelog.log.scan import ScrubResult
 from tidelog.log.segment import RecoveryMark, SegmentInfo
@@ -86,9 +79,11 @@ class Log:
         "gaps",
         "group_commit",
         "has_rolled",
+        "high_watermark",
         "intent",
         "is_changing",
         "is_closed",
+        "is_page_cache",
         "lock",
         "log_id",
         "mark",
@@ -135,9 +130,12 @@ class Log:
         self.epochs: EpochHistory = recovered.epochs
         self.producers: ProducerState = recovered.producers
         self.start_offset = Offset(recovered.start_offset)
+        self.high_watermark = Offset(recovered.high_watermark)
         self.damaged: Damage | None = recovered.damage
         self.report: RecoveryReport = recovered.report
         self.gaps = recovered.gaps
+        # Whether the store says that acknowledged records may be on no device; see `marking`.
+        self.is_page_cache = recovered.report.was_page_cache or config.flush_mode is FlushMode.PAGE_CACHE
         # The stored recovery point; sealed segments and snapshots that wait to be stored with the next one.
         self.mark: RecoveryMark = recovered.mark
         self.snapshots: list[int] = recovered.snapshots
@@ -535,6 +533,7 @@ class Log:
         """Other settings from now on."""
         if config.cleanup_compact:
             await self.allow_gaps()
+        await marking.note_page_cache(self, config)
         self.config = config
         self.segments.active.index.interval_bytes = config.index_interval_bytes
 

@@ -285,7 +285,8 @@ class Logs:
         if directory.has_failed():
             self._offline.append(log)
             raise StorageError(f"{log.path}: its directory has failed: {directory.failed}", path=log.path)
-        self._checkpoints.opened(directory.store, log)
+        if "high-watermark" in log.report.lost:
+            LOGGER.warning("log=%s the stored high watermark cannot be read: 0 is used", log.path)
         self._open[log_id] = log
         return log
 

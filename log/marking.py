@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 from tidelog.log import checkpoint as stored
 from tidelog.log.appending import snapshot, write_index_entries
 from tidelog.log.checkpoint import Writes
+from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.scan import file_crc
 from tidelog.log.segment import RecoveryMark
+from tidelog.model.ids import Offset
 
 if TYPE_CHECKING:
     from tidelog.log.log import Log
@@ -75,6 +77,27 @@ def _is_blank(log: "Log") -> bool:
     )
 
 
+async def note_page_cache(log: "Log", config: LogConfig) -> None:
+    """Before the log acknowledges what it has not synced: the store says so, until `forget_page_cache`.
+
+    A topic may change to `flush.mode=sync` and the power may go before its records are synced. The settings do not
+    show then that acknowledged records may be lost; this does (`replication.announcing`).
+    """
+    if config.flush_mode is FlushMode.PAGE_CACHE and not log.is_page_cache:
+        await log.store.commit({log.prefix + stored.PAGE_CACHE: stored.encode_number("page-cache", 1)})
+        log.is_page_cache = True
+
+
+async def forget_page_cache(log: "Log") -> None:
+    """The log syncs what it acknowledges from now on: what it has acknowledged before is synced, and the store says no
+    more. The caller makes sure that the controller knows of a loss that the last opening found."""
+    assert log.config.flush_mode is FlushMode.SYNC, "it goes on without syncing"
+    if log.is_page_cache:
+        await log.flush()
+        await log.store.commit({log.prefix + stored.PAGE_CACHE: None})
+        log.is_page_cache = False
+
+
 async def store_mark(log: "Log") -> None:
     """Bring the stored recovery point to the log's end of this moment. The log's lock is held."""
     if log.damaged is not None or log.is_closed or not has_news(log):
@@ -121,6 +144,12 @@ async def _store_mark(log: "Log") -> None:
         log.pending_infos.pop(base, None)
     for at in snapshots:
         log.pending_snapshots.pop(at, None)
+
+
+def lower_high_watermark(log: "Log", end: int, writes: Writes) -> None:
+    """The commit of a cut stores it too: a later start would else find the old one over records appended since."""
+    log.high_watermark = Offset(min(log.high_watermark, end))
+    writes[log.prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(log.high_watermark)
 
 
 def _choose_snapshots(log: "Log", fresh: dict[int, bytes], mark: RecoveryMark, writes: Writes) -> list[int]:

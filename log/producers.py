@@ -233,14 +233,15 @@ class ProducerState:
     # Changing
 
     def apply(
-        self, header: BatchHeader, *, control: ControlMarker | None = None, now_ms: int | None = None
+        self, header: BatchHeader, *, now_ms: int, control: ControlMarker | None = None
     ) -> CompletedTransaction | None:
         """Take in a batch that is in the log, whatever it says: the log is what happened. In offset order.
 
         `control` is what `parse_control` says of a control batch; None for data, and for a control batch that
         compaction has emptied. Returns the transaction that a marker has ended,
-        if one was open. `now_ms` dates the producer for expiry; without it the batch's largest timestamp does, which
-        for a client that sends old data would be long expired.
+        if one was open. `now_ms` dates the producer for expiry: the time of the append, or of the recovery that reads
+        the batch again. The batch's own timestamps never do: a client that sends old data would be expired at once, and
+        its repeat stored twice.
         """
         if not header.has_producer:
             return None
@@ -253,7 +254,7 @@ class ProducerState:
         self._packed.pop(header.producer_id, None)
         self._unpacked[header.producer_id] = None
         producer.enter_epoch(header.producer_epoch)
-        producer.seen_ms = header.max_timestamp if now_ms is None else now_ms
+        producer.seen_ms = now_ms
         producer.offset = header.last_offset
         if control is not None and control.ends_transaction:
             producer.coordinator_epoch = control.coordinator_epoch

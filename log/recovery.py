@@ -27,7 +27,7 @@ from itertools import pairwise
 
 from tidelog.log import checkpoint as stored
 from tidelog.log.checkpoint import StoredState, Writes, key_prefix
-from tidelog.log.config import LogConfig
+from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.producers import ProducerState
 from tidelog.log.restoring import Workbench, close_files, epochs_before, merge_epochs, rewrite_file
@@ -55,6 +55,8 @@ class RecoveryReport:
 
     clean: bool
     recovery_point: int
+    was_page_cache: bool = False
+    """Records that were acknowledged may have been on no device; after a clean stop all are."""
     bytes_read: int = 0
     batches_scanned: int = 0
     bytes_cut: int = 0
@@ -79,6 +81,8 @@ class Recovered:
     gaps: bool
     damage: Damage | None
     report: RecoveryReport
+    high_watermark: int = 0
+    """The stored one, at most `end_offset`."""
     is_named: bool = True
     """Whether the names of the log's directory are on the device. A log that is blank may have had none synced, in this
     life or in one before: they go there with its first records."""
@@ -108,7 +112,13 @@ class Recovery:
         self._log_id = log_id
         self._prefix = key_prefix(log_id)
         self._verify = verify
-        self._bench = Workbench(disk=disk, work=work, path=path, index_interval_bytes=config.index_interval_bytes)
+        self._bench = Workbench(
+            disk=disk,
+            work=work,
+            path=path,
+            index_interval_bytes=config.index_interval_bytes,
+            now_ms=clock.now_ms(),
+        )
 
     async def run(self) -> Recovered:
         is_new = not self._disk.exists(self._path)
@@ -128,6 +138,7 @@ class Recovery:
             recovered = await self._open_after_crash(state, bases)
         is_blank = not recovered.sealed and recovered.active.size == 0
         recovered.is_named = not (is_new or is_blank)
+        recovered.high_watermark = state.high_watermark_below(recovered.end_offset)
         return recovered
 
     async def _begin(self, state: StoredState) -> Recovered:
@@ -468,7 +479,9 @@ class Recovery:
             epochs = await self._bench.epochs_from_batches(bases, start, damage.good_end)
         epochs = EpochHistory(list(epochs))
         epochs.clip(damage.good_end)
-        await self._store.commit({self._prefix + stored.CLEAN: None})
+        writes: Writes = {self._prefix + stored.CLEAN: None}
+        self._note_page_cache(state, writes)
+        await self._store.commit(writes)
         return Recovered(
             start_offset=start,
             end_offset=damage.good_end,
@@ -498,6 +511,7 @@ class Recovery:
             epoch=-1,
             gaps=self._gaps(state),
             index_interval_bytes=self._config.index_interval_bytes,
+            now_ms=self._clock.now_ms(),
             stop_offset=good_end,
         )
         found = await self._work.run(scan_log, self._disk, request)
@@ -505,6 +519,11 @@ class Recovery:
         return found.segments[0], found.end_offset if found.segments[0].size else base
 
     # The store
+
+    def _note_page_cache(self, state: StoredState, writes: Writes) -> None:
+        """As `marking.note_page_cache`, before the log is open."""
+        if self._config.flush_mode is FlushMode.PAGE_CACHE and not state.page_cache:
+            writes[self._prefix + stored.PAGE_CACHE] = stored.encode_number("page-cache", 1)
 
     def _gaps(self, state: StoredState) -> bool:
         return state.gaps or self._config.cleanup_compact or "gaps" in state.lost
@@ -541,10 +560,15 @@ class Recovery:
             writes[prefix + stored.MARK] = stored.encode_mark(mark)
             if len(producers):
                 writes[stored.producers_key(prefix, mark.offset)] = producers.to_snapshot()
-        if state.start is None:
+        if state.start != start:
             writes[prefix + stored.START] = stored.encode_number("start", start)
         if state.epochs is None or epochs != state.epochs:
             writes[prefix + stored.EPOCHS] = stored.encode_epochs(epochs)
+        high_watermark = state.high_watermark_below(mark.offset)
+        if state.high_watermark not in (None, high_watermark):
+            # A later start must not find the old value over records that are appended from here on.
+            writes[prefix + stored.HIGH_WATERMARK] = stored.encode_high_watermark(high_watermark)
+        self._note_page_cache(state, writes)
         if self._gaps(state) and not state.gaps:
             writes[prefix + stored.GAPS] = stored.encode_number("gaps", 1)
         for base in state.segments:
@@ -566,11 +590,12 @@ class Recovery:
         return RecoveryReport(
             clean=clean,
             recovery_point=mark.offset,
+            was_page_cache=state.page_cache,
             bytes_read=self._bench.bytes_read,
             batches_scanned=scan.batches if scan is not None else 0,
             bytes_cut=bytes_cut,
             cut_reason=scan.fault if scan is not None else None,
             rebuilt=tuple(self._bench.rebuilt),
-            lost=tuple(state.lost),
+            lost=(*state.lost, *(["high-watermark"] if state.high_watermark == -1 else [])),
             files_removed=self._bench.files_removed,
         )

@@ -107,12 +107,22 @@ def _is_snapshot(data: bytes) -> bool:
 class Workbench:
     """One log's directory while it is opened. Counts what it did, for the report."""
 
-    __slots__ = ("_disk", "_index_interval_bytes", "_path", "_work", "bytes_read", "files_removed", "rebuilt")
+    __slots__ = (
+        "_disk",
+        "_index_interval_bytes",
+        "_now_ms",
+        "_path",
+        "_work",
+        "bytes_read",
+        "files_removed",
+        "rebuilt",
+    )
 
-    def __init__(self, *, disk: Disk, work: Work, path: str, index_interval_bytes: int) -> None:
+    def __init__(self, *, disk: Disk, work: Work, path: str, index_interval_bytes: int, now_ms: int) -> None:
         self._disk = disk
         self._work = work
         self._path = path
+        self._now_ms = now_ms
         self._index_interval_bytes = index_interval_bytes
         self.bytes_read = 0
         self.files_removed = 0
@@ -268,14 +278,14 @@ class Workbench:
         first = max((at for at, base in enumerate(bases) if base <= start), default=0)
         span = [base for base in bases[first:] if base < end]
         self.bytes_read += sum(self.size(base) for base in span)
-        return await self._work.run(replay, self._disk, self._path, span, snapshot or None, start, end)
+        return await self._work.run(replay, self._disk, self._path, span, snapshot or None, start, end, self._now_ms)
 
     async def epochs_from_batches(self, bases: list[int], start: int, end: int) -> EpochHistory:
         if end <= start:
             return EpochHistory()
         self.rebuilt.append("epochs")
         self.bytes_read += sum(self.size(base) for base in bases)
-        found = await self._work.run(replay, self._disk, self._path, bases, None, start, end)
+        found = await self._work.run(replay, self._disk, self._path, bases, None, start, end, self._now_ms)
         epochs = EpochHistory(found.epochs)
         epochs.truncate_from_start(start)
         return epochs

@@ -29,7 +29,7 @@ class ScanRequest:
     """Scan the segments `bases` (ascending) of a log, the first from `mark` on, the others from their beginning.
 
     `epoch` is that of the last batch before the mark. With `gaps`, offsets may be missing between batches. Batches at
-    or past `stop_offset` are not taken. `producers` is the snapshot at the mark.
+    or past `stop_offset` are not taken. `producers` is the snapshot at the mark; `now_ms` dates those that are found.
     """
 
     directory: str
@@ -38,9 +38,9 @@ class ScanRequest:
     epoch: int
     gaps: bool
     index_interval_bytes: int
+    now_ms: int
     producers: bytes | None = None
     stop_offset: int | None = None
-    now_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class _Scan:
         if header.leader_epoch > self._epoch:
             self._epoch = header.leader_epoch
             self._epochs.append((header.leader_epoch, header.base_offset))
-        completed = apply_batch(self._producers, header, batch)
+        completed = apply_batch(self._producers, header, batch, self._request.now_ms)
         if completed is not None:
             segment.add_aborted(completed)
         if segment.crc is not None:
@@ -199,7 +199,7 @@ class _Scan:
 
 
 def apply_batch(
-    producers: ProducerState, header: BatchHeader, batch: bytes | bytearray | memoryview, now_ms: int | None = None
+    producers: ProducerState, header: BatchHeader, batch: bytes | bytearray | memoryview, now_ms: int
 ) -> bytes | None:
     """Tell the producers of a stored batch; the entry for the transaction index if it has aborted a transaction."""
     if not header.has_producer:
@@ -222,11 +222,18 @@ def stored_marker(header: BatchHeader, batch: bytes | bytearray | memoryview) ->
 
 
 def replay(
-    disk: Disk, directory: str, bases: Sequence[int], snapshot: bytes | None, start_offset: int, end_offset: int
+    disk: Disk,
+    directory: str,
+    bases: Sequence[int],
+    snapshot: bytes | None,
+    start_offset: int,
+    end_offset: int,
+    now_ms: int,
 ) -> Replay:
     """Walk the headers of [start_offset, end_offset) in these segments; `snapshot` is the state at the start.
 
-    The walk ends early at bytes that are no batch: what lies behind them is not readable either.
+    The walk ends early at bytes that are no batch: what lies behind them is not readable either. `now_ms` dates the
+    producers: when they really wrote is not known any more, and later is safe.
     """
     producers = ProducerState.from_snapshot(snapshot) if snapshot else ProducerState()
     aborted: dict[int, bytes] = {}
@@ -240,7 +247,7 @@ def replay(
                 latest = header.leader_epoch
                 epochs.append((latest, header.base_offset))
             if header.base_offset >= start_offset:
-                entry = apply_batch(producers, header, batch)
+                entry = apply_batch(producers, header, batch, now_ms)
                 if entry is not None:
                     aborted[base] = aborted.get(base, b"") + entry
     return Replay(producers.to_snapshot() if len(producers) else b"", aborted, epochs)
@@ -301,7 +308,13 @@ def scrub(disk: Disk, directory: str, info: SegmentInfo, gaps: bool) -> ScrubRes
 
 def _whole_segment(directory: str, mark: RecoveryMark, gaps: bool) -> ScanRequest:
     return ScanRequest(
-        directory=directory, bases=(mark.base_offset,), mark=mark, epoch=-1, gaps=gaps, index_interval_bytes=4096
+        directory=directory,
+        bases=(mark.base_offset,),
+        mark=mark,
+        epoch=-1,
+        gaps=gaps,
+        index_interval_bytes=4096,
+        now_ms=0,  # nobody asks for its producers
     )
 
 

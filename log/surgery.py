@@ -28,7 +28,7 @@ from tidelog.log.cleaner import CleanedSegment
 from tidelog.log.config import FlushMode
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.files import run_async
-from tidelog.log.marking import store_mark
+from tidelog.log.marking import lower_high_watermark, store_mark
 from tidelog.log.producers import ProducerState
 from tidelog.log.reading import IndexFaultError, locate_steps
 from tidelog.log.recovery import Damage
@@ -185,7 +185,7 @@ async def _replay_into(log: "Log", active: ActiveSegment, end: int) -> ProducerS
     bases = [view.base_offset for view in log.segments.from_offset(log.segments.first_offset)]
     start, snapshot = _newest_snapshot(log, active.base_offset, bases[0])
     span = [base for at, base in enumerate(bases) if base < end and (at + 1 == len(bases) or bases[at + 1] > start)]
-    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, end)
+    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, end, log.clock.now_ms())
     active.aborted_bytes = 0
     active.aborted = bytearray(found.aborted.get(active.base_offset, b"")) or None
     return ProducerState.from_snapshot(found.producers) if found.producers else ProducerState()
@@ -215,6 +215,7 @@ async def _lower_mark(
 ) -> None:
     """The store must not speak of what is about to go. Durable when this returns."""
     writes: Writes = {log.prefix + stored.EPOCHS: stored.encode_epochs(epochs)}
+    lower_high_watermark(log, end, writes)
     if end < log.mark.offset or log.damaged is not None:
         # What is fetched again is not clean, and a tombstone must not go before what it deletes. A cleaner's checkpoint
         # lies at or below the mark, so this is the only cut that can reach below one.
@@ -222,6 +223,8 @@ async def _lower_mark(
         mark = _mark_without_indexes(active, end, has_producers=len(producers) > 0)
         writes[log.prefix + stored.MARK] = stored.encode_mark(mark)
         writes[log.prefix + stored.DAMAGE] = None
+        # Damage may lie below the stored start, which would then hide what is appended from here on.
+        writes[log.prefix + stored.START] = stored.encode_number("start", log.start_offset)
         if log.durability.failed is None:
             # The scan ended at or below what was suspect: the log goes on without it. After a failure in this process
             # it takes no more appends, and the next recovery still has to know.
@@ -318,6 +321,7 @@ async def _reset(log: "Log", offset: int) -> None:
         writes[log.prefix + stored.DAMAGE] = None
         writes[log.prefix + stored.SUSPECT] = None
         writes[log.prefix + stored.CLEANER] = None
+        lower_high_watermark(log, offset, writes)
         await log.store.commit(writes)
         for name in log.disk.list(log.path):
             if parse_name(name) is not None:
@@ -588,5 +592,6 @@ async def _aborted_of(log: "Log", info: SegmentInfo) -> bytes:
     start, snapshot = _newest_snapshot(log, info.base_offset, bases[0])
     ends = [*bases[1:], log.segments.end_offset]
     span = [base for base, end in zip(bases, ends, strict=True) if base <= info.base_offset and end > start]
-    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, info.next_offset)
+    now_ms = log.clock.now_ms()
+    found = await log.work.run(replay, log.disk, log.path, span, snapshot, start, info.next_offset, now_ms)
     return found.aborted.get(info.base_offset, b"")

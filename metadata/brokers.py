@@ -11,7 +11,8 @@ Rules (design: safety 5, decisions 2.7 and 2.8):
 - A new incarnation raises the leader epoch of every partition that the broker led, before it is unfenced, even if it is
   elected again: a leader epoch belongs to one incarnation of one broker.
 - Before unfencing, replicas that cannot hold what they held leave ISR and eligible leaders: reported as damaged or
-  missing, on a directory other than the recorded one, or with `flush.mode=page-cache` after an unclean stop.
+  missing, on a directory other than the recorded one, or with `flush.mode=page-cache` after an unclean stop. That mode
+  is the one of now. A broker that has not synced yet what it acknowledged under a former one reports it as missing.
 - A broker need not wait for its logs: if some were not open when it registered, those of its replicas that could be
   elected are marked as recovering, and are not before it has said of each that its log is open (`metadata.recoveries`).
 - Who is to be fenced and is in too many ISRs for one decision is *leaving* meanwhile: marked in the first step, from

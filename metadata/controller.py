@@ -59,6 +59,7 @@ ANSWERS: dict[type[Any], Answer] = {
     describe.DescribeQuotas: describe.describe_quotas,
     describe.DescribeUsers: describe.describe_users,
     describe.DescribeFeatures: describe.describe_features,
+    describe.FindTopics: describe.find_topics,
 }
 
 

@@ -150,6 +150,23 @@ def describe_topics(image: ClusterImage, question: DescribeTopics) -> DescribedT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindTopics:
+    """Which of these topics exist? Answers are linearizable: one that does not exist and once did is deleted."""
+
+    topic_ids: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTopics:
+    topic_ids: tuple[UUID, ...]
+    """Those that exist, in the order of the question."""
+
+
+def find_topics(image: ClusterImage, question: FindTopics) -> FoundTopics:
+    return FoundTopics(topic_ids=tuple(topic_id for topic_id in question.topic_ids if topic_id in image.topics))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeBrokers:
     pass
 

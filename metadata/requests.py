@@ -76,6 +76,7 @@ REQUESTS: dict[int, type[Any]] = {
     45: describe.DescribeQuotas,
     46: describe.DescribeUsers,
     47: describe.DescribeFeatures,
+    48: describe.FindTopics,
 }
 REPLIES: dict[int, type[Any]] = {
     1: brokers.Registered,
@@ -97,6 +98,7 @@ REPLIES: dict[int, type[Any]] = {
     45: describe.DescribedQuotas,
     46: describe.DescribedUsers,
     47: describe.DescribedFeatures,
+    48: describe.FoundTopics,
 }
 _UUID_EXT = 1
 

@@ -9,6 +9,11 @@ A replica is lost if its log does not open or is damaged, or if it has none here
 a directory that does not work, or that works and whose store knows of records; or a directory of the last registration
 is missing, where it may have been. One that nobody ever wrote to loses nothing.
 
+One whose records may have been acknowledged without a sync (`flush.mode=page-cache`), and whose log was not closed
+cleanly, is lost too, whatever the mode is now. The controller judges by the settings of the moment, in which a topic
+may have changed to `sync` before its brokers have synced anything; what a log's own store says (`log.marking`) is true
+until then.
+
 A registration does not wait for logs that take long to recover: what was cheap to open (all of them, after a clean
 stop) is open after the grace, and of the rest it says only that there is one. The controller then elects no replica of
 this broker before it is told that its log is open (`metadata.recoveries`, `recovering`).
@@ -20,10 +25,11 @@ What is said rests on this broker's copy of the metadata, which may be old: what
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
-from tidelog.log.checkpoint import MARK, decode_mark, key_prefix
+from tidelog.log.checkpoint import CLEAN, LOG_KEYS, MARK, PAGE_CACHE, decode_mark, field_of, key_prefix, partition_of
 from tidelog.log.doubles import choose
 from tidelog.log.logs import Logs
 from tidelog.metadata.broker_side import BrokerAgent, store_clean_stop
@@ -60,9 +66,11 @@ async def announce(agent: BrokerAgent, logs: Logs, *, grace_ms: int = GRACE_MS) 
 
 
 def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID, int], ...]:
-    """(topic id, partition) each, in order: see the module. Of logs that are not open yet it says nothing."""
+    """(topic id, partition) each, in order: see the module. Of logs that are not open yet it says only what their
+    stores say."""
     lost = {*logs.failures, *(log.log_id for log in logs.all() if log.damaged is not None)}
     known, former = set(logs.known()), image.brokers.get(me)
+    lost.update(_unsynced(logs))
     is_directory_gone = former is not None and not set(former.directories) <= set(working_directories(logs))
     for topic_id, number, partition in image.partitions_on(me):
         partition_id, recorded = PartitionId(TopicId(topic_id), number), DirectoryId(partition.directory_of(me))
@@ -74,6 +82,25 @@ def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID,
         if is_lost:
             lost.add(partition_id)
     return tuple(sorted((UUID(int=found.topic_id.int), found.partition) for found in lost))
+
+
+def _unsynced(logs: Logs) -> Iterator[PartitionId]:
+    """Replicas whose last life may have acknowledged records that were on no device when it ended.
+
+    By the stores: the log's directory may be gone with its records, and this broker's metadata with its page cache.
+    """
+    for directory in logs.directories:
+        if directory.failed is not None:
+            continue
+        keys = set(directory.store.keys(LOG_KEYS))
+        for partition_id in [partition_of(key) for key in keys if field_of(key) == PAGE_CACHE]:
+            log = logs.get(partition_id)
+            if log is None:
+                is_clean = key_prefix(partition_id) + CLEAN in keys
+            else:
+                is_clean = log.report.clean or not log.report.was_page_cache
+            if not is_clean:
+                yield partition_id
 
 
 def had_log(logs: Logs, partition_id: PartitionId, recorded: DirectoryId) -> bool:

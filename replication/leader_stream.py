@@ -72,6 +72,7 @@ class LeaderStream:
         self._stream = stream
         self._subscriptions: dict[int, Subscription] = {}
         self._parked: dict[PartitionId, Subscribe] = {}
+        self._parked_numbers: dict[int, PartitionId] = {}
         self._outgoing: deque[Ended] = deque()
         self._dirty: dict[Subscription, None] = {}
         self._behind: dict[Subscription, None] = {}
@@ -146,7 +147,7 @@ class LeaderStream:
             # Our metadata is behind the follower's, or our log is not open yet: it is decided when that has come.
             if len(self._parked) >= PARKED_MAX:
                 raise InvalidRequestError(f"more than {PARKED_MAX} subscriptions wait")
-            self._parked[asked.partition] = asked
+            self._park(asked)
             self._host.park(asked.partition, self)
         else:
             self._unpark(asked.partition)
@@ -162,8 +163,19 @@ class LeaderStream:
         if asked is not None:
             self._subscribe(asked)
 
+    def _park(self, asked: Subscribe) -> None:
+        if self._parked_numbers.get(asked.number, asked.partition) != asked.partition:
+            raise InvalidRequestError(f"subscription {asked.number} is of two partitions")
+        former = self._parked.get(asked.partition)
+        if former is not None:
+            del self._parked_numbers[former.number]
+        self._parked[asked.partition] = asked
+        self._parked_numbers[asked.number] = asked.partition
+
     def _unpark(self, partition: PartitionId) -> None:
-        if self._parked.pop(partition, None) is not None:
+        asked = self._parked.pop(partition, None)
+        if asked is not None:
+            del self._parked_numbers[asked.number]
             self._host.unpark(partition, self)
 
     def _decide(self, leading: Leading, asked: Subscribe) -> None:
@@ -200,9 +212,9 @@ class LeaderStream:
         subscription = self._subscriptions.get(number)
         if subscription is not None:
             subscription.leading.drop(subscription, None)
-        for partition, asked in list(self._parked.items()):
-            if asked.number == number:
-                self._unpark(partition)
+        partition = self._parked_numbers.get(number)
+        if partition is not None:
+            self._unpark(partition)
 
     async def _acked(self, acks: Acks) -> None:
         if acks.received_bytes > self._pushed_bytes:

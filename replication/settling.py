@@ -16,7 +16,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.log.config import FlushMode
 from tidelog.log.log import Log
+from tidelog.log.marking import forget_page_cache
 from tidelog.metadata import configs
 from tidelog.metadata.image import NIL, Partition
 from tidelog.model.errors import DiskFullError, FencedLeaderEpochError, StorageError, TidelogError
@@ -184,12 +186,12 @@ class Settling:
             return
         config = configs.log_config(host.image, replica.topic)
         if log.config is not config and log.config != config:
-            flush_mode = log.config.flush_mode
             await log.configure(config)
-            if config.flush_mode is not flush_mode:
-                await log.flush()
         elif config.cleanup_compact:
             await log.allow_gaps()
+        # The registration has reported a loss that the opening of the log found.
+        if config.flush_mode is FlushMode.SYNC and log.is_page_cache and log.damaged is None and host.broker_epoch >= 0:
+            await forget_page_cache(log)
 
     def _take_role(self, replica: Replica, log: Log) -> None:
         host = self._host
@@ -255,7 +257,16 @@ class Settling:
 
     async def _begin_where_told(self, replica: Replica, log: Log) -> None:
         """Before it leads: what a former leader has deleted, which was committed, is not shown again. On a full disk it
-        is, until there is room."""
+        is, until there is room. A log that ends below that point (an unclean election) continues behind it: records
+        with smaller offsets would be deleted as the former ones were."""
+        if log.end_offset < replica.partition.start_offset:
+            LOGGER.warning(
+                "log=%s ends at %d, records below %d were deleted: it continues there",
+                log.path,
+                log.end_offset,
+                replica.partition.start_offset,
+            )
+            await log.reset_to(replica.partition.start_offset)
         try:
             await log.advance_start(min(replica.partition.start_offset, log.end_offset))
         except DiskFullError as error:

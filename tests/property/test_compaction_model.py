@@ -182,7 +182,7 @@ class Run:
         replayed = ProducerState()
         for batch in self.log.batches():
             control = parse_control(batch.data) if batch.header.is_control else None
-            replayed.apply(batch.header, control=control)
+            replayed.apply(batch.header, control=control, now_ms=0)
         assert replayed.first_open_offset == self.log.producers.first_open_offset
         known = {row.producer_id: row for row in replayed.rows()}
         for row in self.log.producers.rows():

@@ -73,7 +73,7 @@ def replayed(batches: list[bytes]) -> tuple[ProducerState, list[AbortedTransacti
     aborted = []
     for data in batches:
         header = read_header(data)
-        done = state.apply(header, control=stored_marker(header, data))
+        done = state.apply(header, control=stored_marker(header, data), now_ms=0)
         entry = done.index_entry() if done is not None else None
         if entry is not None:
             aborted.append(entry)

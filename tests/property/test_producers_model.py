@@ -168,7 +168,7 @@ class Run:
             self._store(header, None)
 
     def _store(self, header: BatchHeader, marker: ControlMarker | None) -> None:
-        self.state.apply(header, control=marker)
+        self.state.apply(header, control=marker, now_ms=0)
         self.state.validate()
         self.model.apply(header, marker)
         self.log.append((header, marker))
@@ -209,10 +209,10 @@ def test_a_replay_from_any_snapshot_ends_where_the_live_state_is(
     cut = data.draw(st.integers(0, len(run.log)))
     replayed = ProducerState()
     for header, marker in run.log[:cut]:
-        replayed.apply(header, control=marker)
+        replayed.apply(header, control=marker, now_ms=0)
     replayed = ProducerState.from_snapshot(replayed.to_snapshot())
     for header, marker in run.log[cut:]:
-        replayed.apply(header, control=marker)
+        replayed.apply(header, control=marker, now_ms=0)
     replayed.validate()
     assert replayed.to_snapshot() == run.state.to_snapshot()
     assert replayed.rows() == run.state.rows()

@@ -130,13 +130,16 @@ class ClusterChecker(MetadataChecker):
 class ReplicaChecker:
     """Looks at a broker after each of its events; what has not changed since costs next to nothing."""
 
-    def __init__(self, fail: Fail) -> None:
+    def __init__(self, fail: Fail, committed: Callable[[PartitionId], Partition | None]) -> None:
+        """`committed` gives a partition as the newest committed metadata have it."""
+        self._committed = committed
         self.partitions: dict[PartitionId, KnownPartition] = {}
         self.acknowledged = 0
         self.reads = 0
         self.compared = 0
         self._fail = fail
-        self._leaders: dict[tuple[PartitionId, int], tuple[str, int]] = {}
+        self._leaders: dict[tuple[PartitionId, int], tuple[Leading, str]] = {}
+        """Of each leader epoch: the one role that leads it, and on which broker."""
         self._compared: dict[tuple[str, int, PartitionId], tuple[Log, int]] = {}
 
     def add(self, topic: KnownTopic) -> list[KnownPartition]:
@@ -180,14 +183,19 @@ class ReplicaChecker:
         role = replica.role
         assert role is not None
         known = self.partitions.get(replica.partition_id)
-        role.state.validate()
+        if role.log.durable_end > role.log.end_offset:
+            self._fail(app.name, f"{known} counts as synced up to {role.log.durable_end}, and ends before that")
+        try:
+            role.state.validate()
+        except AssertionError as error:
+            self._fail(app.name, f"{known}: {error}")
+            return
         if app.agent.broker in replica.partition.recovering:
             self._fail(app.name, f"{known} has a role, and is marked as recovering: {replica.partition}")
         if isinstance(role, Leading):
-            me = (app.name, app.context.node.incarnation)
-            led = self._leaders.setdefault((replica.partition_id, role.leader_epoch), me)
-            if led != me:
-                self._fail(app.name, f"{known} is led in epoch {role.leader_epoch} here and by {led}")
+            led, by = self._leaders.setdefault((replica.partition_id, role.leader_epoch), (role, app.name))
+            if led is not role:
+                self._fail(app.name, f"{known} is led in epoch {role.leader_epoch}, which {by} has led before")
             if before is not None and before[0] is role and before[1] > role.high_watermark:
                 self._fail(
                     app.name, f"the high watermark of {known} moves back from {before[1]}: {role.high_watermark}"
@@ -196,6 +204,8 @@ class ReplicaChecker:
             return
         if isinstance(role, Leading):
             self._check_floor(app, known, role)
+        if before is None or before[0] is not role:
+            self._check_in_sync(app, known, role.log)
         self._compare(app, known, role.log, role.high_watermark)
 
     def _check_floor(self, app: BrokerApp, known: KnownPartition, role: Leading) -> None:
@@ -205,6 +215,14 @@ class ReplicaChecker:
                 app.name,
                 f"{known} is led in epoch {role.leader_epoch} and confirmed up to {state.high_watermark}, but "
                 f"{known.floor} was acknowledged in epoch {known.floor_epoch}",
+            )
+
+    def _check_in_sync(self, app: BrokerApp, known: KnownPartition, log: Log) -> None:
+        """A replica that is in sync when it takes a role has all that was acknowledged."""
+        partition = self._committed(known.partition_id)
+        if partition is not None and app.agent.broker in partition.isr and log.durable_end < known.floor:
+            self._fail(
+                app.name, f"{known} is in sync here and ends at {log.durable_end}; {known.floor} was acknowledged"
             )
 
     def _compare(self, app: BrokerApp, known: KnownPartition, log: Log, end: int) -> None:

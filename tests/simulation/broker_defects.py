@@ -8,7 +8,7 @@ from typing import Any
 from simulation import broker_node
 from simulation.defects import Defect
 from tidelog.metadata import leadership
-from tidelog.model.ids import Epoch, Offset
+from tidelog.model.ids import Epoch, Offset, PartitionId
 from tidelog.replication import announcing, fetching, following, leader_stream, leading, service
 from tidelog.replication.changes import Changes
 from tidelog.replication.divergence import Continue, Truncate
@@ -19,6 +19,7 @@ from tidelog.replication.messages import Ack
 from tidelog.replication.partition import LeaderState
 from tidelog.replication.recovering import Recovering
 from tidelog.replication.repair import Repair
+from tidelog.replication.replicas import Replicas
 from tidelog.replication.service import PartitionService
 from tidelog.replication.serving import find_leading, find_readable
 from tidelog.replication.settling import Settling
@@ -40,8 +41,8 @@ def _end_of_log(log: Any) -> Any:
 _append = Leading.append
 
 
-def _durable_at_once(self: Any, batches: Any, *, is_coordinator: bool = False) -> Any:
-    appended = _append(self, batches, is_coordinator=is_coordinator)
+def _durable_at_once(self: Any, batches: Any, **more: Any) -> Any:
+    appended = _append(self, batches, **more)
     self.durable()
     return appended
 
@@ -128,6 +129,18 @@ def _confirmed(_self: Any) -> bool:
 
 # Epochs.
 
+_changed = Replicas.changed
+
+
+def _take_the_role_again(self: Any, local: Any) -> None:
+    """Whatever the metadata says of a partition that is led here ends the role; the next one leads the same epoch."""
+    replica = self.get(PartitionId(local.topic_id, local.number))
+    if replica is not None and isinstance(replica.role, Leading):
+        self.end_role(replica)
+        replica.led_epoch = -1
+    _changed(self, local)
+
+
 _metadata_changed = Changes.metadata_changed
 
 
@@ -184,9 +197,9 @@ def _role_while_marked(_self: Any, _replica: Any) -> bool:
 # Answers.
 
 
-def _duplicate_at_once(self: Any, batches: Any, *, is_coordinator: bool = False) -> Any:
+def _duplicate_at_once(self: Any, batches: Any, **more: Any) -> Any:
     before = self.log.end_offset
-    appended = _append(self, batches, is_coordinator=is_coordinator)
+    appended = _append(self, batches, **more)
     return appended if self.log.end_offset > before else replace(appended, last_offset=Offset(-1))
 
 
@@ -255,6 +268,10 @@ DEFECTS: tuple[Defect, ...] = (
         _on(LeaderState, "_advance", _unheard_passed_over),
     ),
     Defect(
+        "epoch_led_twice", "brokers", "a leader whose role has ended leads the same epoch again",
+        _on(Replicas, "changed", _take_the_role_again),
+    ),
+    Defect(
         "epoch_kept_across_restart", "brokers", "a broker that starts again goes on as the incarnation that it was",
         _on(Changes, "metadata_changed", _former_life),
     ),
@@ -276,7 +293,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "damage_not_told", "brokers", "a log that is found damaged after its broker was let in is cut, and not told",
-        _on(Repair, "_may_cut", _cut_untold),
+        _on(Repair, "_may_cut", _cut_untold), late="partitions are not whole",
     ),
     Defect(
         "role_while_recovering", "brokers", "a replica acts before the controller knows that its log is open",

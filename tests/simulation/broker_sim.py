@@ -23,6 +23,7 @@ from simulation.cluster import Cluster, Station
 from simulation.metadata_sim import MetadataSimulation, draw_metadata_shape
 from simulation.nemesis import PlanStep
 from simulation.raft_sim import LEADER_S, Result, Shape, run_simulation
+from tidelog.metadata.image import Partition
 from tidelog.model.errors import CorruptBatchError, DamagedLogError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.raft.membership import Member, Membership
@@ -122,7 +123,7 @@ class BrokerSimulation(MetadataSimulation):
         self.decision_bytes_max = 1 << 20
         self.checker = RaftChecker(self.fail, world.scheduler.trace)
         self.metadata = ClusterChecker(self.checker.history, self.fail)
-        self.replica_checker = ReplicaChecker(self.fail)
+        self.replica_checker = ReplicaChecker(self.fail, self._committed_partition)
         self.stack = self._new_stack()
         self.cluster = Cluster(world)
         self.apps: dict[str, BrokerApp] = {}
@@ -289,6 +290,10 @@ class BrokerSimulation(MetadataSimulation):
         self._demand("nobody leads", self._is_led, LEADER_S)
         self._demand("topics are not made", lambda: len(self.operator.topics) >= len(self.shape.topics), SETTLE_S)
         self._demand("partitions are not whole", self._are_whole, SETTLE_S)
+
+    def _committed_partition(self, partition_id: PartitionId) -> Partition | None:
+        self.metadata.advance()
+        return self.metadata.image.partition(partition_id.topic_id, partition_id.partition)
 
     def _partitions(self) -> list[tuple[KnownPartition, Any]]:
         """Those that exist."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
-from simulation.defects import DEFECTS, Defect
+from simulation.defects import DEFECTS, Defect, StaleDefectError
 from simulation.raft_sim import Result, draw_shape, run_seed
 from simulation.seeds import read_catching_seeds, write_catching_seeds
 
@@ -146,7 +146,7 @@ def _work(connection: Connection, stack: str | None) -> None:
         except (EOFError, KeyboardInterrupt):
             return
         result = run_seed(seed, stack=stack)
-        result.trace = []
+        result.trace, result.error = [], None  # neither is worth sending, and not every error can be sent
         connection.send(result)
         done += 1
         if done % COLLECT_EVERY == 0:
@@ -175,13 +175,13 @@ def shrink(seed: int, *, stack: str | None, runs_max: int = SHRINK_RUNS_MAX) -> 
 
 
 def catch(defect: Defect, *, remembered: int | None, seeds: int = DEFECT_SEEDS_MAX) -> int | None:
-    """A seed on which the defect is noticed: the remembered one if it still is, else the first."""
+    """A seed on which the defect is caught: the remembered one if it still is, else the first."""
     candidates: list[int] = [*([] if remembered is None else [remembered]), *range(1, seeds + 1)]
     for seed in candidates:
-        with defect.switched_on():
-            failure = run_seed(seed, stack=defect.stack).failure
+        with defect.switched_on() as calls:
+            result = run_seed(seed, stack=defect.stack)
         # A seed that fails without the defect as well proves nothing about it.
-        if failure is not None and run_seed(seed, stack=defect.stack).failure is None:
+        if defect.is_caught(result, calls) and run_seed(seed, stack=defect.stack).failure is None:
             return seed
     return None
 
@@ -216,7 +216,12 @@ def _catch_by_name(job: tuple[str, int | None]) -> tuple[str, int | None, float]
     name, remembered = job
     began = time.monotonic()
     defect = next(defect for defect in all_defects() if defect.name == name)
-    return name, catch(defect, remembered=remembered), time.monotonic() - began
+    try:
+        seed = catch(defect, remembered=remembered)
+    except StaleDefectError as error:
+        print(error, flush=True)
+        seed = None
+    return name, seed, time.monotonic() - began
 
 
 class Progress:

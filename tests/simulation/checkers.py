@@ -178,6 +178,8 @@ class RaftChecker:
             self._fail(f"n{node}", f"falls from epoch {shadow.epoch} to {core.epoch}")
         still_leads = core.role is Role.LEADER and shadow.role is Role.LEADER and core.epoch == shadow.epoch
         seen_end = shadow.end
+        if core.log.start != shadow.start or shadow.changes == 1:
+            self._check_first_membership(node, core)
         self._compare_logs(node, shadow, core, is_append_only=still_leads)
         if core.role is Role.LEADER and not still_leads:
             self._new_leader(node, core)
@@ -189,7 +191,18 @@ class RaftChecker:
             self._trace(f"n{node}", f"{core.role.value} in epoch {core.epoch}, log {core.log.start}..{core.log.end}")
         shadow.epoch, shadow.role = core.epoch, core.role
         if shadow.changes % VALIDATE_EVERY == 0:
-            core.validate()
+            try:
+                core.validate()
+            except AssertionError as error:
+                self._fail(f"n{node}", f"is not sound: {error}")
+
+    def _check_first_membership(self, node: NodeId, core: RaftCore) -> None:
+        """A log that does not begin at 0 begins with the membership that was in force there."""
+        start, first = core.log.start, core.log.memberships[0][1]
+        known = [entry for entry in self.history[:start] if entry.kind is EntryKind.MEMBERSHIP]
+        if len(self.history) >= start and known and first != Membership.decode(known[-1].data):
+            voters = [member.node for member in first.voters]
+            self._fail(f"n{node}", f"begins its log at {start} with the voters {voters}, which are not those of then")
 
     def _compare_logs(self, node: NodeId, shadow: Shadow, core: RaftCore, *, is_append_only: bool) -> None:
         log = core.log
@@ -346,6 +359,9 @@ class RaftChecker:
     def loaded(self, machine: ChainMachine, snapshot: SnapshotId) -> None:
         self._look_at(machine)
         self._check_snapshot_state(machine)
+
+    def misplaced(self, machine: ChainMachine, first: Offset) -> None:
+        self._fail(machine.name, f"applies entries from {first} on a state of {machine.offset} entries")
 
     def _check_snapshot_state(self, machine: ChainMachine) -> None:
         end = machine.offset

@@ -1,14 +1,26 @@
 """Deliberate defects, each of a line or two, of core, storage or driver. The simulator has to notice every one.
 
 A checker that cannot fail is worthless: `tests/simulation/test_defects.py` switches each on, one at a time, and runs
-seeds until one fails. `catching_seeds.toml` remembers which seed did, so that it is tried first.
+seeds until one catches it. `catching_seeds.toml` remembers which seed did, so that it is tried first.
+
+A run catches a defect only if all of this holds (`Defect.is_caught`):
+
+- a checker names what is wrong. A crash does not count: a defect that patches code which has changed since raises a
+  TypeError or an AttributeError at its first call and would pass for caught;
+- for a defect that breaks no promise but delays something (`late`), just that does not happen in its time;
+- every patched function was called;
+- something was acknowledged.
 """
 
+import functools
+import inspect
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simulation.raft_sim import Result, Symptom
 from tidelog.model.ids import NodeId, Offset
 from tidelog.raft.applier import Applier
 from tidelog.raft.core import RaftCore
@@ -33,17 +45,74 @@ class Defect:
     stack: str
     what: str
     patches: tuple[Patch, ...]
+    late: str = ""
+    """What does not happen in its time, in the words of the simulation; empty for a defect that a checker names."""
 
     @contextmanager
-    def switched_on(self) -> Iterator[None]:
+    def switched_on(self) -> Iterator[Counter[str]]:
+        """Gives how often each of the patched functions was called, by its name."""
         originals = [(owner, name, owner.__dict__[name]) for owner, name, _ in self.patches]
+        calls: Counter[str] = Counter()
         try:
             for owner, name, replacement in self.patches:
-                setattr(owner, name, replacement)
-            yield
+                setattr(owner, name, _counted(replacement, name, calls))
+            yield calls
         finally:
             for owner, name, original in originals:
                 setattr(owner, name, original)
+
+    def is_caught(self, result: Result, calls: Counter[str]) -> bool:
+        """See the module. `StaleDefectError` if the defect itself does not fit the code any more."""
+        if isinstance(result.error, TypeError | AttributeError | NameError):
+            raise StaleDefectError(f"{self.name} does not fit the code that it patches: {result.error!r}")
+        if result.acknowledged == 0 or not all(calls[name] for _, name, _ in self.patches):
+            return False
+        if self.late:
+            return result.symptom is Symptom.PROGRESS and self.late in (result.failure or "")
+        return result.symptom is Symptom.CHECKER
+
+    def misfits(self) -> list[str]:
+        """Patches that do not fit what they replace: it is gone, or is called in a way that the patch does not take."""
+        return [f"{name}: {why}" for owner, name, patch in self.patches if (why := _misfit(owner, name, patch))]
+
+
+class StaleDefectError(Exception):
+    """A deliberate defect patches code that has changed since."""
+
+
+def _counted(patch: Any, name: str, calls: Counter[str]) -> Any:
+    if isinstance(patch, property):
+        assert patch.fget is not None, "a property that is read"
+        return property(_counted(patch.fget, name, calls))
+
+    @functools.wraps(patch)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return patch(*args, **kwargs)
+
+    return counted
+
+
+def _misfit(owner: Any, name: str, patch: Any) -> str | None:
+    original = owner.__dict__.get(name)
+    if original is None:
+        return f"{owner.__name__} has none"
+    if isinstance(original, property) or isinstance(patch, property):
+        return None if isinstance(original, property) and isinstance(patch, property) else "one is a property"
+    if inspect.iscoroutinefunction(original) != inspect.iscoroutinefunction(patch):
+        return "one is a coroutine function"
+    places: list[object] = []
+    names: dict[str, object] = {}
+    for parameter in inspect.signature(original).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            names[parameter.name] = None
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            places.append(None)
+    try:
+        inspect.signature(patch).bind(*places, **names)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 # Votes.
@@ -118,6 +187,15 @@ def _accept_stale_leader(self: RaftCore, request: AppendRequest, now_ms: int) ->
     if request.epoch < self.epoch and self.leading is None:
         request = request._replace(epoch=self.epoch)
     _on_append_request(self, request, now_ms)
+
+
+_truncate = RaftCore._truncate
+
+
+def _truncate_committed(self: RaftCore, end: Offset) -> None:
+    """The core would stop before it cuts what is committed."""
+    self.commit = min(self.commit, end)
+    _truncate(self, end)
 
 
 def _commit_all_that_matches(self: RaftCore, request: AppendRequest, now_ms: int) -> None:
@@ -326,7 +404,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "pre_vote_is_contact", "core", "a pre-vote request refreshes leader contact (R3)",
-        _on(Elections, "on_pre_vote_request", _pre_vote_is_contact),
+        _on(Elections, "on_pre_vote_request", _pre_vote_is_contact), late="nobody leads",
     ),
     Defect(
         "directory_ignored", "core", "a voter with another disk is taken for the one that it was (R10)",
@@ -354,7 +432,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "stale_leader_accepted", "core", "the epoch of an append is not checked",
-        _on(RaftCore, "_on_append_request", _accept_stale_leader),
+        (*_on(RaftCore, "_on_append_request", _accept_stale_leader), *_on(RaftCore, "_truncate", _truncate_committed)),
     ),
     Defect(
         "ack_before_sync", "core", "a follower acknowledges what it has not synced",

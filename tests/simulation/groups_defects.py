@@ -184,15 +184,15 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "session_lost_on_move", "groups", "a new coordinator starts no deadlines for the members that it finds",
-        _on(Shard, "_start_deadlines", _start_no_deadlines),
+        _on(Shard, "_start_deadlines", _start_no_deadlines), late="groups are not stable",
     ),
     Defect(
         "session_after_move", "groups", "a new coordinator waits a whole session for members that have had a stream",
-        _on(GroupCoordinator, "reconnect_ms", property(_wait_for_ever)),
+        _on(GroupCoordinator, "reconnect_ms", property(_wait_for_ever)), late="is dead, and still in its group",
     ),
     Defect(
         "grace_ignored", "groups", "a member whose stream has broken keeps its whole session",
-        _on(Shard, "detach", _detach_only),
+        _on(Shard, "detach", _detach_only), late="is dead, and still in its group",
     ),
     Defect(
         "no_grace", "groups", "a member whose stream has broken is out at once",

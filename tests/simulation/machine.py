@@ -23,6 +23,10 @@ class Applied(Protocol):
 
     def loaded(self, machine: "ChainMachine", snapshot: SnapshotId) -> None: ...
 
+    def misplaced(self, machine: "ChainMachine", first: Offset) -> None:
+        """Entries from `first` on do not continue its state."""
+        ...
+
 
 def link(chain: int, entry: Entry) -> int:
     """The chain after one more entry; only data counts."""
@@ -42,6 +46,8 @@ class ChainMachine:
         self._listener = listener
 
     def apply(self, first: Offset, entries: Sequence[Entry]) -> None:
+        if first != self.offset:
+            self._listener.misplaced(self, first)
         assert first == self.offset, f"{self.name}: entries from {first} on a state at {self.offset}"
         for entry in entries:
             self.chain = link(self.chain, entry)

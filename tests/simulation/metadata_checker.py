@@ -35,6 +35,9 @@ class MetadataChecker:
         self._open: list[Record] | None = None
         self._leaders: dict[Key, tuple[int, int]] = {}
         self._seen: list[tuple[str, int, ClusterImage]] = []
+        self._seen_open: list[tuple[str, int, bool]] = []
+        self._opens = [False]
+        """After each number of committed entries: whether a large decision has begun and not ended."""
         self.compared = 0
 
     @property
@@ -46,6 +49,11 @@ class MetadataChecker:
     def advance(self) -> None:
         while len(self.images) <= len(self._history):
             self.images.append(self._after(self._history[len(self.images) - 1]))
+            self._opens.append(self._open is not None)
+        for who, offset, is_open in self._seen_open:
+            if offset < len(self._opens) and self._opens[offset] != is_open:
+                self._fail(who, f"has {'a' if is_open else 'no'} decision open at {offset}, unlike the log")
+        self._seen_open = [seen for seen in self._seen_open if seen[1] >= len(self._opens)]
         if self._seen:
             waiting = []
             for who, offset, image in self._seen:
@@ -152,9 +160,10 @@ class MetadataChecker:
 
     # What nodes have.
 
-    def look(self, who: str, offset: int, image: ClusterImage) -> None:
+    def look(self, who: str, offset: int, image: ClusterImage, *, is_open: bool) -> None:
         """After an event that changed what a controller has applied."""
         self._seen.append((who, offset, image))
+        self._seen_open.append((who, offset, is_open))
         self.advance()
 
     def seen(self, who: str, offset: int, image: ClusterImage) -> None:

@@ -83,7 +83,7 @@ _flush = ReplicatedMachine._flush
 
 
 def _answer_before_commit(self: Any) -> None:
-    for waiter in self._gathering:
+    for waiter in [waiter for gathered in self._gathered for waiter in gathered.waiters]:
         waiter.answer()
     _flush(self)
 

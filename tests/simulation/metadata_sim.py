@@ -150,7 +150,7 @@ class MetadataStack(DriverStack):
         if app.looked_offset != machine.offset or app.looked_image is not machine.image:
             assert self._metadata is not None
             app.looked_offset, app.looked_image = machine.offset, machine.image
-            self._metadata.look(name, machine.offset, machine.image)
+            self._metadata.look(name, machine.offset, machine.image, is_open=machine.is_torn)
 
 
 class BrokerNode:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from enum import Enum
 from random import Random
 from typing import Protocol
 
@@ -142,6 +143,14 @@ class Stack(Protocol):
         ...
 
 
+class Symptom(Enum):
+    """How a run fails."""
+
+    CHECKER = "a checker names what is wrong"
+    PROGRESS = "something that must happen after the healing does not happen in its time"
+    CRASH = "code raises what nobody handles, or the run itself ends too early"
+
+
 @dataclass(slots=True)
 class Result:
     seed: int
@@ -156,9 +165,16 @@ class Result:
     elections: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
+    symptom: Symptom | None = None
+    """What kind of failure it is."""
+    error: BaseException | None = None
+    """Of a crash."""
 
 
 class RaftSimulation:
+    symptom: Symptom | None = None
+    """Of the first failure, unless it is a crash."""
+
     def __init__(
         self, world: SimWorld, seed: int, shape: Shape, stack: Stack, *, only: Collection[int] | None = None
     ) -> None:
@@ -203,7 +219,9 @@ class RaftSimulation:
         self.nemesis = Nemesis(self, self.plan, MORE_FAULTS)
 
     def fail(self, who: str, what: str) -> None:
+        """For checkers."""
         if not self.world.scheduler.failures:
+            self.symptom = Symptom.CHECKER
             self.world.scheduler.fail(who, what, None)
 
     def new_directory(self, station: Station) -> None:
@@ -316,6 +334,7 @@ class RaftSimulation:
         except SimulationError as error:
             if self.world.scheduler.failures:
                 raise
+            self.symptom = Symptom.PROGRESS
             states = "; ".join([*map(self._describe, self.stations), *map(_describe_observer, self.observers)])
             raise SimulationError(f"{what} {timeout_s} s after the healing ({error}): {states}") from None
 
@@ -542,6 +561,7 @@ def run_simulation(seed: int, shape: Shape, make: Callable[[SimWorld], RaftSimul
     # What nodes log under faults is meant for operators; the trace tells more.
     logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
     failure: str | None = None
+    cause: BaseException | None = None
     world = SimWorld(seed)
     simulation: RaftSimulation | None = None
     try:
@@ -550,8 +570,10 @@ def run_simulation(seed: int, shape: Shape, make: Callable[[SimWorld], RaftSimul
             simulation.run()
     except (Exception, MachineDied) as error:
         failure = f"{type(error).__name__}: {error}" if not isinstance(error, SimulationError) else str(error)
+        cause = error.__cause__ if isinstance(error, SimulationError) else error
     assert simulation is not None
     scheduler = world.scheduler
+    symptom = None if failure is None else simulation.symptom or Symptom.CRASH
     return Result(
         seed=seed,
         failure=failure,
@@ -565,4 +587,6 @@ def run_simulation(seed: int, shape: Shape, make: Callable[[SimWorld], RaftSimul
         elections=simulation.checker.elections,
         faults=simulation.faults,
         trace=list(scheduler.trace_lines),
+        symptom=symptom,
+        error=cause if symptom is Symptom.CRASH else None,
     )

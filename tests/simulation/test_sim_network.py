@@ -183,6 +183,17 @@ def test_a_silenced_stream_does_not_keep_a_new_one_from_working(pair: Pair) -> N
     assert pair.received == [b"heard"]
 
 
+def test_the_network_knows_of_a_silenced_stream_until_both_ends_have_noticed(pair: Pair) -> None:
+    pair.open()
+    assert not pair.network.has_silent_streams
+    pair.network.silence_streams(ONE, TWO)
+    assert pair.network.has_silent_streams
+    pair.world.run_for(2.9)
+    assert pair.network.has_silent_streams, "keep-alive takes 3 s at least"
+    pair.world.run_for(3.2)
+    assert not pair.network.has_silent_streams
+
+
 def test_a_sender_waits_while_the_window_is_full(pair: Pair) -> None:
     pair.network.window_bytes = 10
     stream = pair.open()

@@ -110,7 +110,7 @@ def write_state(directory: Path, *, crc: int | None = None, epochs: tuple[tuple[
     for item in read_batches(Bytes(data), LOG):
         assert isinstance(item, StoredBatch)
         if not item.header.is_control:
-            producers.apply(item.header)
+            producers.apply(item.header, now_ms=0)
     prefix = key_prefix(PartitionId(TOPIC, 0))
     writes = {
         prefix + START: encode_number("start", 0),

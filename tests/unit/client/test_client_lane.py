@@ -219,7 +219,7 @@ class _Log:
             return error
         if isinstance(found, Duplicate):
             return None
-        self.producers.apply(replace(header, base_offset=2 * len(self.stored)))
+        self.producers.apply(replace(header, base_offset=2 * len(self.stored)), now_ms=0)
         self.stored.append(name)
         return None
 

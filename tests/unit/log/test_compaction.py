@@ -462,7 +462,7 @@ def test_the_last_batch_of_an_active_producer_stays_as_a_bare_header(log: Cleana
     assert log.offsets() == [2, 3]
     replayed = ProducerState()
     for batch in log.batches():
-        replayed.apply(batch.header)
+        replayed.apply(batch.header, now_ms=0)
     assert [(row.producer_id, row.epoch, row.last_sequence) for row in replayed.rows()] == [(1, 0, 1), (2, 0, 1)]
     log.producers.expire(DAY_MS, 1)
     log.put((b"a", b"4"))
@@ -562,7 +562,7 @@ def test_the_transaction_index_of_a_cleaned_segment_lists_what_is_still_there(lo
     assert [entry.last_offset for entry in log.transaction_entries(segment.info)] == [1]
     replayed = ProducerState()
     for batch in log.batches():
-        replayed.apply(batch.header, control=parse_control(batch.data) if batch.header.is_control else None)
+        replayed.apply(batch.header, control=parse_control(batch.data) if batch.header.is_control else None, now_ms=0)
     assert replayed.first_open_offset is None
 
 

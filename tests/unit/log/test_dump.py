@@ -131,7 +131,7 @@ def sound_log() -> tuple[dict[str, bytes], StoredState]:
         (found,) = read_batches(Bytes(data), "x")
         assert isinstance(found, StoredBatch)
         if not found.header.is_control:
-            producers.apply(found.header)
+            producers.apply(found.header, now_ms=0)
     state = StoredState(
         mark=RecoveryMark(
             offset=Offset(26),
@@ -372,7 +372,7 @@ def test_a_snapshot_that_remembers_another_batch_is_named() -> None:
     stranger = ProducerState()
     (found,) = read_batches(Bytes(batch(20, 5, producer=99, sequence=0)), "x")
     assert isinstance(found, StoredBatch)
-    stranger.apply(found.header)
+    stranger.apply(found.header, now_ms=0)
     expect(
         problems(files, replace(state, producers={30: stranger.to_snapshot()})),
         LOG_15,

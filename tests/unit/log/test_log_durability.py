@@ -58,6 +58,32 @@ class TestDurability:
 
         lab.run(main)
 
+    @pytest.mark.parametrize("is_reset", [False, True])
+    def test_a_sync_that_began_before_a_cut_does_not_confirm_what_was_written_after_it(
+        self, lab: Lab, is_reset: bool
+    ) -> None:
+        """The sync covers offsets 0 to 9 of the old records; the new ones take the same offsets."""
+
+        async def main(node: SimNode) -> None:
+            log = await open_log(node)
+            lab.machine.disk().sync_latency = Latency(1.0, 1.0)
+            for _ in range(10):
+                log.append(batch(1), leader_epoch=0)
+            await asyncio.sleep(0.2)
+            assert log.group_commit.group_began is not None, "a sync is under way"
+            await (log.reset_to(0) if is_reset else log.truncate(5))
+            kept = log.end_offset
+            assert kept == (0 if is_reset else 5)
+            assert log.durable_end == kept
+            last = [log.append(batch(1), leader_epoch=1).last_offset for _ in range(5)][-1]
+            late = log.wait_durable(last)
+            assert not late.done(), "no sync has begun since"
+            log.validate()
+            await late
+            assert log.durable_end == kept + 5
+
+        lab.run(main)
+
     def test_a_log_that_nobody_wrote_to_costs_no_sync_and_loses_nothing_with_its_name(self, lab: Lab) -> None:
         async def begin(node: SimNode) -> None:
             log = await open_log(node)

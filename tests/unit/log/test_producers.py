@@ -58,7 +58,7 @@ def marker(offset: int, *, producer: int = 7, epoch: int = 0) -> BatchHeader:
 
 def append(state: ProducerState, header: BatchHeader) -> None:
     assert state.check(header) is None
-    state.apply(header)
+    state.apply(header, now_ms=0)
     state.validate()
 
 
@@ -228,7 +228,7 @@ def test_a_producer_of_old_data_is_dated_by_the_clock_not_by_its_records() -> No
 
 def test_past_the_limit_the_longest_silent_producers_are_forgotten() -> None:
     state = ProducerState(producers_max=16)
-    state.apply(batch(0, 0, producer=0, transactional=True))
+    state.apply(batch(0, 0, producer=0, transactional=True), now_ms=0)
     for producer in range(1, 40):
         append(state, batch(0, producer, producer=producer))
     assert len(state) == 16
@@ -243,7 +243,7 @@ def test_a_follower_that_applied_the_same_batches_answers_like_the_leader() -> N
     for sequence in range(7):
         header = batch(sequence, sequence)
         append(leader, header)
-        follower.apply(header)
+        follower.apply(header, now_ms=0)
     assert follower.to_snapshot() == leader.to_snapshot()
     assert follower.check(batch(6, 7)) == Duplicate(Offset(6), Offset(6), 1000)
     append(follower, batch(7, 7))
@@ -257,7 +257,7 @@ def test_a_snapshot_brings_back_everything() -> None:
         append(state, batch(sequence, sequence, producer=9, epoch=2))
     append(state, batch(0, 8, producer=3, transactional=True))
     append(state, batch(0, 9, producer=4, transactional=True))
-    state.apply(marker(10, producer=4, epoch=5), control=ending(is_abort=True, coordinator_epoch=6))
+    state.apply(marker(10, producer=4, epoch=5), control=ending(is_abort=True, coordinator_epoch=6), now_ms=0)
     restored = ProducerState.from_snapshot(state.to_snapshot())
     restored.validate()
     assert restored.rows() == state.rows()
@@ -322,12 +322,12 @@ def test_transactions_open_hold_back_the_stable_offset_and_complete() -> None:
     append(state, batch(0, 11, producer=2, transactional=True))
     append(state, batch(1, 12, producer=1, transactional=True))
     assert state.first_open_offset == 10
-    done = state.apply(marker(13, producer=1), control=ending(is_abort=True))
+    done = state.apply(marker(13, producer=1), control=ending(is_abort=True), now_ms=0)
     assert done == CompletedTransaction(ProducerId(1), Offset(10), Offset(13), Offset(11), is_aborted=True)
     assert done is not None
     assert done.index_entry() == AbortedTransaction(ProducerId(1), Offset(10), Offset(13), Offset(11))
     assert state.first_open_offset == 11
-    done = state.apply(marker(14, producer=2), control=ending(is_abort=False))
+    done = state.apply(marker(14, producer=2), control=ending(is_abort=False), now_ms=0)
     assert done == CompletedTransaction(ProducerId(2), Offset(11), Offset(14), Offset(15), is_aborted=False)
     assert done is not None
     assert done.index_entry() is None
@@ -338,9 +338,9 @@ def test_a_marker_that_is_not_replicated_has_decided_nothing() -> None:
     """Else the last stable offset could move back: the marker may be truncated, and the other one come instead."""
     state = ProducerState()
     append(state, batch(0, 0, producer=1, transactional=True))
-    state.apply(marker(5, producer=1), control=ending(is_abort=False))
+    state.apply(marker(5, producer=1), control=ending(is_abort=False), now_ms=0)
     append(state, batch(0, 6, producer=2, transactional=True))
-    state.apply(marker(7, producer=2), control=ending(is_abort=False))
+    state.apply(marker(7, producer=2), control=ending(is_abort=False), now_ms=0)
     assert state.first_open_offset is None
     assert state.first_unstable_offset(Offset(5)) == 0
     assert state.first_unstable_offset(Offset(6)) == 6
@@ -354,7 +354,7 @@ def test_many_unreplicated_transactions_are_joined_and_never_hold_back_less() ->
     state = ProducerState()
     for number in range(3000):
         append(state, batch(number, 2 * number, transactional=True))
-        state.apply(marker(2 * number + 1), control=ending(is_abort=False))
+        state.apply(marker(2 * number + 1), control=ending(is_abort=False), now_ms=0)
         state.validate()
     for high_watermark in range(0, 6001, 7):
         unstable = state.first_unstable_offset(Offset(high_watermark))
@@ -380,7 +380,7 @@ def test_a_marker_of_an_older_producer_epoch_or_coordinator_is_fenced() -> None:
     with pytest.raises(InvalidProducerEpochError):
         state.check_marker(marker(1, epoch=3), ending(is_abort=True))
     state.check_marker(marker(1, epoch=4), ending(is_abort=True, coordinator_epoch=8))
-    state.apply(marker(1, epoch=4), control=ending(is_abort=True, coordinator_epoch=8))
+    state.apply(marker(1, epoch=4), control=ending(is_abort=True, coordinator_epoch=8), now_ms=0)
     with pytest.raises(TransactionCoordinatorFencedError, match="coordinator epoch 7, but 8"):
         state.check_marker(marker(2, epoch=4), ending(is_abort=False, coordinator_epoch=7))
     assert TransactionCoordinatorFencedError.code.value.code == 52
@@ -389,7 +389,7 @@ def test_a_marker_of_an_older_producer_epoch_or_coordinator_is_fenced() -> None:
 def test_a_marker_with_a_newer_epoch_fences_the_producer_and_its_next_epoch_begins_at_zero() -> None:
     state = ProducerState()
     append(state, batch(0, 0, transactional=True))
-    state.apply(marker(1, epoch=1), control=ending(is_abort=True))
+    state.apply(marker(1, epoch=1), control=ending(is_abort=True), now_ms=0)
     with pytest.raises(InvalidProducerEpochError):
         state.check(batch(1, 2, epoch=0, transactional=True))
     with pytest.raises(OutOfOrderSequenceError):
@@ -399,13 +399,13 @@ def test_a_marker_with_a_newer_epoch_fences_the_producer_and_its_next_epoch_begi
 
 def test_a_marker_for_a_producer_without_data_here_completes_nothing() -> None:
     state = ProducerState()
-    assert state.apply(marker(0), control=ending(is_abort=False)) is None
+    assert state.apply(marker(0), control=ending(is_abort=False), now_ms=0) is None
     assert state.first_unstable_offset(Offset(0)) is None
 
 
 def test_a_control_batch_that_compaction_emptied_still_tells_the_epoch() -> None:
     state = ProducerState()
-    state.apply(marker(3, epoch=6))
+    state.apply(marker(3, epoch=6), now_ms=0)
     with pytest.raises(InvalidProducerEpochError):
         state.check(batch(0, 4, epoch=5))
 
@@ -413,16 +413,16 @@ def test_a_control_batch_that_compaction_emptied_still_tells_the_epoch() -> None
 def test_control_records_of_other_kinds_end_no_transaction() -> None:
     state = ProducerState()
     append(state, batch(0, 0, transactional=True))
-    assert state.apply(marker(1), control=ControlMarker(ControlKind.UNKNOWN)) is None
+    assert state.apply(marker(1), control=ControlMarker(ControlKind.UNKNOWN), now_ms=0) is None
     assert state.first_open_offset == 0
 
 
 def test_what_is_stored_is_taken_as_it_is() -> None:
     """A leader that had expired the producer took these; a replay must end where the leader was."""
     state = ProducerState()
-    state.apply(batch(0, 0, epoch=5))
-    state.apply(batch(40, 1, epoch=3))
-    state.apply(batch(90, 2, epoch=3))
+    state.apply(batch(0, 0, epoch=5), now_ms=0)
+    state.apply(batch(40, 1, epoch=3), now_ms=0)
+    state.apply(batch(90, 2, epoch=3), now_ms=0)
     for sequence in range(91, 97):
         append(state, batch(sequence, sequence, epoch=3))
     for gap in (89, 60, 40):
@@ -436,7 +436,7 @@ def test_the_cleaner_is_told_the_last_batch_of_each_producer() -> None:
     state = ProducerState()
     append(state, batch(0, 0, producer=1, count=5))
     append(state, batch(0, 5, producer=2, transactional=True))
-    state.apply(marker(6, producer=2, epoch=9), control=ending(is_abort=False))
+    state.apply(marker(6, producer=2, epoch=9), control=ending(is_abort=False), now_ms=0)
     assert state.last_batches() == {1: LastBatch(Offset(4), 0), 2: LastBatch(None, 9)}
 
 
@@ -450,7 +450,7 @@ def test_a_producer_costs_less_than_a_kilobyte() -> None:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for header in headers:
-        state.apply(header)
+        state.apply(header, now_ms=0)
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert used / 500 < 1024

@@ -105,6 +105,7 @@ EXAMPLES: list[Any] = [
     describe.DescribeQuotas(),
     describe.DescribeUsers(),
     describe.DescribeFeatures(),
+    describe.FindTopics(topic_ids=(ID,)),
 ]
 
 
