@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from tidelog.log import appending, doubts, marking, seeking, surgery
+from tidelog.log import appending, doubts, lineage, marking, seeking, surgery
 from tidelog.log import checkpoint as stored
 from tidelog.log.admission import Look
 from tidelog.log.appending import Appended
@@ -89,6 +89,7 @@ class Log:
         "intent",
         "is_changing",
         "is_closed",
+        "lineage",
         "lock",
         "log_id",
         "mark",
@@ -138,6 +139,7 @@ class Log:
         self.damaged: Damage | None = recovered.damage
         self.report: RecoveryReport = recovered.report
         self.gaps = recovered.gaps
+        self.lineage = recovered.lineage
         # The stored recovery point; sealed segments and snapshots that wait to be stored with the next one.
         self.mark: RecoveryMark = recovered.mark
         self.snapshots: list[int] = recovered.snapshots
@@ -293,7 +295,7 @@ class Log:
         Stored before the first gap is written: recovery would take it for a torn end otherwise.
         """
         if not self.gaps:
-            await self.store.commit({self.prefix + stored.GAPS: stored.encode_number("gaps", 1)})
+            await self.store.commit(lineage.gaps_writes(self))
             self.gaps = True
 
     def roll(self) -> None:

@@ -37,10 +37,10 @@ from tidelog.log.directories import (
 )
 from tidelog.log.doubles import LogCopy, choose, set_aside, take_away, undecided
 from tidelog.log.group_commit import Dirty
-from tidelog.log.housekeeping import CleaningReport
+from tidelog.log.housekeeping import BoundOf, CleaningReport
 from tidelog.log.log import Log
 from tidelog.log.retention import Expired
-from tidelog.log.rounds import BoundOf, slices
+from tidelog.log.rounds import slices
 from tidelog.model.errors import FULL_ADVICE, DiskFullError, StorageError, TidelogError
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.world.clock import Clock
@@ -90,6 +90,7 @@ class Logs:
         """Logs that stand in more than one place: not opened until `keep`."""
         self.uncleanable: dict[PartitionId, TidelogError] = {}
         """Logs whose cleaning failed, and why: left alone until the next start."""
+        self.deletes_bound_of: BoundOf | None = None  # see `housekeeping.clean`
         self.crashed: Exception | None = None
         self._config = config
         self._config_of = config_of
@@ -525,7 +526,9 @@ class Logs:
 
     async def _clean_one(self, bound_of: BoundOf) -> CleaningReport | None:
         try:
-            return await rounds.clean_dirtiest(self.all, self.uncleanable, bound_of, self._config.cleaner, self._sleep)
+            return await rounds.clean_dirtiest(
+                self.all, self.uncleanable, bound_of, self._config.cleaner, self._sleep, self.deletes_bound_of
+            )
         finally:
             self._cleaning = None
 

@@ -30,6 +30,8 @@ from tidelog.log import checkpoint as stored
 from tidelog.log.checkpoint import StoredState, Writes, key_prefix
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import EpochHistory
+from tidelog.log.lineage import Lineage, guess
+from tidelog.log.lineage import encode as encode_lineage
 from tidelog.log.producers import ProducerState
 from tidelog.log.restoring import Workbench, close_files, epochs_before, merge_epochs
 from tidelog.log.scan import LogScan, ScanRequest, empty_mark, file_crc, scan_log, scrub
@@ -78,6 +80,7 @@ class Recovered:
     snapshots: list[int]
     mark: RecoveryMark
     gaps: bool
+    lineage: Lineage
     damage: Damage | None
     report: RecoveryReport
     is_named: bool = True
@@ -147,6 +150,7 @@ class Recovery:
             snapshots=[],
             mark=mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=None,
             report=self._report(state, mark),
             is_named=False,
@@ -214,6 +218,7 @@ class Recovery:
             snapshots=sorted(state.producers),
             mark=mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=None,
             report=self._report(state, mark, clean=True),
         )
@@ -390,6 +395,7 @@ class Recovery:
             epochs = await self._bench.epochs_from_batches(bases, start, end) if end > start else EpochHistory()
         epochs = merge_epochs(epochs_before(epochs, mark.offset), scan.epochs, log_end=end)
         epochs = merge_epochs(state.epochs or EpochHistory(), list(epochs), log_end=end, read_from=mark.offset)
+        epochs = self._lineage(state, mark).complete(epochs, log_start=start, log_end=end)
         producers = ProducerState.from_snapshot(scan.producers) if scan.producers else ProducerState()
         if not self._bench.aborted_is_whole(active):
             await self._bench.rebuild_aborted(state, active, bases, end)
@@ -409,6 +415,7 @@ class Recovery:
             snapshots=snapshots,
             mark=new_mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=None,
             report=self._report(state, mark, scan=scan, bytes_cut=bytes_cut),
         )
@@ -457,7 +464,7 @@ class Recovery:
         epochs = state.epochs
         if epochs is None:
             epochs = await self._bench.epochs_from_batches(bases, start, damage.good_end)
-        epochs = EpochHistory(list(epochs))
+        epochs = self._lineage(state, mark).complete(epochs, log_start=start, log_end=damage.good_end)
         epochs.clip(damage.good_end)
         await self._store.commit({self._prefix + stored.CLEAN: None})
         return Recovered(
@@ -470,6 +477,7 @@ class Recovery:
             snapshots=sorted(state.producers),
             mark=mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=damage,
             report=self._report(state, mark),
         )
@@ -499,6 +507,12 @@ class Recovery:
 
     def _gaps(self, state: StoredState) -> bool:
         return state.gaps or self._config.cleanup_compact or "gaps" in state.lost
+
+    def _lineage(self, state: StoredState, mark: RecoveryMark) -> Lineage:
+        if state.lineage is not None:
+            deletes_end, leader_epoch, entries = state.lineage
+            return Lineage(Offset(deletes_end), leader_epoch, entries)
+        return guess(sealed_to=mark.base_offset, has_gaps=self._gaps(state))
 
     @staticmethod
     def _start(state: StoredState, bases: list[int], mark: RecoveryMark) -> int:
@@ -536,6 +550,8 @@ class Recovery:
             writes[prefix + stored.EPOCHS] = stored.encode_epochs(epochs)
         if self._gaps(state) and not state.gaps:
             writes[prefix + stored.GAPS] = stored.encode_number("gaps", 1)
+        if self._gaps(state) and state.lineage is None:
+            writes[prefix + stored.LINEAGE] = encode_lineage(self._lineage(state, state.mark or mark))
         for base in state.segments:
             if base >= mark.base_offset:
                 writes[stored.segment_key(prefix, base)] = None
