@@ -90,10 +90,12 @@ async def take_over(log: "Log", leader: Lineage) -> None:
 
 
 async def forget_leader(log: "Log") -> None:
-    """The log follows another leader from here on: what the last one said is void."""
+    """The log follows another leader from here on: what the last one said is void. The epochs that the log has by it
+    are vouched for by a recovery point first."""
     async with log.lock:
-        if log.is_closed or log.lineage.leader_epoch == NO_EPOCH:
+        if log.is_closed or log.damaged is not None or log.lineage.leader_epoch == NO_EPOCH:
             return
+        await log.store_mark()
         await log.store.commit({log.prefix + stored.LINEAGE: encode(Lineage(log.lineage.deletes_end))})
         log.lineage = Lineage(log.lineage.deletes_end)
 
