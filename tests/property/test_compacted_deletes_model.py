@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidelog.model.ids import Offset
@@ -204,8 +204,16 @@ class Life:
                 assert replica.latest(key) == expected, f"replica {number} has {replica.latest(key)} for {key}"
 
 
+COPY_LEADS: list[Event] = [
+    *(("put", 0, 0), ("follow", 1, 0), ("leave", 1, 0), ("delete", 0, 0), ("age", 0, 6)),
+    *(("put", 0, 1), ("follow", 2, 0), ("lead", 2, 0), ("follow", 1, 0)),
+]
+"""Replica 2 is copied when the delete is gone, leads, and replica 1 comes back to it, which never saw the delete."""
+
+
 @settings(max_examples=5 * settings().max_examples)
 @given(EVENTS)
+@example(events=COPY_LEADS)
 def test_a_deleted_key_never_comes_back(events: list[Event]) -> None:
     life = Life()
     for event in events:
