@@ -28,7 +28,7 @@ from tidelog.log.config import LogConfig
 from tidelog.log.files import FilePool
 from tidelog.log.group_commit import GroupCommit
 from tidelog.log.log import Log
-from tidelog.log.recovery import RecoveryReport
+from tidelog.log.recovered import RecoveryReport
 from tidelog.model.errors import StorageError
 from tidelog.model.ids import Epoch, PartitionId, TopicId
 from tidelog.world.real.clock import SystemClock

@@ -148,8 +148,8 @@ def append_replicated(log: "Log", batches: Buffer) -> Appended:
     with memoryview(batches) as view:
         for header in headers:
             if header.leader_epoch > log.epochs.latest:
-                log.epochs.assign(header.leader_epoch, header.base_offset)
-                log.epochs_changed = True
+                _assign_epochs(log, header, end)
+            end = header.next_offset
             batch = view[position : position + header.size]
             if active.crc is not None:
                 active.crc = _with_batch(active.crc, b"", batch, header)
@@ -159,6 +159,17 @@ def append_replicated(log: "Log", batches: Buffer) -> Appended:
             position += header.size
     _written(log, last_offset + 1, now_ms)
     return Appended(Offset(headers[0].base_offset), last_offset)
+
+
+def _assign_epochs(log: "Log", header: BatchHeader, end: int) -> None:
+    """The epochs that begin between `end`, where the batch before ends, and this batch: compaction may have removed all
+    records of some and the first records of others, so the leader's history counts (`lineage`)."""
+    for epoch, start in log.lineage.entries:
+        if log.epochs.latest < epoch <= header.leader_epoch and end <= start <= header.base_offset:
+            log.epochs.assign(epoch, start)
+    if header.leader_epoch > log.epochs.latest:
+        log.epochs.assign(header.leader_epoch, header.base_offset)
+    log.epochs_changed = True
 
 
 def _check_replicated(log: "Log", batches: Buffer) -> list[BatchHeader]:

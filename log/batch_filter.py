@@ -1,7 +1,8 @@
 """What compaction leaves of each batch. Pure: a batch goes in, the batch as it is to be stored comes out, or nothing.
 
 A record goes when a later record has its key; when it has no key (only a topic that was not always compacted holds
-such); when its transaction was aborted; or when it is a tombstone (a key with no value) whose time is over. What
+such); when its transaction was aborted; or when it is a tombstone (a key with no value) whose time is over and that no
+replica needs any more (`deletes_bound`). What
 stays keeps its offset, its place and its timestamp. A batch that loses records is encoded again with the same
 codec and header: base offset, last offset delta, producer id, epoch and sequence, leader epoch, so offsets and
 sequences still tell what was there. A batch that loses none is kept byte for byte.
@@ -42,15 +43,18 @@ class BatchFilter:
         "_aborted",
         "_decompressed_bytes_max",
         "_delete_retention_ms",
+        "_deletes_bound",
         "_keys",
         "_last_batches",
         "_now_ms",
         "aborted_here",
+        "deletes_end",
         "keyless",
         "records_kept",
         "records_read",
         "settle_at_ms",
         "unfinished",
+        "waiting_from",
     )
 
     def __init__(
@@ -62,6 +66,7 @@ class BatchFilter:
         unfinished: Iterable[int],
         now_ms: int,
         delete_retention_ms: int,
+        deletes_bound: int,
         decompressed_bytes_max: int,
     ) -> None:
         self._keys = keys
@@ -69,11 +74,16 @@ class BatchFilter:
         self._last_batches = last_batches
         self._now_ms = now_ms
         self._delete_retention_ms = delete_retention_ms
+        self._deletes_bound = deletes_bound
         self._decompressed_bytes_max = decompressed_bytes_max
         self.unfinished = set(unfinished)
         self.aborted_here: list[AbortedTransaction] = []
         """Aborted transactions whose marker was kept and whose data was there: the new transaction index."""
         self.settle_at_ms: int | None = None
+        self.waiting_from: int | None = None
+        """Where the first batch ends whose tombstones or marker wait."""
+        self.deletes_end = 0
+        """Tombstones and markers below this may have been removed; all others were kept."""
         self.records_read = 0
         self.records_kept = 0
         self.keyless = 0
@@ -108,8 +118,7 @@ class BatchFilter:
 
     def _choose_rows(self, header: BatchHeader, columns: Columns) -> tuple[list[int], bool]:
         """Which records stay, and whether a tombstone is among them."""
-        horizon = header.delete_horizon_ms
-        keeps_tombstones = horizon is None or self._now_ms < horizon
+        keeps_tombstones = not self._is_over(header)
         present = columns.values.present
         is_newest = self._keys.is_newest
         rows: list[int] = []
@@ -123,7 +132,14 @@ class BatchFilter:
                 elif keeps_tombstones:
                     rows.append(row)
                     has_tombstone = True
+                else:
+                    self.deletes_end = max(self.deletes_end, offset + 1)
         return rows, has_tombstone
+
+    def _is_over(self, header: BatchHeader) -> bool:
+        """Whether the tombstones or the marker of this batch may go."""
+        horizon = header.delete_horizon_ms
+        return horizon is not None and self._now_ms >= horizon and header.next_offset <= self._deletes_bound
 
     def _filter_control(self, header: BatchHeader, batch: Buffer) -> Buffer | None:
         if header.count == 0:
@@ -139,8 +155,8 @@ class BatchFilter:
             entry = self._aborted.ending_at(header)
             if entry is not None:
                 self.aborted_here.append(entry)
-        horizon = header.delete_horizon_ms
-        if not (had_data or is_past_end) and horizon is not None and self._now_ms >= horizon:
+        if not (had_data or is_past_end) and self._is_over(header):
+            self.deletes_end = max(self.deletes_end, header.next_offset)
             return None
         self.records_kept += header.count
         if had_data or is_past_end:
@@ -155,6 +171,8 @@ class BatchFilter:
         if horizon is None:
             horizon = self._now_ms + self._delete_retention_ms
         self.settle_at_ms = horizon if self.settle_at_ms is None else max(self.settle_at_ms, horizon)
+        if self.waiting_from is None:
+            self.waiting_from = header.next_offset
         if is_marked and len(rows) == len(columns):
             return batch
         return _rebuild(columns, rows, horizon)

@@ -16,6 +16,7 @@ Keys are `log/<topic id: 16 bytes><partition: 4 bytes, big endian>/<field>`, val
     gaps                    offsets may be missing between batches  when the log becomes compacted
     cleaner                 where the last cleaning stopped         after a cleaning; deleted by a cut below it
     page-cache              records may be acknowledged, unsynced   before the first such one; deleted after a sync
+    lineage                 leader's epochs, deletes that are gone  before batches are taken, before deletes go
     high-watermark          the owner's, for its next start         checkpoint; lowered with every cut
     moved                   a copy from another directory counts    by a move (`moving`); deleted when it has its name
 
@@ -55,6 +56,7 @@ DAMAGE = b"damage"
 INTENT = b"intent"
 GAPS = b"gaps"
 CLEANER = b"cleaner"
+LINEAGE = b"lineage"
 HIGH_WATERMARK = b"high-watermark"
 PAGE_CACHE = b"page-cache"
 
@@ -112,6 +114,8 @@ class StoredState:
     page_cache: bool = False
     high_watermark: int | None = None
     """-1 if it cannot be read."""
+    lineage: tuple[int, int, tuple[tuple[int, int], ...]] | None = None
+    """As `decode_lineage` returns it."""
     lost: list[str] = field(default_factory=list)
 
     def high_watermark_below(self, end: int) -> int:
@@ -179,7 +183,10 @@ def encode_epochs(epochs: EpochHistory) -> bytes:
 
 
 def decode_epochs(data: bytes) -> EpochHistory:
-    entries = decode("epochs", data).get("entries")
+    return EpochHistory(_pairs(decode("epochs", data).get("entries")))
+
+
+def _pairs(entries: object) -> list[tuple[int, int]]:
     if not isinstance(entries, list) or not all(
         isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, int) for part in entry)
         for entry in entries
@@ -188,7 +195,18 @@ def decode_epochs(data: bytes) -> EpochHistory:
     pairs = [(int(epoch), int(start)) for epoch, start in entries]
     if not sound_entries(pairs):
         raise CorruptStateError(f"a stored epoch history is out of order: {pairs}")
-    return EpochHistory(pairs)
+    return pairs
+
+
+def encode_lineage(deletes_end: int, leader_epoch: int, entries: tuple[tuple[int, int], ...]) -> bytes:
+    pairs = [[int(epoch), int(start)] for epoch, start in entries]
+    return encode("lineage", {"deletes_end": int(deletes_end), "leader_epoch": int(leader_epoch), "entries": pairs})
+
+
+def decode_lineage(data: bytes) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+    fields = decode("lineage", data)
+    leader_epoch = _int(fields, "leader_epoch", least=-1)
+    return _int(fields, "deletes_end"), leader_epoch, tuple(_pairs(fields.get("entries")))
 
 
 def encode_number(kind: str, value: int) -> bytes:
@@ -268,6 +286,7 @@ def load_state(store: StateStore, log_id: PartitionId) -> StoredState:
     state.gaps = GAPS in values
     state.page_cache = PAGE_CACHE in values or PAGE_CACHE.decode() in state.lost
     state.high_watermark = _read_high_watermark(store, prefix)
+    state.lineage = take(LINEAGE, decode_lineage)
     for name, data in values.items():
         if name.startswith(SEGMENT):
             try:

@@ -103,11 +103,14 @@ class CleanedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CleanedGroup:
-    """`segment` is None if the group is clean as it stands. `settle_at_ms`: see `Checkpoint`, of this group."""
+    """`segment` is None if the group is clean as it stands. `settle_at_ms` and `waiting_from`: see `Checkpoint`, of
+    this group. `deletes_end`: tombstones and markers below it are missing from `segment`, if any are."""
 
     segment: CleanedSegment | None
     unfinished: frozenset[int]
     settle_at_ms: int | None
+    waiting_from: int | None
+    deletes_end: Offset
     bytes_read: int
     bytes_kept: int
     records_read: int
@@ -177,7 +180,8 @@ def clean(disk: Disk, task: CleaningTask, sleep: Sleep | None = None) -> Cleaned
 def checkpoint_after(end: Offset, groups: Sequence[CleanedGroup]) -> Checkpoint:
     """What to store when all of a plan's groups below `end` are swapped in."""
     waiting = [group.settle_at_ms for group in groups if group.settle_at_ms is not None]
-    return Checkpoint(end, max(waiting, default=None))
+    offsets = [group.waiting_from for group in groups if group.waiting_from is not None]
+    return Checkpoint(end, max(waiting, default=None), min(offsets, default=0))
 
 
 def discard_cleaned(disk: Disk, path: str) -> None:
@@ -221,6 +225,7 @@ def _clean_group(
         unfinished=unfinished,
         now_ms=plan.now_ms,
         delete_retention_ms=plan.delete_retention_ms,
+        deletes_bound=plan.deletes_bound,
         decompressed_bytes_max=limits.decompressed_bytes_max,
     )
     throttle = _Throttle(limits.io_bytes_per_second, sleep)
@@ -246,6 +251,8 @@ def _clean_group(
         segment=segment,
         unfinished=frozenset(batches.unfinished),
         settle_at_ms=batches.settle_at_ms,
+        waiting_from=batches.waiting_from,
+        deletes_end=Offset(batches.deletes_end),
         bytes_read=sum(source.size for source in group),
         bytes_kept=writer.size,
         records_read=batches.records_read,

@@ -14,6 +14,8 @@ out the records that a later one of the same key has made obsolete.
 - A log is due when dirty / (clean + dirty) bytes is over `min_cleanable_dirty_ratio`; or when its oldest dirty record
   is older than `max_compaction_lag_ms`; or when the last waiting tombstone may go (`Checkpoint.settle_at_ms`: Kafka
   leaves tombstones of an idle log for ever, ours are gone after one more cleaning).
+- A tombstone or marker goes when its time is over *and* it lies below `deletes_bound`: no replica needs it any more
+  (`replication.deletes`).
 - Neighbours are merged while their sizes fit one segment and their offsets 31 bits, so that segments do not shrink to
   nothing. Retention (`compact,delete`) is decided apart and done first.
 
@@ -44,6 +46,8 @@ class Checkpoint:
 
     first_dirty_offset: Offset
     settle_at_ms: int | None = None
+    waiting_from: int = 0
+    """The first that waits may go only when `deletes_bound` has reached this."""
 
 
 class CleaningReason(Enum):
@@ -63,6 +67,8 @@ class CleaningPlan:
     reason: CleaningReason
     now_ms: int
     delete_retention_ms: int
+    deletes_bound: Offset
+    """Tombstones and markers at or past it stay, whatever their time."""
 
     @property
     def segments(self) -> tuple[SegmentInfo, ...]:
@@ -81,8 +87,11 @@ def plan_cleaning(
     now_ms: int,
     log_start: Offset,
     bound: Offset,
+    deletes_bound: Offset | None = None,
 ) -> CleaningPlan | None:
     """What to clean now in a log with these sealed segments (all, in order), or None.
+
+    Tombstones and markers at or past `deletes_bound` are still needed by a replica; None if there is no other one.
 
     A checkpoint outside of the sealed part (the log was reset, or cut below it) counts for nothing.
     """
@@ -103,7 +112,7 @@ def plan_cleaning(
         reason = CleaningReason.DIRTY
     elif dirty and _is_overdue(dirty, config=config, now_ms=now_ms):
         reason = CleaningReason.OVERDUE
-    elif settle_at is not None and now_ms >= settle_at:
+    elif settle_at is not None and now_ms >= settle_at and _may_go(checkpoint, deletes_bound):
         reason = CleaningReason.SETTLE
     else:
         return None
@@ -116,6 +125,7 @@ def plan_cleaning(
         reason=reason,
         now_ms=now_ms,
         delete_retention_ms=config.delete_retention_ms,
+        deletes_bound=end if deletes_bound is None else deletes_bound,
     )
 
 
@@ -127,6 +137,11 @@ def dirtiest(plans: Iterable[tuple[T, CleaningPlan]]) -> T | None:
         if best is None or urgency > best[0]:
             best = (urgency, log)
     return None if best is None else best[1]
+
+
+def _may_go(checkpoint: Checkpoint | None, deletes_bound: Offset | None) -> bool:
+    """Whether at least one of those that wait may go: cleaning for none would be repeated for ever."""
+    return checkpoint is None or deletes_bound is None or checkpoint.waiting_from <= deletes_bound
 
 
 def _first_dirty(live: Sequence[SegmentInfo], checkpoint: Checkpoint | None, log_start: Offset) -> Offset:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.log import checkpoint as stored
 from tidelog.log import scan
-from tidelog.log.recovery import Damage
+from tidelog.log.recovered import Damage
 from tidelog.log.scan import ScrubResult
 from tidelog.model.errors import DiskFullError, StorageError
 from tidelog.model.ids import Offset

@@ -10,8 +10,11 @@ tell divergent tails apart where offsets and high watermarks cannot. Rules:
 - Epochs are strictly ascending and start offsets never go down. Epochs without records are kept (epoch 2 above has
   its records at 40..39): a leader must know every epoch that it led, written in or not.
 - An epoch ends where the next known one starts; the latest ends at the log end.
-- A history lost or unreadable is rebuilt from the batches, which all carry their epoch; only epochs without records
-  cannot be found again, and they hold nothing that could diverge.
+- For every offset below the log end that the log ever held, `epoch_for` names the epoch that the offset was written
+  in, whether compaction has kept the record or not. A copy of a log with gaps therefore has its history from its leader
+  (`lineage`), not from the batches.
+- A history lost or unreadable is rebuilt from the batches, which all carry their epoch; epochs without records cannot
+  be found again. In a log with gaps that may be an epoch that had records, until a leader tells it again.
 """
 
 from array import array
@@ -76,6 +79,26 @@ class EpochHistory:
         assert not self._starts or offset >= self._starts[-1], f"epoch {epoch} starts at {offset}, in the past"
         self._epochs.append(epoch)
         self._starts.append(offset)
+        return True
+
+    def learn(self, entries: Iterable[tuple[int, int]], *, log_start: int, log_end: int) -> bool:
+        """Add what the history of another replica says about offsets below `log_end`, where the two logs are one.
+        True if that was news.
+
+        Each of the two may lack an epoch, or know it from a later offset on, where compaction had removed records
+        before it was put together from batches. What both say is the truth. Entries that contradict ours are ignored,
+        all of them.
+        """
+        starts = {int(epoch): int(start) for epoch, start in self}
+        for epoch, start in entries:
+            if start < log_end:
+                starts[epoch] = min(start, starts.get(epoch, start))
+        pairs = sorted(starts.items())
+        learned = EpochHistory(pairs)
+        learned.truncate_from_start(log_start)
+        if not sound_entries(pairs) or learned == self:
+            return False
+        self._epochs, self._starts = learned._epochs, learned._starts
         return True
 
     def end_offset_for(self, epoch: int, *, log_end: int) -> tuple[Epoch, Offset]:

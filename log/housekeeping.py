@@ -9,15 +9,20 @@ The cleaner's checkpoint lies at or below the recovery point, and a cut that low
 again is dirty. It is also stored with the leader epoch of the last batch below it, and counts for nothing if the
 epoch history says that the log below it is another one.
 
+Tombstones and markers that another replica still needs stay (`deletes_bound_of`, asked again before each swap); which
+ones are gone is stored before they go (`lineage`).
+
 Throttling: a helper process sleeps by itself between its chunks if the owner hands in what to sleep with; else (in the
 simulator) the log's own loop waits after each step for as long as the bytes of that step are worth.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from tidelog.log import lineage
 from tidelog.log.checkpoint import CLEANER, decode, encode
 from tidelog.log.cleaner import (
     CleanedGroup,
@@ -40,7 +45,9 @@ from tidelog.model.errors import (
     TidelogError,
     UnsupportedMagicError,
 )
-from tidelog.model.ids import Epoch, Offset
+from tidelog.model.ids import Epoch, Offset, PartitionId
+
+BoundOf = Callable[[PartitionId], Offset]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -103,11 +110,16 @@ def cleaner_checkpoint(log: Log) -> Checkpoint | None:
     known, end = log.end_offset_for_epoch(epoch)
     if first_dirty > log.start_offset and (known != epoch or end < first_dirty):
         return None
-    return Checkpoint(Offset(first_dirty), settle_at if isinstance(settle_at, int) else None)
+    waiting_from = fields.get("waiting_from")
+    return Checkpoint(
+        Offset(first_dirty),
+        settle_at if isinstance(settle_at, int) else None,
+        waiting_from if isinstance(waiting_from, int) else 0,
+    )
 
 
-def plan(log: Log, *, bound: Offset) -> CleaningPlan | None:
-    """What is to be cleaned now, or None."""
+def plan(log: Log, *, bound: Offset, deletes_bound: Offset | None = None) -> CleaningPlan | None:
+    """What is to be cleaned now, or None. `deletes_bound`: see `plan_cleaning`."""
     if not log.config.cleanup_compact or log.damaged is not None or log.is_closed:
         return None
     return plan_cleaning(
@@ -117,16 +129,21 @@ def plan(log: Log, *, bound: Offset) -> CleaningPlan | None:
         now_ms=log.clock.now_ms(),
         log_start=log.start_offset,
         bound=log.last_stable_offset(bound),
+        deletes_bound=deletes_bound,
     )
 
 
 async def clean(
-    log: Log, cleaning: CleaningPlan, limits: CleanerLimits, sleep: Sleep | None = None
+    log: Log,
+    cleaning: CleaningPlan,
+    limits: CleanerLimits,
+    sleep: Sleep | None = None,
+    deletes_bound_of: BoundOf | None = None,
 ) -> CleaningReport | None:
     """Carry out a plan: group by group, each swapped in before the next is written.
 
-    None if the log was cut, shortened, closed or found damaged meanwhile. Rot that the cleaner meets makes the log
-    damaged, and is raised.
+    None if the log was cut, shortened, closed or found damaged meanwhile, or a replica has come that needs tombstones
+    which were about to go. Rot that the cleaner meets makes the log damaged, and is raised.
     """
     generation = log.durability.generation
     # Batches of the log are bounded by what it admits; entries as dense as its own find what they should.
@@ -134,7 +151,7 @@ async def clean(
     try:
         aborted = await log.aborted_transactions(cleaning.segments[0].base_offset, cleaning.end_offset)
         task = CleaningTask(log.path, cleaning, tuple(aborted), log.producers.last_batches(), limits)
-        done = await _clean_groups(log, task, generation, sleep)
+        done = await _clean_groups(log, task, generation, sleep, deletes_bound_of)
     except (CorruptBatchError, UnsupportedMagicError):
         if not _is_current(log, cleaning, generation):
             return None
@@ -164,7 +181,7 @@ async def clean(
 
 
 async def _clean_groups(
-    log: Log, task: CleaningTask, generation: int, sleep: Sleep | None
+    log: Log, task: CleaningTask, generation: int, sleep: Sleep | None, deletes_bound_of: BoundOf | None
 ) -> tuple[Offset, list[CleanedGroup]] | None:
     """Where the dirty part begins afterwards, and what became of each group; None if the log has changed."""
     plan, limits = task.plan, task.limits
@@ -179,12 +196,24 @@ async def _clean_groups(
         if cleaned.segment is None:
             is_current = _is_current(log, task.plan, generation)
         else:
+            if not await _give_up_deletes(log, cleaned.deletes_end, deletes_bound_of):
+                return None
             is_current = await log.replace_segments([cleaned.segment], generation=generation)
         if not is_current:
             return None
         groups.append(cleaned)
         unfinished = cleaned.unfinished
     return mapped.end_offset, groups
+
+
+async def _give_up_deletes(log: Log, end: Offset, deletes_bound_of: BoundOf | None) -> bool:
+    """Store that tombstones and markers below `end` are gone. False if one of them is needed again."""
+    if end <= log.lineage.deletes_end:
+        return True
+    if log.is_closed or (deletes_bound_of is not None and end > deletes_bound_of(log.log_id)):
+        return False
+    await lineage.raise_deletes_end(log, end)
+    return True
 
 
 def _is_current(log: Log, cleaning: CleaningPlan, generation: int) -> bool:
@@ -224,5 +253,10 @@ async def _store_checkpoint(log: Log, checkpoint: Checkpoint, generation: int) -
 def _encode(checkpoint: Checkpoint, epoch: Epoch) -> bytes:
     return encode(
         "cleaner",
-        {"first_dirty": checkpoint.first_dirty_offset, "epoch": epoch, "settle_at_ms": checkpoint.settle_at_ms},
+        {
+            "first_dirty": checkpoint.first_dirty_offset,
+            "epoch": epoch,
+            "settle_at_ms": checkpoint.settle_at_ms,
+            "waiting_from": checkpoint.waiting_from,
+        },
     )

@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from tidelog.log import appending, doubts, marking, seeking, surgery
+from tidelog.log import appending, doubts, lineage, marking, seeking, surgery
 from tidelog.log import checkpoint as stored
 from tidelog.log.admission import Look
 from tidelog.log.appending import Appended
@@ -35,7 +35,8 @@ from tidelog.log.files import FilePool, Steps, T, run_async, run_nowait
 from tidelog.log.group_commit import GroupCommit, SyncTicket
 from tidelog.log.producers import ProducerState
 from tidelog.log.reading import IndexFaultError, Slice, TimestampedOffset, aborted_steps, range_steps, read_steps
-from tidelog.log.recovery import Damage, Recovered, Recovery, RecoveryReport
+from tidelog.log.recovered import Damage, Recovered, RecoveryReport
+from tidelog.log.recovery import Recovery
 from tidelog.log.scan import ScrubResult
 from tidelog.log.segment import RecoveryMark, SegmentInfo
 from tidelog.log.segments import Segments
@@ -84,6 +85,7 @@ class Log:
         "is_changing",
         "is_closed",
         "is_page_cache",
+        "lineage",
         "lock",
         "log_id",
         "mark",
@@ -136,6 +138,7 @@ class Log:
         self.gaps = recovered.gaps
         # Whether the store says that acknowledged records may be on no device; see `marking`.
         self.is_page_cache = recovered.report.was_page_cache or config.flush_mode is FlushMode.PAGE_CACHE
+        self.lineage = recovered.lineage
         # The stored recovery point; sealed segments and snapshots that wait to be stored with the next one.
         self.mark: RecoveryMark = recovered.mark
         self.snapshots: list[int] = recovered.snapshots
@@ -291,7 +294,7 @@ class Log:
         Stored before the first gap is written: recovery would take it for a torn end otherwise.
         """
         if not self.gaps:
-            await self.store.commit({self.prefix + stored.GAPS: stored.encode_number("gaps", 1)})
+            await self.store.commit(lineage.gaps_writes(self))
             self.gaps = True
 
     def roll(self) -> None:

@@ -38,12 +38,12 @@ from tidelog.log.directories import (
 )
 from tidelog.log.doubles import LogCopy, choose, set_aside, take_away, undecided
 from tidelog.log.group_commit import Dirty
-from tidelog.log.housekeeping import CleaningReport
+from tidelog.log.housekeeping import BoundOf, CleaningReport
 from tidelog.log.keeping import KeptLogs
 from tidelog.log.log import Log
 from tidelog.log.opening import LogOpener, OpenRetry
 from tidelog.log.retention import Expired
-from tidelog.log.rounds import BoundOf, slices
+from tidelog.log.rounds import slices
 from tidelog.model.errors import FULL_ADVICE, DiskFullError, StorageError, TidelogError
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.world.clock import Clock
@@ -102,6 +102,7 @@ class Logs:
         """Records that replicas had to give up, until they have them again."""
         self.uncleanable: dict[PartitionId, TidelogError] = {}
         """Logs whose cleaning found damage, and where: left alone until the next start."""
+        self.deletes_bound_of: BoundOf | None = None  # see `housekeeping.clean`
         self.crashed: Exception | None = None
         self._config = config
         self._work = work
@@ -508,7 +509,9 @@ class Logs:
 
     async def _clean_one(self, bound_of: BoundOf) -> CleaningReport | None:
         try:
-            return await rounds.clean_dirtiest(self.all, self.uncleanable, bound_of, self._config.cleaner, self._sleep)
+            return await rounds.clean_dirtiest(
+                self.all, self.uncleanable, bound_of, self._config.cleaner, self._sleep, self.deletes_bound_of
+            )
         finally:
             self._cleaning = None
 

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tidelog.log import lineage
 from tidelog.log.checkpoint import encode_number, key_prefix
 from tidelog.log.directories import LogDirectory, forget_log, parse_directory_name
 from tidelog.log.epochs import EpochHistory
@@ -43,6 +44,8 @@ class LogMove:
         self._name = source.path
         self._copy: Log | None = None
         self._generation = -1
+        self._deletes_end = Offset(0)
+        """Of the source when the copy was begun."""
         self.is_decided = False
 
     @property
@@ -63,7 +66,7 @@ class LogMove:
         if source.is_closed or source.damaged is not None:
             raise InvalidRequestError(f"{source.path} was closed or found damaged while it was moved")
         copy = self._copy
-        if copy is None or source.durability.generation != self._generation or copy.end_offset < source.start_offset:
+        if copy is None or self._has_missed(copy) or copy.end_offset < source.start_offset:
             copy = await self._begin()
         if copy.end_offset >= source.end_offset:
             return False
@@ -73,13 +76,21 @@ class LogMove:
             piece = await source.read(offset, bytes_max=PIECE_BYTES)
         except OffsetOutOfRangeError:
             return True  # retention was faster: begin anew
-        if not piece.data or source.durability.generation != self._generation:
+        if not piece.data or self._has_missed(copy):
             return bool(piece.data)
         if copy.end_offset == copy.start_offset != piece.base_offset:
             await copy.reset_to(piece.base_offset)
         copy.append_replicated(piece.data)
         await copy.flush()
         return True
+
+    def _has_missed(self, copy: Log) -> bool:
+        """Whether the source was cut, or its cleaner has removed deletes that were still to be copied: the copy may
+        hold what they had deleted."""
+        if self._source.durability.generation != self._generation:
+            return True
+        deletes_end = self._source.lineage.deletes_end
+        return deletes_end > self._deletes_end and copy.end_offset < deletes_end
 
     async def _begin(self) -> Log:
         await self._clear()
@@ -97,6 +108,7 @@ class LogMove:
         )
         await copy.allow_gaps()
         self._generation = source.durability.generation
+        self._deletes_end = source.lineage.deletes_end
         self._copy = copy
         return copy
 
@@ -120,6 +132,8 @@ class LogMove:
         snapshot = source.producers.to_snapshot() if len(source.producers) else b""
         copy.producers = ProducerState.from_snapshot(snapshot) if snapshot else ProducerState()
         copy.gaps = True
+        copy.lineage = source.lineage
+        await lineage.store(copy)
         await copy.close()
         await self.target.store.commit({copy.prefix + MOVED: encode_number("moved", 1)})
         self.is_decided = True

@@ -22,14 +22,17 @@ until its owner has made up its mind. Rot inside of a sealed segment is not look
 the part between the recovery point and the durable end (a second of traffic) is taken for a torn tail.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from tidelog.log import checkpoint as stored
 from tidelog.log.checkpoint import StoredState, Writes, key_prefix
 from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.epochs import EpochHistory
+from tidelog.log.lineage import Lineage, guess
+from tidelog.log.lineage import encode as encode_lineage
 from tidelog.log.producers import ProducerState
+from tidelog.log.recovered import Damage, Recovered, RecoveryReport
 from tidelog.log.restoring import Workbench, close_files, epochs_before, merge_epochs, rewrite_file
 from tidelog.log.scan import LogScan, ScanRequest, empty_mark, file_crc, scan_log, scrub
 from tidelog.log.segment import LOG, SUFFIXES, ActiveSegment, RecoveryMark, SegmentInfo, file_name, file_path
@@ -39,53 +42,6 @@ from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk, File
 from tidelog.world.store import StateStore
 from tidelog.world.work import Work
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Below `good_end` the log can be trusted; above it bytes that were acknowledged are missing or wrong."""
-
-    good_end: Offset
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryReport:
-    """What opening a log found and did. `bytes_read` counts bytes of segment files."""
-
-    clean: bool
-    recovery_point: int
-    was_page_cache: bool = False
-    """Records that were acknowledged may have been on no device; after a clean stop all are."""
-    bytes_read: int = 0
-    batches_scanned: int = 0
-    bytes_cut: int = 0
-    cut_reason: str | None = None
-    rebuilt: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    files_removed: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Recovered:
-    """A log as recovery leaves it: on the device up to `end_offset`, as committed in `mark`."""
-
-    start_offset: int
-    end_offset: int
-    sealed: list[SegmentInfo]
-    active: ActiveSegment
-    epochs: EpochHistory
-    producers: ProducerState
-    snapshots: list[int]
-    mark: RecoveryMark
-    gaps: bool
-    damage: Damage | None
-    report: RecoveryReport
-    high_watermark: int = 0
-    """The stored one, at most `end_offset`."""
-    is_named: bool = True
-    """Whether the names of the log's directory are on the device. A log that is blank may have had none synced, in this
-    life or in one before: they go there with its first records."""
 
 
 class Recovery:
@@ -157,6 +113,7 @@ class Recovery:
             snapshots=[],
             mark=mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=None,
             report=self._report(state, mark),
             is_named=False,
@@ -224,6 +181,7 @@ class Recovery:
             snapshots=sorted(state.producers),
             mark=mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=None,
             report=self._report(state, mark, clean=True),
         )
@@ -407,6 +365,7 @@ class Recovery:
             epochs = await self._bench.epochs_from_batches(bases, start, end) if end > start else EpochHistory()
         epochs = merge_epochs(epochs_before(epochs, mark.offset), scan.epochs, log_end=end)
         epochs = merge_epochs(state.epochs or EpochHistory(), list(epochs), log_end=end, read_from=mark.offset)
+        epochs = self._lineage(state, mark).complete(epochs, log_start=start, log_end=end)
         producers = ProducerState.from_snapshot(scan.producers) if scan.producers else ProducerState()
         if not self._bench.aborted_is_whole(active):
             await self._bench.rebuild_aborted(state, active, bases, end)
@@ -426,6 +385,7 @@ class Recovery:
             snapshots=snapshots,
             mark=new_mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=None,
             report=self._report(state, mark, scan=scan, bytes_cut=bytes_cut),
         )
@@ -477,7 +437,7 @@ class Recovery:
         epochs = state.epochs
         if epochs is None:
             epochs = await self._bench.epochs_from_batches(bases, start, damage.good_end)
-        epochs = EpochHistory(list(epochs))
+        epochs = self._lineage(state, mark).complete(epochs, log_start=start, log_end=damage.good_end)
         epochs.clip(damage.good_end)
         writes: Writes = {self._prefix + stored.CLEAN: None}
         self._note_page_cache(state, writes)
@@ -492,6 +452,7 @@ class Recovery:
             snapshots=sorted(state.producers),
             mark=mark,
             gaps=self._gaps(state),
+            lineage=self._lineage(state, state.mark or mark),
             damage=damage,
             report=self._report(state, mark),
         )
@@ -527,6 +488,12 @@ class Recovery:
 
     def _gaps(self, state: StoredState) -> bool:
         return state.gaps or self._config.cleanup_compact or "gaps" in state.lost
+
+    def _lineage(self, state: StoredState, mark: RecoveryMark) -> Lineage:
+        if state.lineage is not None:
+            deletes_end, leader_epoch, entries = state.lineage
+            return Lineage(Offset(deletes_end), leader_epoch, entries)
+        return guess(sealed_to=mark.base_offset, has_gaps=self._gaps(state))
 
     @staticmethod
     def _start(state: StoredState, bases: list[int], mark: RecoveryMark) -> int:
@@ -571,6 +538,8 @@ class Recovery:
         self._note_page_cache(state, writes)
         if self._gaps(state) and not state.gaps:
             writes[prefix + stored.GAPS] = stored.encode_number("gaps", 1)
+        if self._gaps(state) and state.lineage is None:
+            writes[prefix + stored.LINEAGE] = encode_lineage(self._lineage(state, state.mark or mark))
         for base in state.segments:
             if base >= mark.base_offset:
                 writes[stored.segment_key(prefix, base)] = None

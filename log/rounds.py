@@ -9,12 +9,12 @@ from typing import TypeVar
 from tidelog.log import housekeeping
 from tidelog.log.cleaner import CleanerLimits, Sleep
 from tidelog.log.compaction import CleaningPlan, dirtiest
-from tidelog.log.housekeeping import CleaningReport
+from tidelog.log.housekeeping import BoundOf, CleaningReport
 from tidelog.log.log import Log
 from tidelog.log.opening import proves_damage
 from tidelog.log.retention import Expired
 from tidelog.model.errors import TidelogError
-from tidelog.model.ids import Offset, PartitionId
+from tidelog.model.ids import PartitionId
 from tidelog.world.clock import Clock
 
 LOGGER = logging.getLogger(__name__)
@@ -23,8 +23,6 @@ T = TypeVar("T")
 
 LOGS_AT_ONCE = 128
 """So many logs are looked at, checkpointed or closed in one turn of the loop: a turn stays far below 20 ms."""
-
-BoundOf = Callable[[PartitionId], Offset]
 
 
 def slices(logs: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -56,18 +54,20 @@ async def clean_dirtiest(
     bound_of: BoundOf,
     limits: CleanerLimits,
     sleep: Sleep | None,
+    deletes_bound_of: BoundOf | None = None,
 ) -> CleaningReport | None:
     """None if none needs it. One whose cleaning fails is passed over this time, or for good (`uncleanable`) if that
     proves damage; the next one has its turn."""
     skipped: set[PartitionId] = set()
     while True:
-        plans = [row for row in await _plans(logs(), uncleanable, bound_of) if row[0].log_id not in skipped]
+        found = await _plans(logs(), uncleanable, bound_of, deletes_bound_of)
+        plans = [row for row in found if row[0].log_id not in skipped]
         chosen = dirtiest([((log, plan), plan) for log, plan in plans])
         if chosen is None:
             return None
         log, plan = chosen
         try:
-            report = await housekeeping.clean(log, plan, limits, sleep)
+            report = await housekeeping.clean(log, plan, limits, sleep, deletes_bound_of)
         except TidelogError as error:
             # It would be the dirtiest again, and the others would never be cleaned.
             if proves_damage(error):
@@ -82,13 +82,17 @@ async def clean_dirtiest(
 
 
 async def _plans(
-    logs: Sequence[Log], uncleanable: MutableMapping[PartitionId, TidelogError], bound_of: BoundOf
+    logs: Sequence[Log],
+    uncleanable: MutableMapping[PartitionId, TidelogError],
+    bound_of: BoundOf,
+    deletes_bound_of: BoundOf | None,
 ) -> list[tuple[Log, CleaningPlan]]:
     plans = []
     for some in slices([log for log in logs if log.config.cleanup_compact]):
         for log in some:
             if log.log_id not in uncleanable:
-                plan = housekeeping.plan(log, bound=bound_of(log.log_id))
+                deletes_bound = None if deletes_bound_of is None else deletes_bound_of(log.log_id)
+                plan = housekeeping.plan(log, bound=bound_of(log.log_id), deletes_bound=deletes_bound)
                 if plan is not None:
                     plans.append((log, plan))
         await asyncio.sleep(0)

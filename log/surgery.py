@@ -31,7 +31,7 @@ from tidelog.log.files import run_async
 from tidelog.log.marking import lower_high_watermark, store_mark
 from tidelog.log.producers import ProducerState
 from tidelog.log.reading import IndexFaultError, locate_steps
-from tidelog.log.recovery import Damage
+from tidelog.log.recovered import Damage
 from tidelog.log.scan import LogScan, ScanRequest, build_indexes, empty_mark, replay, scan_log
 from tidelog.log.segment import (
     CLEANED,

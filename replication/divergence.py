@@ -24,9 +24,10 @@ again until the answer is Continue. Why this ends, and is right:
 Only epochs of *records* are asked about. An epoch that a replica led without writing says nothing about its records:
 asked about it, the leader could only answer with a cut that cuts nothing, for ever.
 
-Needed of the histories: they cover the log from its start (`log.epochs` rebuilds one that was lost), and a leader has
-noted its own epoch before it answers. Known gap: where compaction took the first records of an epoch away, a replica
-that was copied afterwards knows that epoch from a later offset on; both lie below the high watermark.
+Needed of the histories: for every offset from its start to its end a log names the epoch that the offset was written
+in, and a leader has noted its own epoch before it answers. Where compaction took records away the batches do not tell:
+a copy has its history from its leader (`log.lineage`). One that was lost is rebuilt from the batches that are left,
+until a leader tells it again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING
 from tidelog.model.errors import StreamBrokenError, StreamClosedError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.replication.following import NO_NUMBER, Following
-from tidelog.replication.messages import Ack, Acks, Ended, Push, Pushed, Subscribe, Subscribes, Unsubscribe
+from tidelog.replication.messages import (
+    Ack,
+    Acks,
+    Ended,
+    Histories,
+    History,
+    Push,
+    Pushed,
+    Subscribe,
+    Subscribes,
+    Unsubscribe,
+)
 from tidelog.replication.wire import decode_from_leader, encode
 from tidelog.world.transport import Stream
 
@@ -134,6 +145,9 @@ class FollowerStream:
                         await self._take(pushes)
                     case Ended() as ended:
                         self._ended(ended)
+                    case Histories(histories):
+                        for history in histories:
+                            self._informed(history)
         finally:
             self._is_open = False
             self._by_number.clear()
@@ -201,6 +215,11 @@ class FollowerStream:
         if following is not None and following.number == push.number:
             self._host.spend_follower(following, size)
             following.pushed(push)
+
+    def _informed(self, history: History) -> None:
+        following = self._by_number.get(history.number)
+        if following is not None and following.number == history.number:
+            following.informed(history)
 
     def _ended(self, ended: Ended) -> None:
         following = self._by_number.pop(ended.number, None)

@@ -1,6 +1,7 @@
 """A partition that this broker follows: its log, the pure state (`partition.FollowerState`), and its subscription.
 
     idle --may subscribe--> subscribed --Ended(diverged, too far behind, gaps)--> to be mended --log changed--> idle
+                            subscribed --History that is not stored yet--> to be stored --stored--> idle
                             subscribed --stream breaks, Ended(unreadable, not leader)--> idle, again after a moment
 
 While it is subscribed nothing but pushes changes the end of its log, and what comes under an older number is thrown
@@ -13,7 +14,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.log import lineage
 from tidelog.log.config import FlushMode
+from tidelog.log.lineage import Lineage
 from tidelog.log.log import Log
 from tidelog.model.errors import (
     CorruptBatchError,
@@ -26,7 +29,7 @@ from tidelog.model.errors import (
 from tidelog.model.ids import Epoch, Offset
 from tidelog.replication.divergence import Truncate, asks, cut
 from tidelog.replication.leading import safe_end
-from tidelog.replication.messages import Ack, Ended, Push, Reason, Subscribe
+from tidelog.replication.messages import NO_PUSH_OFFSET, Ack, Ended, History, Push, Reason, Subscribe
 from tidelog.replication.partition import FollowerState
 
 if TYPE_CHECKING:
@@ -42,7 +45,19 @@ NO_NUMBER = -1
 class Following:
     """See the module. One leader epoch."""
 
-    __slots__ = ("_host", "is_accepted", "is_over", "log", "number", "replica", "state", "stream", "unsound")
+    __slots__ = (
+        "_deletes_end",
+        "_host",
+        "_informed_number",
+        "is_accepted",
+        "is_over",
+        "log",
+        "number",
+        "replica",
+        "state",
+        "stream",
+        "unsound",
+    )
 
     def __init__(self, host: Replicas, replica: Replica, log: Log, state: FollowerState) -> None:
         self._host = host
@@ -52,8 +67,12 @@ class Following:
         self.stream: FollowerStream | None = None
         self.number = NO_NUMBER
         """Of the subscription; -1 while there is none."""
-        self.unsound: Ended | None = None
-        """What the leader said that the log must be brought to before the next subscription."""
+        self.unsound: Ended | Lineage | None = None
+        """What the leader said that the log must be brought to, or must store, before the next subscription."""
+        self._informed_number = NO_NUMBER
+        """The subscription for which the log has stored the leader's history."""
+        self._deletes_end = lineage.NOTHING_DELETED
+        """The leader has removed deletes below this."""
         self.is_accepted = False
         """Whether the leader has pushed under this number: then our log is a prefix of its own."""
         self.is_over = False
@@ -89,6 +108,7 @@ class Following:
             last_epoch=last_epoch,
             durable_end=safe_end(log),
             takes_gaps=log.gaps,
+            takes_history=True,
         )
 
     def broken(self) -> None:
@@ -108,8 +128,29 @@ class Following:
 
     # What comes.
 
+    def informed(self, history: History) -> None:
+        """What the batches of the leader's log do not tell. It is stored before any of them is taken; when it comes
+        again, under the same number, it only says that more deletes are gone, all of which this log has."""
+        self._deletes_end = max(self._deletes_end, Offset(history.deletes_end))
+        leader = Lineage(Offset(history.deletes_end), self.leader_epoch, history.entries)
+        if self._informed_number == self.number or self.log.lineage.covers(leader, log_end=self.log.end_offset):
+            self._informed_number = self.number
+            return
+        self.leave()
+        self.unsound = leader
+        self._host.unsettle(self.replica)
+
+    def deletes_bound(self) -> Offset:
+        """Tombstones and markers at or past this are not compacted away: the leader has them, too."""
+        return max(self.log.lineage.deletes_end, min(self._deletes_end, self.log.end_offset))
+
     def pushed(self, push: Push) -> None:
         """Batches that go on where this log ends, and the leader's high watermark."""
+        if push.batches and push.offset not in (NO_PUSH_OFFSET, self.log.end_offset):
+            wrong = f"batches that follow offset {push.offset}, the log ends at {self.log.end_offset}"
+            LOGGER.error("log=%s leader=%d sent %s", self.log.path, self.leader, wrong)
+            self._again_later()
+            return
         if push.batches:
             try:
                 self.log.append_replicated(push.batches)
@@ -186,6 +227,10 @@ class Following:
         ended, log = self.unsound, self.log
         assert ended is not None, "nothing to mend"
         assert self.number == NO_NUMBER, "a subscribed log is not changed"
+        if isinstance(ended, Lineage):
+            await lineage.take_over(log, ended)
+            self.unsound = None
+            return
         match ended.reason:
             case Reason.DIVERGED:
                 answer = Truncate(Epoch(ended.epoch), Offset(ended.offset))

@@ -1,7 +1,7 @@
 """The leader's end of a replication stream: takes subscriptions and acks of one follower broker, pushes to it.
 
     subscribe --not led here in that epoch yet--> parked --the metadata comes--> decided
-    subscribe --decided--> Ended(diverged, too far behind, ...)  |  pushed to
+    subscribe --decided--> Ended(diverged, too far behind, ...)  |  its history, if the log has gaps; pushed to
 
 All partitions share the stream. `dirty` has those with something to push, in turn: a message gathers up to
 `message_bytes` of what is pending, and who has more goes to the end of the line. Two bounds:
@@ -42,7 +42,19 @@ from tidelog.model.errors import (
 from tidelog.model.ids import NO_EPOCH, NodeId, Offset, PartitionId
 from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
 from tidelog.replication.leading import Leading, Subscription
-from tidelog.replication.messages import Acks, Ended, Push, Pushed, Reason, Subscribe, Subscribes, Unsubscribe
+from tidelog.replication.messages import (
+    NO_PUSH_OFFSET,
+    Acks,
+    Ended,
+    Histories,
+    History,
+    Push,
+    Pushed,
+    Reason,
+    Subscribe,
+    Subscribes,
+    Unsubscribe,
+)
 from tidelog.replication.wire import MESSAGE_OVERHEAD_BYTES, PUSH_OVERHEAD_BYTES, decode_from_follower, encode
 from tidelog.world.disk import Buffer
 from tidelog.world.transport import FRAME_BYTES_MAX, Stream
@@ -55,6 +67,9 @@ LOGGER = logging.getLogger(__name__)
 PARKED_MAX = 1_000_000
 PUSHES_MAX = 20_000
 """In one message."""
+HISTORY_ENTRIES_MAX = 10_000
+"""Epochs of one partition that a follower is sent, the newest; a leader a minute for a week makes as many."""
+HISTORIES_PER_FRAME_MAX = 100
 ITEMS_PER_SLICE = 100
 """Subscriptions and acks of one message that are looked at in one turn of the event loop: some 5 ms."""
 PUSHED_BYTES_MAX = FRAME_BYTES_MAX - MESSAGE_OVERHEAD_BYTES - PUSHES_MAX * PUSH_OVERHEAD_BYTES
@@ -73,7 +88,7 @@ class LeaderStream:
         self._subscriptions: dict[int, Subscription] = {}
         self._parked: dict[PartitionId, Subscribe] = {}
         self._parked_numbers: dict[int, PartitionId] = {}
-        self._outgoing: deque[Ended] = deque()
+        self._outgoing: deque[Ended | History] = deque()
         self._dirty: dict[Subscription, None] = {}
         self._behind: dict[Subscription, None] = {}
         """Those that lack a high watermark only."""
@@ -200,9 +215,16 @@ class LeaderStream:
                 self.tell(Ended(number=asked.number, reason=Reason.TOO_FAR_BEHIND, offset=start))
             case Continue() if log.gaps and not asked.takes_gaps:
                 self.tell(Ended(number=asked.number, reason=Reason.NEEDS_GAPS))
+            case Continue() if leading.must_copy(int(self.peer), asked):
+                LOGGER.warning(
+                    "log=%s follower=%d ends at %d and is copied from the start: deletes below %d are compacted away",
+                    *(log.path, self.peer, asked.next_offset, log.lineage.deletes_end),
+                )
+                self.tell(Ended(number=asked.number, reason=Reason.TOO_FAR_BEHIND, offset=leading.first_offset))
             case Continue():
                 subscription = Subscription(leading, self, asked)
                 self._subscriptions[asked.number] = subscription
+                self.tell_history(subscription)
                 leading.subscribe(subscription, asked.durable_end)
             case _:
                 # It knows an epoch that we do not: whoever gave it that one leads, or led after us.
@@ -263,9 +285,32 @@ class LeaderStream:
         if self._behind:
             self._wake.set()
 
-    def tell(self, ended: Ended) -> None:
-        self._outgoing.append(ended)
+    def tell(self, message: Ended | History) -> None:
+        self._outgoing.append(message)
         self._wake.set()
+
+    def tell_history(self, subscription: Subscription) -> None:
+        """Before the first batch of a log with gaps, and when more deletes have gone."""
+        log = subscription.leading.log
+        deletes_end = log.lineage.deletes_end
+        if log.gaps and subscription.takes_history and subscription.sent_deletes_end != deletes_end:
+            subscription.sent_deletes_end = deletes_end
+            entries = tuple((int(epoch), int(start)) for epoch, start in log.epochs)[-HISTORY_ENTRIES_MAX:]
+            self.tell(History(subscription.number, deletes_end, entries))
+
+    def _next_outgoing(self) -> Ended | Histories:
+        """The next, with all histories that stand right behind it: a new leader has them for all its partitions."""
+        first = self._outgoing.popleft()
+        if isinstance(first, Ended):
+            return first
+        histories = [first]
+        while self._outgoing and len(histories) < HISTORIES_PER_FRAME_MAX:
+            following = self._outgoing[0]
+            if not isinstance(following, History):
+                break
+            histories.append(following)
+            self._outgoing.popleft()
+        return Histories(tuple(histories))
 
     async def _send_all(self) -> None:
         try:
@@ -274,7 +319,7 @@ class LeaderStream:
                 self._wake.clear()
                 while True:
                     while self._outgoing:
-                        await self._stream.send(encode(self._outgoing.popleft()))
+                        await self._stream.send(encode(self._next_outgoing()))
                     pushes = self._gather()
                     if not pushes:
                         break
@@ -319,7 +364,10 @@ class LeaderStream:
     def _push(self, subscription: Subscription, batches: Buffer) -> Push:
         high_watermark = subscription.leading.high_watermark
         subscription.sent_high_watermark = high_watermark
-        return Push(subscription.number, high_watermark, batches)
+        offset = subscription.sent_end if subscription.takes_history else NO_PUSH_OFFSET
+        if batches:
+            subscription.sent_end = subscription.next_offset
+        return Push(subscription.number, high_watermark, batches, offset)
 
     def _next_batches(self, subscription: Subscription, room: int) -> Buffer | None:
         """None if this partition has nothing to push now: something else brings it back into the line."""
@@ -337,6 +385,10 @@ class LeaderStream:
             room = max(1, min(room, self._host.leader_bucket.room(asyncio.get_running_loop().time())))
         if log.gaps and not subscription.takes_gaps:
             leading.drop(subscription, Reason.NEEDS_GAPS)
+            return None
+        if log.gaps and subscription.takes_history and subscription.sent_deletes_end < 0:
+            self.tell_history(subscription)  # it has become a log with gaps; this goes out before the next message
+            self._dirty[subscription] = None
             return None
         at = _read_from(subscription)
         try:

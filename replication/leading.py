@@ -31,6 +31,7 @@ from tidelog.model.errors import (
     WorkFailedError,
 )
 from tidelog.model.ids import NO_EPOCH, Offset
+from tidelog.replication.deletes import ReplicaDeletes
 from tidelog.replication.messages import Ended, Reason, Subscribe
 from tidelog.replication.partition import LeaderState
 from tidelog.replication.waiting import AckWaiters
@@ -65,9 +66,12 @@ class Subscription:
         "next_offset",
         "number",
         "ready",
+        "sent_deletes_end",
+        "sent_end",
         "sent_high_watermark",
         "stream",
         "takes_gaps",
+        "takes_history",
         "unacked",
         "unacked_bytes",
     )
@@ -80,6 +84,11 @@ class Subscription:
         self.broker_epoch = asked.broker_epoch
         self.next_offset = asked.next_offset
         self.takes_gaps = asked.takes_gaps
+        self.takes_history = asked.takes_history
+        self.sent_deletes_end = -1
+        """As it was last sent, with the history; -1 if that was not sent."""
+        self.sent_end = asked.next_offset
+        """Where the last message ended that was put together for the follower."""
         self.is_empty = asked.last_epoch == NO_EPOCH
         """The follower has no record, and nothing was pushed to it."""
         self.unacked: deque[tuple[int, int]] = deque()
@@ -106,7 +115,18 @@ class Subscription:
 class Leading:
     """See the module."""
 
-    __slots__ = ("_first", "_host", "_shared", "acks", "is_held", "log", "replica", "state", "subscriptions")
+    __slots__ = (
+        "_deletes",
+        "_first",
+        "_host",
+        "_shared",
+        "acks",
+        "is_held",
+        "log",
+        "replica",
+        "state",
+        "subscriptions",
+    )
 
     def __init__(self, host: Replicas, replica: Replica, log: Log, state: LeaderState) -> None:
         self._host = host
@@ -120,6 +140,7 @@ class Leading:
         """By follower: the one with the highest number."""
         self._shared: tuple[tuple[int, int, int], Slice | None] | None = None
         self._first: tuple[int, Offset] | None = None
+        self._deletes = ReplicaDeletes(host.now_ms())
 
     @property
     def leader_epoch(self) -> int:
@@ -190,6 +211,7 @@ class Leading:
     def acked(self, subscription: Subscription, durable_end: int) -> None:
         assert not subscription.is_over, "an ack of a subscription that is over"
         subscription.acked(durable_end)
+        self._deletes.acked(subscription.follower, durable_end)
         now_ms = self._host.now_ms()
         if self.state.acked(subscription.follower, subscription.broker_epoch, Offset(durable_end), now_ms):
             self._advanced()
@@ -264,6 +286,12 @@ class Leading:
             former.is_over = True
             former.stream.forget(former)
         self.subscriptions[subscription.follower] = subscription
+        self._deletes.subscribed(
+            subscription.follower,
+            durable_end,
+            has_records=not subscription.is_empty,
+            deletes_end=self.log.lineage.deletes_end,
+        )
         self.acked(subscription, durable_end)
         subscription.stream.mark(subscription)
 
@@ -272,9 +300,36 @@ class Leading:
         subscription.is_over = True
         if self.subscriptions.get(subscription.follower) is subscription:
             del self.subscriptions[subscription.follower]
+            self._deletes.left(subscription.follower, self._host.now_ms())
         subscription.stream.forget(subscription)
         if reason is not None:
             subscription.stream.tell(Ended(number=subscription.number, reason=reason, epoch=epoch, offset=offset))
+
+    # Deletes (`replication.deletes`).
+
+    def must_copy(self, follower: int, asked: Subscribe) -> bool:
+        """Whether the follower is to be copied from the start. One that may be elected has all that was committed, and
+        is never made to drop its log."""
+        if follower in self.state.maximal_isr or follower in self.replica.partition.eligible:
+            return False
+        return self._deletes.must_copy(
+            follower,
+            has_records=asked.last_epoch != NO_EPOCH,
+            next_offset=asked.next_offset,
+            deletes_end=self.log.lineage.deletes_end,
+        )
+
+    def deletes_bound(self) -> Offset:
+        """Tombstones and markers at or past this are not compacted away."""
+        others = [replica for replica in self.replica.partition.replicas if replica != self._host.me]
+        hold_ms = max(self.log.config.delete_retention_ms, self._host.lag_max_ms())
+        return self._deletes.bound(others, log_end=self.log.end_offset, now_ms=self._host.now_ms(), hold_ms=hold_ms)
+
+    def announce_deletes(self) -> None:
+        """Followers may remove what the cleaner has removed here."""
+        for subscription in self.subscriptions.values():
+            if subscription.sent_deletes_end >= 0:
+                subscription.stream.tell_history(subscription)
 
     def end(self, error: TidelogError) -> None:
         """This epoch is over here. Who waits for an ack does not learn what became of the records."""

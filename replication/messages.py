@@ -7,7 +7,8 @@ follows says where it stands; who leads answers a divergence first and then push
                           Subscribes    many of them
                           Unsubscribe   enough of it
                           Acks          what is on this broker's device now, of any number of partitions
-    leader -> follower    Pushed        batches and high watermarks, of any number of partitions
+    leader -> follower    Histories     what the batches of a log with gaps do not tell, before the first of them
+                          Pushed        batches and high watermarks, of any number of partitions
                           Ended         a subscription is over, and why
 
 A subscription has a number that its follower gives once in its life: what belongs to an older one is known by it and
@@ -30,7 +31,8 @@ CATCH_UP = "replication-catch-up"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe:
     """`next_offset` is the end of the follower's log and `last_epoch` the latest epoch that it knows, -1 for none;
-    below `durable_end` it is on the follower's device. `takes_gaps`: offsets may be missing between batches."""
+    below `durable_end` it is on the follower's device. `takes_gaps`: offsets may be missing between batches.
+    `takes_history`: the follower understands `Histories`, and pushes that name their offset; an older one does not."""
 
     partition: PartitionId
     number: int
@@ -40,6 +42,7 @@ class Subscribe:
     last_epoch: int
     durable_end: int
     takes_gaps: bool = False
+    takes_history: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,34 @@ class Acks:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """Of the log that the subscription `number` is to: (epoch, start offset) of each leader epoch, oldest first, and
+    where the part begins that has every tombstone and marker (`log.lineage`). Sent before the first batch of a log with
+    gaps, and again when `deletes_end` is raised."""
+
+    number: int
+    deletes_end: int
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    histories: tuple[History, ...]
+
+
+NO_PUSH_OFFSET = -1
+"""Of a push from a leader that does not name it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Push:
-    """Batches that follow those before, perhaps none; `high_watermark` as the leader sees it."""
+    """Batches that follow those before, perhaps none; `high_watermark` as the leader sees it. `offset` is where the
+    follower's log ends before it takes them: a follower of a log with gaps finds by it that a push is missing."""
 
     number: int
     high_watermark: int
     batches: Buffer
+    offset: int = NO_PUSH_OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +134,4 @@ class Ended:
 
 
 FromFollower = Subscribe | Subscribes | Unsubscribe | Acks
-FromLeader = Pushed | Ended
+FromLeader = Pushed | Ended | Histories

@@ -16,13 +16,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.log import lineage
 from tidelog.log.config import FlushMode
 from tidelog.log.log import Log
 from tidelog.log.marking import forget_page_cache
 from tidelog.metadata import configs
 from tidelog.metadata.image import NIL, Partition
 from tidelog.model.errors import DiskFullError, FencedLeaderEpochError, StorageError, TidelogError
-from tidelog.model.ids import DirectoryId, Offset
+from tidelog.model.ids import NO_EPOCH, DirectoryId, Offset
 from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading, safe_end
 from tidelog.replication.partition import FollowerState, LeaderState
@@ -237,6 +238,7 @@ class Settling:
             lag_max_ms=host.lag_max_ms(),
         )
         replica.led_epoch = partition.leader_epoch
+        lineage.limit_to_end(log)
         leading = replica.role = Leading(host, replica, log, state)
         leading.begin()
         host.isr_log.changed(log.path, partition.leader_epoch, frozenset(partition.replicas), state.isr)
@@ -252,6 +254,8 @@ class Settling:
             return
         if role.unsound is not None:
             await role.mend()
+        if log.lineage.leader_epoch not in (NO_EPOCH, role.leader_epoch):
+            await lineage.forget_leader(log)
         if not role.is_over and role.stream is None and role.unsound is None and log.damaged is None:
             host.streams.add(role, host.channel(replica))
 

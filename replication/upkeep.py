@@ -18,10 +18,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.log.directories import LogDirectory
+from tidelog.log.lineage import NOTHING_DELETED
 from tidelog.metadata import configs
 from tidelog.metadata.partitions import AssignDirectories
 from tidelog.model.errors import RemoteError, TransportError
-from tidelog.model.ids import DirectoryId, PartitionId
+from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.replication.full_directories import FullDirectories
 from tidelog.replication.scrubbing import Scrubbing
 
@@ -46,6 +47,7 @@ class Upkeep:
         self._wake = asyncio.Event()
 
     def start(self) -> None:
+        self._host.logs.deletes_bound_of = self._deletes_bound
         for duty in (self._check_lags, self._check_stalls, self._assign_all, self._expire, self._clean):
             self._host.spawn(duty(), name=duty.__name__.lstrip("_").replace("_", "-"))
         self._host.spawn(self.scrubbing.run(), name="scrub")
@@ -168,3 +170,13 @@ class Upkeep:
             is_more = True
             while is_more:
                 is_more = await self._host.logs.clean_one() is not None
+            for leading in self._host.leaders():
+                leading.announce_deletes()
+
+    def _deletes_bound(self, partition_id: PartitionId) -> Offset:
+        """What has no role removes no delete that it has not given up before."""
+        replica = self._host.get(partition_id)
+        if replica is not None and replica.role is not None:
+            return replica.role.deletes_bound()
+        log = self._host.logs.get(partition_id)
+        return NOTHING_DELETED if log is None else log.lineage.deletes_end

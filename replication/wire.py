@@ -8,24 +8,35 @@
     Unsubscribe  kind 4       number (8)
     Acks         kind 5       received bytes (8)  count (4)  count x [number (8)  leader epoch (4)  durable end (8)]
     Subscribes   kind 6       count (4)  count x [as Subscribe]
+    Histories    kind 7       count (4)  count x [number (8)  deletes end (8)  entries (4)
+                              entries x [epoch (4)  start (8)]]
+    Pushed       kind 8       count (4)  count x [number (8)  high watermark (8)  offset (8)  bytes (4)]  the batches
+
+Kinds 7 and 8 are sent to a follower that has said `takes_history` (a bit of the flags that older leaders ignore); to an
+older follower pushes go as kind 1.
 
 A version that is not known is refused: the nodes of a cluster agree on one before (`metadata.version`). Bytes that are
 no frame raise `InvalidRequestError`; the batches are checked by the log that takes them.
 """
 
 import struct
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 from uuid import UUID
 
+from tidelog.log.epochs import sound_entries
 from tidelog.model.errors import InvalidRequestError, UnsupportedVersionError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.replication.messages import (
+    NO_PUSH_OFFSET,
     Ack,
     Acks,
     Ended,
     FromFollower,
     FromLeader,
+    Histories,
+    History,
     Push,
     Pushed,
     Reason,
@@ -36,30 +47,34 @@ from tidelog.replication.messages import (
 from tidelog.world.disk import Buffer
 
 VERSION = 1
-_PUSHED, _ENDED, _SUBSCRIBE, _UNSUBSCRIBE, _ACKS, _SUBSCRIBES = 1, 2, 3, 4, 5, 6
+_PUSHED, _ENDED, _SUBSCRIBE, _UNSUBSCRIBE, _ACKS, _SUBSCRIBES, _HISTORIES, _PUSHED_AT = 1, 2, 3, 4, 5, 6, 7, 8
 
 _HEAD = Struct(">BB")
 _COUNT = Struct(">I")
 _PUSH = Struct(">QqI")
+_PUSH_AT = Struct(">QqqI")
+_HISTORY = Struct(">QqI")
+_ENTRY = Struct(">iq")
 _ENDED_BODY = Struct(">QBiq")
 _SUBSCRIBE_BODY = Struct(">16siQiqqiqB")
 _NUMBER = Struct(">Q")
 _ACKS_HEAD = Struct(">QI")
 _ACK = Struct(">Qiq")
 _TAKES_GAPS = 0x01
+_TAKES_HISTORY = 0x02
 
 MESSAGE_OVERHEAD_BYTES = _HEAD.size + _COUNT.size
-PUSH_OVERHEAD_BYTES = _PUSH.size
+PUSH_OVERHEAD_BYTES = _PUSH_AT.size
 """Of each partition in a `Pushed`, beside its batches."""
 
 
 def encode(message: FromFollower | FromLeader) -> bytes:
     match message:
         case Pushed(pushes):
-            parts: list[Buffer] = [_HEAD.pack(VERSION, _PUSHED), _COUNT.pack(len(pushes))]
-            parts += [_PUSH.pack(push.number, push.high_watermark, len(push.batches)) for push in pushes]
-            parts += [push.batches for push in pushes]
-            return b"".join(parts)
+            return _encode_pushed(pushes)
+        case Histories(histories):
+            head = _HEAD.pack(VERSION, _HISTORIES) + _COUNT.pack(len(histories))
+            return head + b"".join([_history_body(history) for history in histories])
         case Ended():
             body = _ENDED_BODY.pack(message.number, message.reason, message.epoch, message.offset)
             return _HEAD.pack(VERSION, _ENDED) + body
@@ -75,6 +90,23 @@ def encode(message: FromFollower | FromLeader) -> bytes:
             return head + b"".join([_ACK.pack(ack.number, ack.leader_epoch, ack.durable_end) for ack in acks])
 
 
+def _encode_pushed(pushes: Sequence[Push]) -> bytes:
+    """In the older form if none names its offset; all of a frame go to one follower, which takes the newer or not."""
+    if any(push.offset != NO_PUSH_OFFSET for push in pushes):
+        parts: list[Buffer] = [_HEAD.pack(VERSION, _PUSHED_AT), _COUNT.pack(len(pushes))]
+        parts += [_PUSH_AT.pack(push.number, push.high_watermark, push.offset, len(push.batches)) for push in pushes]
+    else:
+        parts = [_HEAD.pack(VERSION, _PUSHED), _COUNT.pack(len(pushes))]
+        parts += [_PUSH.pack(push.number, push.high_watermark, len(push.batches)) for push in pushes]
+    parts += [push.batches for push in pushes]
+    return b"".join(parts)
+
+
+def _history_body(history: History) -> bytes:
+    head = _HISTORY.pack(history.number, history.deletes_end, len(history.entries))
+    return head + b"".join([_ENTRY.pack(epoch, start) for epoch, start in history.entries])
+
+
 def _subscribe_body(message: Subscribe) -> bytes:
     return _SUBSCRIBE_BODY.pack(
         message.partition.topic_id.bytes,
@@ -85,7 +117,7 @@ def _subscribe_body(message: Subscribe) -> bytes:
         message.next_offset,
         message.last_epoch,
         message.durable_end,
-        _TAKES_GAPS if message.takes_gaps else 0,
+        (_TAKES_GAPS if message.takes_gaps else 0) | (_TAKES_HISTORY if message.takes_history else 0),
     )
 
 
@@ -129,6 +161,7 @@ def _subscribe(row: tuple[Any, ...]) -> Subscribe:
         last_epoch=last_epoch,
         durable_end=durable,
         takes_gaps=bool(flags & _TAKES_GAPS),
+        takes_history=bool(flags & _TAKES_HISTORY),
     )
 
 
@@ -137,7 +170,11 @@ def decode_from_leader(frame: bytes) -> FromLeader:
     kind = _kind(frame)
     try:
         if kind == _PUSHED:
-            return _pushed(frame)
+            return _pushed(frame, _PUSH)
+        if kind == _PUSHED_AT:
+            return _pushed(frame, _PUSH_AT)
+        if kind == _HISTORIES:
+            return _histories(frame)
         if kind == _ENDED:
             _check_length(frame, _HEAD.size + _ENDED_BODY.size)
             number, reason, epoch, offset = _ENDED_BODY.unpack_from(frame, _HEAD.size)
@@ -147,19 +184,38 @@ def decode_from_leader(frame: bytes) -> FromLeader:
     raise InvalidRequestError(f"a leader does not send replication frames of kind {kind}")
 
 
-def _pushed(frame: bytes) -> Pushed:
+def _pushed(frame: bytes, row: Struct) -> Pushed:
     (count,) = _COUNT.unpack_from(frame, _HEAD.size)
     table = _HEAD.size + _COUNT.size
-    position = table + count * _PUSH.size
+    position = table + count * row.size
     if position > len(frame):
         raise InvalidRequestError(f"a replication frame of {len(frame)} bytes speaks of {count} partitions")
     view = memoryview(frame)
     pushes: list[Push] = []
-    for number, high_watermark, size in _PUSH.iter_unpack(view[table:position]):
-        pushes.append(Push(number, high_watermark, view[position : position + size]))
+    for number, high_watermark, *offset, size in row.iter_unpack(view[table:position]):
+        pushes.append(Push(number, high_watermark, view[position : position + size], *offset))
         position += size
     _check_length(frame, position)
     return Pushed(pushes)
+
+
+def _histories(frame: bytes) -> Histories:
+    (count,) = _COUNT.unpack_from(frame, _HEAD.size)
+    position = _HEAD.size + _COUNT.size
+    histories: list[History] = []
+    for _ in range(count):
+        number, deletes_end, length = _HISTORY.unpack_from(frame, position)
+        position += _HISTORY.size
+        end = position + length * _ENTRY.size
+        if end > len(frame):
+            raise InvalidRequestError(f"a replication frame of {len(frame)} bytes has a history of {length} epochs")
+        entries = tuple(_ENTRY.iter_unpack(memoryview(frame)[position:end]))
+        if deletes_end < 0 or not sound_entries(entries):
+            raise InvalidRequestError(f"a leader's history has deletes to {deletes_end} and epochs {entries[:10]}")
+        histories.append(History(number, deletes_end, entries))
+        position = end
+    _check_length(frame, position)
+    return Histories(tuple(histories))
 
 
 def _kind(frame: bytes) -> int:

@@ -224,7 +224,7 @@ class GroupsSimulation(BrokerSimulation):
             member.is_steady = True
         # A stream that is silent, and that nobody has noticed, would hold up what the trial waits for (seed 167).
         network = self.cluster.network
-        self._demand("groups are not stable", lambda: not network.has_silent_streams and self._are_stable(), SETTLE_S)
+        self._demand("groups are not stable", lambda: not network.has_silent_streams() and self._are_stable(), SETTLE_S)
         getattr(self, f"_try_{self.shape.trial}")(self.world.random("trial"))
         self._demand("groups are not stable again", self._are_stable, SETTLE_S)
         for writer in self.writers:

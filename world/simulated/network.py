@@ -119,7 +119,6 @@ class SimNetwork:
     def is_blocked(self, source: NodeId, target: NodeId) -> bool:
         return (source, target) in self._blocked
 
-    @property
     def has_silent_streams(self) -> bool:
         """Whether a stream is silent and one of its ends has not noticed yet."""
         return any(connection.is_silenced for connection in self._connections.values())

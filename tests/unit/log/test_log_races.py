@@ -15,7 +15,7 @@ from tidelog.log.cleaner import CleanerLimits
 from tidelog.log.config import LogConfig
 from tidelog.log.log import Log, Slice
 from tidelog.log.reading import read_steps
-from tidelog.log.recovery import Damage
+from tidelog.log.recovered import Damage
 from tidelog.log.segment import DELETED, LOG, TRANSACTION_INDEX, file_path
 from tidelog.model.errors import CorruptBatchError, StorageError
 from tidelog.model.ids import Offset

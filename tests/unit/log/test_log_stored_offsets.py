@@ -10,7 +10,7 @@ from logs_world import Host, SimSite, create, log_id, write
 
 from tidelog.log import checkpoint as stored
 from tidelog.log.config import FlushMode, LogConfig
-from tidelog.log.recovery import Damage
+from tidelog.log.recovered import Damage
 from tidelog.model.ids import Offset
 from tidelog.world.simulated import Latency, SimNode, SimWorld
 

@@ -16,6 +16,8 @@ from tidelog.replication.messages import (
     Acks,
     Ended,
     FromFollower,
+    Histories,
+    History,
     Push,
     Pushed,
     Reason,
@@ -53,6 +55,7 @@ def test_pushes_come_back_as_they_were(rows: list[tuple[int, int, bytes]]) -> No
     "message",
     [
         SUBSCRIBE,
+        replace(SUBSCRIBE, takes_gaps=False, takes_history=True),
         Subscribes((SUBSCRIBE, replace(SUBSCRIBE, number=10, takes_gaps=False))),
         Subscribes(()),
         Unsubscribe(number=5),
@@ -68,6 +71,50 @@ def test_what_a_follower_says_comes_back_as_it_was(message: FromFollower) -> Non
 def test_an_end_comes_back_with_its_reason(reason: Reason) -> None:
     ended = Ended(number=3, reason=reason, epoch=2, offset=40)
     assert decode_from_leader(encode(ended)) == ended
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**62), st.binary(max_size=300)), max_size=20),
+    st.integers(0, 2**62),
+)
+def test_pushes_with_their_offsets_come_back_as_they_were(rows: list[tuple[int, int, bytes]], offset: int) -> None:
+    decoded = decode_from_leader(encode(Pushed([Push(*row, offset) for row in rows])))
+    assert isinstance(decoded, Pushed)
+    assert [(push.number, push.high_watermark, bytes(push.batches), push.offset) for push in decoded.pushes] == [
+        (*row, offset) for row in rows
+    ]
+
+
+def test_an_older_follower_is_sent_pushes_in_the_form_that_it_knows() -> None:
+    assert encode(Pushed([Push(1, 2, b"batches")]))[1] == 1
+    assert encode(Pushed([Push(1, 2, b"batches", 40)]))[1] == 8
+
+
+def test_a_subscription_differs_from_an_older_one_in_a_flag_that_older_leaders_ignore() -> None:
+    older, newer = encode(SUBSCRIBE), encode(replace(SUBSCRIBE, takes_history=True))
+    assert (older[:-1], len(older)) == (newer[:-1], len(newer))
+
+
+def test_histories_come_back_as_they_were() -> None:
+    message = Histories((History(7, 40, ((0, 0), (3, 10), (4, 10))), History(8, 0, ())))
+    assert decode_from_leader(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "history",
+    [History(7, 40, ((3, 10), (3, 11))), History(7, 40, ((3, 10), (4, 9))), History(7, -1, ())],
+    ids=["an epoch twice", "starts that go down", "a negative offset"],
+)
+def test_a_history_that_cannot_be_is_refused(history: History) -> None:
+    with pytest.raises(InvalidRequestError):
+        decode_from_leader(encode(Histories((history,))))
+
+
+def test_a_history_that_is_cut_short_is_refused() -> None:
+    frame = encode(Histories((History(7, 40, ((0, 0), (3, 10))),)))
+    for size in range(6, len(frame)):
+        with pytest.raises(InvalidRequestError):
+            decode_from_leader(frame[:size])
 
 
 def test_the_batches_of_a_push_are_not_copied() -> None:
