@@ -1,7 +1,7 @@
 """Seeded runs of brokers with compacted topics under faults: tombstones live for half a second, brokers stay away for
 longer.
 
-workload    records of a few keys, every third a tombstone, written with acks=all through whoever leads
+workload    records of a few keys, every third a tombstone, written with acks=all to every broker that leads
 checks      all along: what was once read at an offset is the only record ever read there. At the end, on every replica:
             for each key, the latest record is the latest that was acknowledged or a later one that was not answered; a
             key whose acknowledged tombstone is its latest record is not there, or only as that tombstone; replicas that

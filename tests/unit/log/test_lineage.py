@@ -47,6 +47,7 @@ async def follow(node: SimNode) -> Log:
 # Epochs
 
 
+@pytest.mark.case("T6")
 def test_a_copy_knows_epochs_of_which_compaction_has_left_nothing(lab: Lab) -> None:
     async def main(node: SimNode) -> None:
         log = await follow(node)
