@@ -125,6 +125,8 @@ class Node:
         config = self.config
         if config.ignored:
             LOGGER.warning("ignored, since they mean nothing here: %s", ", ".join(config.ignored))
+        for warning in config.warnings:
+            LOGGER.warning("%s", warning)
         for listener in config.listeners:
             if listener.door is Door.KAFKA and not config.is_broker:
                 LOGGER.warning("listener %s is not opened: only a broker serves Kafka clients", listener.name)

@@ -172,7 +172,7 @@ class TestConfig:
 
     def test_the_keys_of_the_document(self, capsys: Capture, config: str) -> None:
         found = json.loads(run(capsys, "config", "show", "-c", config, "--output", "json")[1])
-        assert list(found) == ["path", "settings", "listeners", "ignored"]
+        assert list(found) == ["path", "settings", "listeners", "ignored", "warnings"]
         assert list(found["settings"][0]) == ["key", "value", "source", "default", "is_of_cluster"]
         assert list(found["listeners"][0]) == ["name", "door", "listens", "advertised"]
 
