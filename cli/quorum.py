@@ -9,11 +9,15 @@ from uuid import UUID
 from tidelog.cli import table
 from tidelog.cli.channel import ClusterChannel
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.model.errors import TidelogError
 from tidelog.rpc.v1 import cluster_pb2 as pb
 from tidelog.server.listeners import ListenerError, parse_address
 from tidelog.server.uuids import from_text, to_text
 
-CHANGE_TIMEOUT_S = 90.0
+CHANGE_TIMEOUT_S = 60.0
+ANSWER_SLACK_S = 15.0
+"""The controller gives up first, and says what it has undone."""
+PROGRESS_S = 1.0
 
 
 def run_describe(options: argparse.Namespace) -> int:
@@ -102,11 +106,58 @@ def _check_node(options: argparse.Namespace) -> None:
 
 def run_add(options: argparse.Namespace) -> int:
     _check_node(options)
-    request = pb.AddVoterRequest(node=options.node_id, directory_id=_directory(options), endpoints=_endpoints(options))
+    timeout_s = options.timeout or CHANGE_TIMEOUT_S
+    request = pb.AddVoterRequest(
+        node=options.node_id,
+        directory_id=_directory(options),
+        endpoints=_endpoints(options),
+        timeout_ms=int(timeout_s * 1000),
+    )
     with ClusterChannel(options) as channel:
-        channel.call("Cluster/AddVoter", request, pb.AddVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+        _tell(f"asks node {options.node_id} at {', '.join(options.endpoint)} who it is")
+        call = channel.begin("Cluster/AddVoter", request, pb.AddVoterResponse, timeout_s=timeout_s + ANSWER_SLACK_S)
+        try:
+            said = ""
+            while not call.is_done(PROGRESS_S):
+                said = _tell_progress(channel, options.node_id, said)
+            call.result()
+        except KeyboardInterrupt:
+            _tell(
+                f"the controller goes on adding node {options.node_id}, and removes it again if it has not caught up "
+                f"{timeout_s:g} s after it began; see: tidelog quorum describe"
+            )
+            raise
     print(f"node {options.node_id} is a voter")
     return EXIT_OK
+
+
+def _tell(message: str) -> None:
+    print(f"tidelog: {message}", file=sys.stderr, flush=True)
+
+
+def _tell_progress(channel: ClusterChannel, node: int, said: str) -> str:
+    """How far a learner has come; only what is new is printed."""
+    try:
+        found = channel.call(
+            "Cluster/DescribeQuorum",
+            pb.DescribeQuorumRequest(),
+            pb.DescribeQuorumResponse,
+            timeout_s=PROGRESS_S,
+            is_read=True,
+        )
+    except TidelogError:
+        return said  # the outcome of the change is told by its own answer
+    rows = [member for member in found.members if member.node == node and member.log_end_offset >= 0]
+    text = f"node {node} has {rows[0].log_end_offset:,} of {found.log_end_offset:,} entries" if rows else said
+    if text != said:
+        _tell(text)
+    return text
+
+
+def _change(options: argparse.Namespace, channel: ClusterChannel, name: str, request: Any, response: Any) -> None:
+    timeout_s = options.timeout or CHANGE_TIMEOUT_S
+    request.timeout_ms = int(timeout_s * 1000)
+    channel.call(f"Cluster/{name}", request, response, timeout_s=timeout_s + ANSWER_SLACK_S)
 
 
 def run_update_voter(options: argparse.Namespace) -> int:
@@ -115,7 +166,7 @@ def run_update_voter(options: argparse.Namespace) -> int:
         node=options.node_id, directory_id=_directory(options), endpoints=_endpoints(options)
     )
     with ClusterChannel(options) as channel:
-        channel.call("Cluster/UpdateVoter", request, pb.UpdateVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+        _change(options, channel, "UpdateVoter", request, pb.UpdateVoterResponse)
     print(f"node {options.node_id} is at {', '.join(options.endpoint)}")
     return EXIT_OK
 
@@ -132,6 +183,6 @@ def run_remove(options: argparse.Namespace) -> int:
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 print("tidelog: nothing was changed", file=sys.stderr)
                 return EXIT_REFUSED
-        channel.call("Cluster/RemoveVoter", request, pb.RemoveVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+        _change(options, channel, "RemoveVoter", request, pb.RemoveVoterResponse)
     print(f"node {options.node_id} is no voter any more")
     return EXIT_OK

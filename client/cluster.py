@@ -31,7 +31,7 @@ from google.protobuf.message import Message
 
 from tidelog.client.config import Backoff, ClientConfig
 from tidelog.client.connections import Connections, Exchange
-from tidelog.client.errors import AdvertisedAddressError, NoClusterError, UnknownTopicError
+from tidelog.client.errors import AdvertisedAddressError, NoClusterError, UnknownTopicError, as_read_error
 from tidelog.client.metadata import ClusterView, LeaderInfo, TopicInfo
 from tidelog.model.errors import (
     CallTimeoutError,
@@ -153,7 +153,7 @@ class ClusterClient:
             if loop.time() + pause_s >= end_s:
                 if last is None or isinstance(last, UnreachableError):
                     raise NoClusterError(addresses, [*reasons, *["no time left"] * (len(addresses) - len(reasons))])
-                raise last
+                raise as_read_error(last) if is_repeatable else last
             await asyncio.sleep(pause_s)
 
     async def open(self, method: Method, request: Message | None = None) -> Exchange:

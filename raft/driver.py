@@ -325,9 +325,10 @@ class RaftDriver:
     def _set_members(self, membership: Membership) -> None:
         self._members = membership
         others = [m for m in (*membership.voters, *membership.learners) if m.node != self.me.node]
-        self._peers.set_members({member.node: self._endpoint(member.endpoints) for member in others})
+        self._peers.set_members({member.node: self.endpoint(member.endpoints) for member in others})
 
-    def _endpoint(self, endpoints: tuple[tuple[str, str], ...]) -> str:
+    def endpoint(self, endpoints: tuple[tuple[str, str], ...]) -> str:
+        """Which of a member's endpoints is for its peers."""
         named = [address for name, address in endpoints if name == self.config.listener]
         return next(iter([*named, *(address for _, address in endpoints)]), "")
 
@@ -580,7 +581,7 @@ class RaftDriver:
 
     def waits_for(self) -> str:
         """Why there is no leader, as far as this node can see."""
-        return waits_for(self.describe(), self._endpoint)
+        return waits_for(self.describe(), self.endpoint)
 
 
 async def _raise(error: BaseException) -> None:

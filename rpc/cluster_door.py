@@ -17,9 +17,9 @@ from tidelog.metadata.leadership import can_serve
 from tidelog.metadata.records import NO_LEADER
 from tidelog.metadata.shell import ControllerNode
 from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.metadata.voter_changes import PROBE_PATIENCE_MS, UNDO_MS
 from tidelog.model.errors import (
     CallTimeoutError,
-    DuplicateVoterError,
     ErrorCode,
     InvalidRequestError,
     InvalidVoterKeyError,
@@ -30,7 +30,7 @@ from tidelog.model.errors import (
 )
 from tidelog.model.ids import NodeId, Offset
 from tidelog.model.maps import sorted_items
-from tidelog.raft.membership import Member
+from tidelog.raft.membership import Member, directory_text
 from tidelog.raft.messages import Entry, EntryKind
 from tidelog.raft.state_machine import SnapshotJob
 from tidelog.raft.tail import TailEntries
@@ -50,6 +50,7 @@ ENDPOINTS_MAX = 16
 NAME_LENGTH_MAX = 255
 SNAPSHOT_PIECE_BYTES = 1 << 20
 VOTER_TIMEOUT_MS = 60_000
+VOTER_SLACK_MS = PROBE_PATIENCE_MS + UNDO_MS
 PARTITIONS_AT_A_TIME = 2_000
 """After so many the event loop has a turn."""
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s\[\]:/]{1,253}):([0-9]{1,5})")
@@ -182,21 +183,25 @@ class ClusterDoor:
 
     async def add_voter(self, request: pb.AddVoterRequest, caller: Caller) -> pb.AddVoterResponse:
         _check_voter(request.node, request.directory_id, request.endpoints, needs_directory=True)
-        await self._by_active("AddVoter", request, caller, timeout_ms=self._voter_timeout(request.timeout_ms))
+        await self._by_active("AddVoter", request, caller, timeout_ms=self._voter_timeout(request))
         return pb.AddVoterResponse()
 
     async def remove_voter(self, request: pb.RemoveVoterRequest, caller: Caller) -> pb.RemoveVoterResponse:
         _check_voter(request.node, request.directory_id, None)
-        await self._by_active("RemoveVoter", request, caller, timeout_ms=self._voter_timeout(request.timeout_ms))
+        await self._by_active("RemoveVoter", request, caller, timeout_ms=self._voter_timeout(request))
         return pb.RemoveVoterResponse()
 
     async def update_voter(self, request: pb.UpdateVoterRequest, caller: Caller) -> pb.UpdateVoterResponse:
         _check_voter(request.node, request.directory_id, request.endpoints)
-        await self._by_active("UpdateVoter", request, caller, timeout_ms=self._voter_timeout(request.timeout_ms))
+        await self._by_active("UpdateVoter", request, caller, timeout_ms=self._voter_timeout(request))
         return pb.UpdateVoterResponse()
 
-    def _voter_timeout(self, asked_ms: int) -> int:
-        return min(asked_ms or VOTER_TIMEOUT_MS, self._limits.admin_timeout_max_ms)
+    def _voter_timeout(self, request: pb.AddVoterRequest | pb.RemoveVoterRequest | pb.UpdateVoterRequest) -> int:
+        """How long the call may take: the controller gives up first, and undoes what it has begun."""
+        if request.timeout_ms < 0:
+            raise InvalidRequestError(f"timeout_ms {request.timeout_ms}: at least 0")
+        request.timeout_ms = min(request.timeout_ms or VOTER_TIMEOUT_MS, self._limits.admin_timeout_max_ms)
+        return request.timeout_ms + VOTER_SLACK_MS
 
     # The metadata log.
 
@@ -343,7 +348,9 @@ def _known_voter(controller: ControllerNode, node: int, directory: bytes) -> Mem
         there = ", ".join(str(member.node) for member in membership.voters)
         raise VoterNotFoundError(f"node {node} is not a voter; the voters are {there}")
     if directory and found.directory != directory:
-        raise InvalidVoterKeyError(f"voter {node} has the directory {found.directory.hex()}, not {directory.hex()}")
+        raise InvalidVoterKeyError(
+            f"voter {node} has the directory id {directory_text(found.directory)}, not {directory_text(directory)}"
+        )
     return found
 
 
@@ -352,26 +359,21 @@ async def _describe(controller: ControllerNode, _request: pb.DescribeQuorumReque
 
 
 async def _add(controller: ControllerNode, request: pb.AddVoterRequest) -> pb.AddVoterResponse:
-    if controller.driver.core.log.membership.voter(NodeId(request.node)) is not None:
-        raise DuplicateVoterError(f"node {request.node} is a voter already")
-    await controller.driver.change_membership(add=_member(request.node, request.directory_id, request.endpoints))
+    wanted = _member(request.node, request.directory_id, request.endpoints)
+    await controller.voters.add(wanted, timeout_ms=request.timeout_ms)
     return pb.AddVoterResponse()
 
 
 async def _remove(controller: ControllerNode, request: pb.RemoveVoterRequest) -> pb.RemoveVoterResponse:
     _known_voter(controller, request.node, request.directory_id)
-    await controller.driver.change_membership(remove=NodeId(request.node))
+    await controller.voters.remove(NodeId(request.node))
     return pb.RemoveVoterResponse()
 
 
 async def _update(controller: ControllerNode, request: pb.UpdateVoterRequest) -> pb.UpdateVoterResponse:
     known = _known_voter(controller, request.node, request.directory_id)
     wanted = _member(request.node, known.directory, request.endpoints)
-    if wanted != known:
-        await controller.driver.change_membership(update=wanted)
-    else:
-        # Nothing to change; but it may not be committed yet.
-        await controller.driver.applied(Offset(controller.driver.core.log.membership_offset + 1))
+    await controller.voters.update(wanted, timeout_ms=request.timeout_ms)
     return pb.UpdateVoterResponse()
 
 

@@ -57,13 +57,16 @@ class QuorumLink:
         client: ControllerClient,
         controller: ControllerNode | None = None,
         tail: MetadataTail | None = None,
+        brokers: Transport | None = None,
     ) -> None:
+        """`brokers` knows brokers by their registrations; `transport` knows controllers."""
         assert controller is not None or tail is not None, "a node is a controller or has a tail"
         self.cluster_id = cluster_id
         self.controller = controller
         self._transport = transport
         self._client = client
         self._tail = tail
+        self._brokers = brokers
 
     @property
     def me(self) -> NodeId:
@@ -133,9 +136,14 @@ class QuorumLink:
         return await self._reach(local, remote, is_repeatable=is_repeatable, timeout_ms=timeout_ms)
 
     async def forward_to(self, node: NodeId, method: Method, request: Message, *, timeout_ms: int) -> Any:
-        """The answer of one node, a broker."""
-        name = FORWARDED + method.wire_name
-        data = await self._transport.call(node, name, request.SerializeToString(), timeout_ms=timeout_ms)
+        """The answer of one node, a broker, at the address that it has registered."""
+        name, data = FORWARDED + method.wire_name, request.SerializeToString()
+        broker = self.image.brokers.get(node)
+        if self._brokers is None and self.controller is not None and broker is not None:
+            address = self.controller.broker_address(broker)
+            data = await self._transport.call_at(node, address, name, data, timeout_ms=timeout_ms)
+        else:
+            data = await (self._brokers or self._transport).call(node, name, data, timeout_ms=timeout_ms)
         return method.response.FromString(data)
 
     async def _reach(self, local: Local, remote: Remote, *, is_repeatable: bool, timeout_ms: int) -> Any:

@@ -81,10 +81,10 @@ class BrokerPart:
         work: Work,
         clock: Clock,
         random: Random,
+        between_brokers: GrpcTransport,
         admission_work: Work | None = None,
-        between_brokers: GrpcTransport | None = None,
     ) -> BrokerPart:
-        """`between_brokers` is for replication, where brokers have a listener of their own for it."""
+        """`transport` reaches controllers, `between_brokers` other brokers where they have registered."""
         tail = MetadataTail(
             disk=directories.metadata.disk,
             path=TAIL_DIRECTORY,
@@ -111,7 +111,7 @@ class BrokerPart:
         )
         replicas = Replicas(
             me=config.node,
-            transport=between_brokers or transport,
+            transport=between_brokers,
             logs=logs,
             tail=tail,
             agent=agent,
@@ -121,8 +121,7 @@ class BrokerPart:
             admission_work=admission_work,
         )
         tail.subscribe(addresses_of(transport, config.names("controller.listener.names")))
-        if between_brokers is not None:
-            tail.subscribe(addresses_of(between_brokers, [config.between_brokers.name]))
+        tail.subscribe(addresses_of(between_brokers, [config.between_brokers.name]))
         coordinator = GroupCoordinator(replicas, tail, clock)
         return cls(config, directories, tail, logs, agent, replicas, coordinator)
 

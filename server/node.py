@@ -139,7 +139,7 @@ class Node:
                 check_free(address)
         more = [one.address for one in config.between_nodes if one is not config.own]
         self._transport = transport = NodeTransport(config.node, directories.cluster_id, config.own.address, more)
-        if config.has_own_between_brokers:
+        if config.is_broker:
             self._between_brokers = BrokerTransport(transport, directories.cluster_id, config.between_brokers.address)
         self._known = KnownControllers(transport, directories.cluster_id, self._first_controllers(), config.bootstrap)
         if config.is_controller:
@@ -152,7 +152,7 @@ class Node:
                 random=self._random,
                 on_failure=self.fail,
             )
-        if config.is_broker:
+        if self._between_brokers is not None:
             self._broker = await BrokerPart.open(
                 config,
                 directories,
@@ -177,6 +177,7 @@ class Node:
             self.controllers,
             controller=self._controller,
             broker=self._broker,
+            between_brokers=self._between_brokers,
             work=self._work,
             random=self._random,
         )

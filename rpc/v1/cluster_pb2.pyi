@@ -510,7 +510,7 @@ class AddVoterRequest(_message.Message):
     directory_id: _builtins.bytes
     """16 bytes; `tidelog storage info` of the node shows it."""
     timeout_ms: _builtins.int
-    """How long to wait until it votes; it goes on after that. 0: the server's default (60 s)."""
+    """How long it may take until it votes; after that it is removed again. 0: the server's default (60 s)."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___VoterEndpoint]: ...
     def __init__(

@@ -13,11 +13,11 @@ from tidelog.metadata.records import decode_records
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.snapshot import decode_snapshot
-from tidelog.model.errors import ErrorCode, RemoteError
+from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.raft.config import RaftConfig
 from tidelog.raft.driver import DriverConfig
-from tidelog.raft.membership import Membership
+from tidelog.raft.membership import Member, Membership, directory_text
 from tidelog.rpc.v1 import admin_pb2, log_pb2
 from tidelog.rpc.v1 import cluster_pb2 as pb
 
@@ -183,6 +183,88 @@ def test_a_controller_is_added_through_a_broker_and_removed_through_a_standby() 
         ask(quorum, asked, "RemoveVoter", removal)
         assert [member.node for member in membership(quorum).voters] == [1, 2, 3]
         assert refused(quorum, asked, "RemoveVoter", removal).code is ErrorCode.VOTER_NOT_FOUND
+
+
+NEW = bytes([4]) * 16
+
+
+def adding(**fields: Any) -> pb.AddVoterRequest:
+    return pb.AddVoterRequest(**{"node": 4, "directory_id": NEW, "endpoints": [endpoint()], **fields})
+
+
+def test_a_voter_that_does_not_answer_is_refused_before_anything_is_proposed() -> None:
+    with DoorQuorum(12) as quorum:
+        quorum.start()
+        before = membership(quorum)
+        refusal = refused(quorum, standby(quorum), "AddVoter", adding())
+        assert refusal.code is ErrorCode.INVALID_REQUEST
+        assert "node 4 at host:9192" in str(refusal)
+        assert "nothing was changed. Start the node first, or correct --endpoint" in str(refusal)
+        assert membership(quorum) is before
+
+
+def test_a_voter_with_another_directory_than_was_said_is_refused() -> None:
+    with DoorQuorum(13) as quorum:
+        quorum.start()
+        quorum.start(NodeId(4))
+        before = membership(quorum)
+        refusal = refused(quorum, quorum.active(), "AddVoter", adding(directory_id=bytes([5]) * 16))
+        has, said = directory_text(NEW), directory_text(bytes([5]) * 16)
+        assert f"node 4 at host:9192 has the directory id {has}, not {said}: nothing was changed" in str(refusal)
+        assert membership(quorum) is before
+
+
+def test_an_endpoint_of_a_voter_where_nobody_answers_is_refused() -> None:
+    with DoorQuorum(14) as quorum:
+        quorum.start()
+        target = standby(quorum)
+        asked = next(node for node in CONTROLLERS if node not in (target, quorum.active()))
+        before = membership(quorum)
+        quorum.kill(target)
+        request = pb.UpdateVoterRequest(node=target, endpoints=[endpoint("typo:9192")])
+        assert "nothing was changed" in str(refused(quorum, asked, "UpdateVoter", request))
+        assert membership(quorum) is before
+
+
+@pytest.mark.parametrize("ends", ["while it is added", "before it is added again"])
+def test_a_voter_that_does_not_catch_up_is_removed_again_and_further_changes_are_possible(ends: str) -> None:
+    with DoorQuorum(15) as quorum:
+        quorum.start()
+        quorum.start(NodeId(4))
+        active = quorum.active()
+        before = membership(quorum)
+        answers: list[BaseException] = []
+
+        async def add(controller: ControllerNode) -> None:
+            try:
+                await controller.voters.add(Member(NodeId(4), NEW, (("CONTROLLER", "host:9192"),)), timeout_ms=3_000)
+            except TidelogError as error:
+                answers.append(error)
+
+        process, controller = quorum.controllers[active]
+        task = process.spawn(add(controller))
+        quorum.world.run_until(lambda: membership(quorum).learner(NodeId(4)) is not None, timeout=10)
+        quorum.kill(NodeId(4))  # it has answered the probe, and is gone
+        if ends == "while it is added":
+            task.cancel()  # whoever asked is gone, and the change ends by its own deadline
+        quorum.world.run_until(lambda: membership(quorum) == before, timeout=10)
+        if ends != "while it is added":
+            quorum.world.run_until(task.done, timeout=10)
+            assert "node 4 did not catch up in 3 s: it was removed again, and the voters are as before" in str(answers)
+        quorum.start(NodeId(4))
+        ask(quorum, active, "AddVoter", adding())
+        assert [member.node for member in membership(quorum).voters] == [1, 2, 3, 4]
+
+
+def test_a_voter_that_is_gone_is_removed_while_a_majority_of_the_others_is_there() -> None:
+    with DoorQuorum(16) as quorum:
+        quorum.start()
+        quorum.start(NodeId(4))
+        ask(quorum, quorum.active(), "AddVoter", adding())
+        quorum.kill(NodeId(4))
+        quorum.world.run_until(lambda: bool(quorum.active()), timeout=20)
+        ask(quorum, quorum.active(), "RemoveVoter", pb.RemoveVoterRequest(node=4))
+        assert [member.node for member in membership(quorum).voters] == [1, 2, 3]
 
 
 @pytest.mark.case("R18")
