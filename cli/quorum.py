@@ -6,7 +6,7 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from tidelog.cli import table
+from tidelog.cli import session, table
 from tidelog.cli.channel import ClusterChannel
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
 from tidelog.model.errors import TidelogError
@@ -17,13 +17,25 @@ from tidelog.server.uuids import from_text, to_text
 CHANGE_TIMEOUT_S = 60.0
 ANSWER_SLACK_S = 15.0
 """The controller gives up first, and says what it has undone."""
+ASK_SLACK_S = 2.0
 PROGRESS_S = 1.0
+SILENT_MS = 3_000
+STUCK_MS = 5_000
+"""From then on a member that lags and does not move on is called behind."""
 
 
 def run_describe(options: argparse.Namespace) -> int:
     with ClusterChannel(options) as channel:
-        found = channel.call("Cluster/DescribeQuorum", pb.DescribeQuorumRequest(), pb.DescribeQuorumResponse)
+        request = pb.DescribeQuorumRequest(allow_stale=True, timeout_ms=int(channel.timeout_s * 1000))
+        found = channel.call(
+            "Cluster/DescribeQuorum",
+            request,
+            pb.DescribeQuorumResponse,
+            timeout_s=channel.timeout_s + ASK_SLACK_S,
+            is_read=True,
+        )
     document = describe_document(found)
+    session.tell_if_stale(document["age_ms"], channel.address)
     if options.output == "json":
         print(json.dumps(document, indent=2))
         return EXIT_OK
@@ -39,7 +51,7 @@ def run_describe(options: argparse.Namespace) -> int:
             _or_none(member["log_end_offset"]),
             _or_none(member["lag"]),
             _or_none(member["silent_ms"]),
-            "recovers" if member["is_recovering"] else member["error"] or "good",
+            member["state"],
         ]
         for member in document["members"]
     ]
@@ -55,6 +67,21 @@ def _or_none(value: int) -> int | None:
     return None if value < 0 else value
 
 
+def _state(member: pb.QuorumMember) -> str:
+    """How a member is, in words. Only the active controller knows how far each is."""
+    if member.is_recovering:
+        return "recovers"
+    if member.error:
+        return member.error
+    if member.lag < 0:
+        return "connected"
+    if member.silent_ms > SILENT_MS:
+        return f"silent for {member.silent_ms / 1000:.0f} s"
+    if member.stuck_ms > STUCK_MS:
+        return f"behind by {member.lag:,} entries for {member.stuck_ms / 1000:.0f} s: see its log"
+    return "good"
+
+
 def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
     names = ("node", "role", "leader", "epoch", "high_watermark", "log_start_offset", "log_end_offset")
     more = ("durable_end_offset", "without_leader_ms", "snapshot_offset", "snapshot_epoch")
@@ -62,7 +89,7 @@ def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
     document["members"] = [
         {
             "node": member.node,
-            "directory_id": to_text(UUID(bytes=member.directory_id)),
+            "directory_id": to_text(UUID(bytes=member.directory_id)) if member.directory_id else None,
             "endpoints": {one.listener: one.address for one in member.endpoints},
             "is_voter": member.is_voter,
             "is_connected": member.is_connected,
@@ -71,10 +98,13 @@ def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
             "lag": member.lag,
             "silent_ms": member.silent_ms,
             "is_recovering": member.is_recovering,
+            "stuck_ms": member.stuck_ms,
+            "state": _state(member),
         }
         for member in found.members
     ]
     document["observers"] = [{"node": one.node, "offset": one.offset} for one in found.observers]
+    document |= session.stale_fields(found.stale_ms if found.HasField("stale_ms") else None)
     return document
 
 

@@ -73,6 +73,8 @@ class ClusterClient:
         self.clock = clock
         self.config = config or ClientConfig()
         self.view = ClusterView()
+        self.stale_ms: int | None = None
+        """Age of the last metadata, if the node that sent them did not hear from an active controller."""
         self._answered = ""  # the address that answered last
         self._names: dict[str, None] = {}
         self._had: set[str] = set()  # topics that were known once; full, nothing is created any more
@@ -132,7 +134,7 @@ class ClusterClient:
                     )
                 except UnreachableError as error:
                     reasons.append(str(error).removeprefix(f"{address}: "))
-                    last = error
+                    last = last or error  # one that was reached says more, though it gave no answer
                     continue
                 except TransportError as error:
                     if not is_repeatable:
@@ -283,6 +285,7 @@ class ClusterClient:
             await asyncio.sleep(backoff.next_s())
         else:
             raise CallTimeoutError("metadata: every broker that answered is behind what was told before")
+        self.stale_ms = answer.stale_ms if answer.HasField("stale_ms") else None
         known = [self.view.topics.get(topic.name) for topic in answer.topics]
         return sorted((topic for topic in known if topic is not None), key=lambda topic: topic.name)
 

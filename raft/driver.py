@@ -562,6 +562,7 @@ class RaftDriver:
             lag=core.log.end - match,
             silent_ms=0 if is_me or progress is None else now_ms - progress.active_ms,
             counts=True if is_me or progress is None else progress.counts,
+            stuck_ms=0 if is_me or progress is None or match >= core.commit else now_ms - progress.advanced_ms,
         )
 
     # Waiting for a leader.

@@ -225,13 +225,17 @@ class Replicas:
     def status(self) -> ReplicaStatus:
         leaders = self.leaders()
         sizes = [
-            (len(leading.state.isr), self.min_isr(leading.replica), len(leading.replica.partition.settled))
+            (leading.reachable_isr, self.min_isr(leading.replica), len(leading.replica.partition.settled))
             for leading in leaders
         ]
         return ReplicaStatus(
             leaders=len(leaders),
             followers=sum(isinstance(replica.role, Following) for replica in self._replicas.values()),
             offline=sum(replica.offline is not None for replica in self._replicas.values()),
+            cut_off=sum(
+                isinstance(replica.role, Following) and not replica.role.is_connected
+                for replica in self._replicas.values()
+            ),
             under_replicated=sum(isr < replicas for isr, _, replicas in sizes),
             under_min_isr=sum(isr < least for isr, least, _ in sizes),
             at_min_isr=sum(isr == least for isr, least, _ in sizes),

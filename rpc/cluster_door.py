@@ -16,6 +16,7 @@ from tidelog.metadata.image import Broker, ClusterImage, Topic
 from tidelog.metadata.leadership import can_serve
 from tidelog.metadata.records import NO_LEADER
 from tidelog.metadata.shell import ControllerNode
+from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.metadata.topics import INTERNAL_TOPICS
 from tidelog.metadata.voter_changes import PROBE_PATIENCE_MS, UNDO_MS
 from tidelog.model.errors import (
@@ -36,8 +37,8 @@ from tidelog.raft.state_machine import SnapshotJob
 from tidelog.raft.tail import TailEntries
 from tidelog.rpc.door import Caller, Method, Send, method_named
 from tidelog.rpc.door_auto_create import AutoCreate
-from tidelog.rpc.door_quorum import QuorumLink
-from tidelog.rpc.door_quorum_report import described_by, quorum_message
+from tidelog.rpc.door_quorum import STALE_AFTER_S, QuorumLink
+from tidelog.rpc.door_quorum_report import describe_or_recall, described_by, quorum_message
 from tidelog.rpc.door_topics import ID_BYTES, topic_of
 from tidelog.rpc.errors import as_message, coded
 from tidelog.rpc.limits import DoorLimits
@@ -87,7 +88,11 @@ class ClusterDoor:
         image, offset = link.image, link.metadata_offset  # what is told is of one moment
         brokers = {broker.broker: _at(broker, listener) for broker in image.live_brokers()}
         response = pb.MetadataResponse(
-            cluster_id=link.cluster_id, controller=link.active, metadata_offset=offset, listener=listener
+            cluster_id=link.cluster_id,
+            controller=link.active,
+            metadata_offset=offset,
+            listener=listener,
+            stale_ms=link.stale_ms(),
         )
         for number, place in sorted(brokers.items()):
             if place is not None:
@@ -131,6 +136,7 @@ class ClusterDoor:
             node=link.me,
             version=self._version,
             metadata_offset=link.metadata_offset,
+            stale_ms=link.stale_ms(),
         )
         for number, broker in sorted_items(link.image.brokers):
             response.brokers.add(
@@ -176,7 +182,9 @@ class ClusterDoor:
             if self._link.controller is None:
                 raise InvalidRequestError(f"node {self._link.me} is not a controller; ask without `local`")
             return quorum_message(self._link.controller.driver.describe())
-        timeout_ms = self._limits.admin_timeout_ms
+        timeout_ms = self._limits.admin_timeout(request.timeout_ms)
+        if request.allow_stale and not caller.is_node:
+            return await describe_or_recall(self._link, timeout_ms=timeout_ms)
         found = await self._by_active("DescribeQuorum", request, caller, timeout_ms=timeout_ms, is_repeatable=True)
         assert isinstance(found, pb.DescribeQuorumResponse), "the response of its method"
         return found
@@ -208,14 +216,30 @@ class ClusterDoor:
     async def metadata_records(self, request: pb.MetadataRecordsRequest, caller: Caller, send: Send) -> None:
         if request.from_offset < 0:
             raise InvalidRequestError(f"from_offset {request.from_offset}: offsets begin at 0")
-        controller = self._link.controller
+        controller, stale_ms = self._link.controller, self._link.stale_ms()
         if controller is not None:
+            if stale_ms is not None:
+                await send(pb.MetadataRecordsResponse(stale_ms=stale_ms))
             await _Records(controller, self._work, send).run(Offset(request.from_offset), follow=request.follow)
         elif caller.is_node:
             raise NotLeaderError(f"node {self._link.me} is no controller", leader=None)
         else:
             method: Method = method_named("Cluster", "MetadataRecords")
-            await self._link.relay(method, request, send, timeout_ms=self._limits.admin_timeout_ms)
+            may_recall = request.allow_stale and stale_ms is not None
+            timeout_ms = int(STALE_AFTER_S * 1000) if may_recall else self._limits.admin_timeout_ms
+            try:
+                await self._link.relay(method, request, send, timeout_ms=timeout_ms)
+            except CallTimeoutError:
+                if not may_recall:
+                    raise
+                await self._recall_records(send)
+
+    async def _recall_records(self, send: Send) -> None:
+        """This broker's copy, as a snapshot."""
+        image, offset, epoch = self._link.image, self._link.metadata_offset, self._link.metadata_epoch
+        await send(pb.MetadataRecordsResponse(stale_ms=self._link.stale_ms() or 0))
+        data = await self._work.run(snapshot_bytes, image, None)
+        await _send_pieces(send, offset, epoch, data)
 
 
 class _Records:
@@ -262,13 +286,16 @@ class _Records:
         epoch = self._controller.driver.core.log.epoch_before(offset)
         assert epoch is not None, "what is applied is in the log, or in its snapshot"
         assert isinstance(job, SnapshotJob), "an image is encoded elsewhere"
-        data = await self._work.run(job.encode, *job.values)
-        for position in range(0, len(data), SNAPSHOT_PIECE_BYTES):
-            piece = data[position : position + SNAPSHOT_PIECE_BYTES]
-            is_last = position + len(piece) == len(data)
-            part = pb.MetadataSnapshotPiece(end_offset=offset, epoch=epoch, data=piece, is_last=is_last)
-            await self._send(pb.MetadataRecordsResponse(snapshot=part))
+        await _send_pieces(self._send, offset, epoch, await self._work.run(job.encode, *job.values))
         return offset
+
+
+async def _send_pieces(send: Send, offset: int, epoch: int, data: bytes) -> None:
+    for position in range(0, len(data), SNAPSHOT_PIECE_BYTES):
+        piece = data[position : position + SNAPSHOT_PIECE_BYTES]
+        is_last = position + len(piece) == len(data)
+        part = pb.MetadataSnapshotPiece(end_offset=offset, epoch=epoch, data=piece, is_last=is_last)
+        await send(pb.MetadataRecordsResponse(snapshot=part))
 
 
 def _entry_message(offset: int, entry: Entry) -> pb.MetadataEntry:

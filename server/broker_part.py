@@ -174,6 +174,16 @@ class BrokerPart:
             return "the broker is not registered yet: no active controller has answered"
         return "the broker is registered, and not let in yet: it reads the metadata"
 
+    def trouble(self, grace_ms: int) -> str | None:
+        """Why this broker does not do its work any more."""
+        if not self.is_ready:
+            return "the broker was fenced by the controller"
+        stale_ms = self.tail.stale_ms()
+        if self.agent.client.leader is None and (stale_ms is None or stale_ms > grace_ms):
+            age = "" if stale_ms is None else f" for {stale_ms / 1000:.1f} s"
+            return f"no active controller has answered{age}: {self.tail.trouble or 'what this broker knows may be old'}"
+        return None
+
     async def shut_down(self, timeout_ms: int) -> None:
         """Move leaderships away, as far as that goes in this time."""
         self._clean_epoch = self.agent.broker_epoch
@@ -201,6 +211,7 @@ class BrokerPart:
         yield gauge("partitions_leading", status.leaders, "Partitions that this broker leads.")
         yield gauge("partitions_following", status.followers, "Partitions that it follows.")
         yield gauge("partitions_offline", status.offline, "Replicas here without a usable log.")
+        yield gauge("partitions_cut_off", status.cut_off, "Followed here, while their leader cannot be reached.")
         yield gauge("partitions_under_replicated", status.under_replicated, "Led here, with replicas out of sync.")
         yield gauge("partitions_under_min_isr", status.under_min_isr, "Led here, read-only for acks=all.")
         yield gauge("partitions_at_min_isr", status.at_min_isr, "Led here, with no redundancy to lose.")

@@ -93,6 +93,11 @@ class ControllerPart:
         """Why there is no leader; None if there is one."""
         return None if self.node.driver.core.leader is not None else self.node.driver.waits_for()
 
+    def trouble(self, grace_ms: int) -> str | None:
+        """Why this controller does not do its work: no leader is known or heard for longer than this."""
+        driver = self.node.driver
+        return driver.waits_for() if driver.describe().without_leader_ms > grace_ms else None
+
     def samples(self) -> Iterable[Sample]:
         yield gauge("controller_active", float(self.node.is_active), "1 while this controller is the active one.")
         yield from raft_samples(self.node.driver)

@@ -8,9 +8,12 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from patience import until
 
 from tidelog.server.local_nodes import free_ports
 from tidelog.testing import LocalCluster
@@ -32,6 +35,20 @@ def tidelog(*arguments: str, code: int = 0, timeout_s: float = 90) -> subprocess
     )
     assert done.returncode == code, f"{arguments}: {done.returncode}: {done.stdout}{done.stderr}"
     return done
+
+
+def page(cluster: LocalCluster, number: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://localhost:{cluster.ports(number).http}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def figures(cluster: LocalCluster, number: int) -> dict[str, float]:
+    lines = page(cluster, number, "/metrics")[1].splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +105,46 @@ def test_a_voter_is_not_moved_to_an_endpoint_where_it_does_not_answer(cluster: L
     assert voters(cluster) == before
     done = tidelog("quorum", "remove", "--node-id", "2", "--directory-id", ID, "--yes", *at(cluster), code=1)
     assert f"voter 2 has the directory id {directories[2]}, not {ID}" in done.stderr
+
+
+def test_a_node_without_a_quorum_says_so_and_shows_what_it_knows() -> None:
+    with LocalCluster(3) as cluster:
+        where = at(cluster)
+        size = ("--partitions", "3", "--replication-factor", "3", "--config", "min.insync.replicas=2")
+        tidelog("topics", "create", "orders", *size, *where)
+        until(lambda: figures(cluster, 1)["tidelog_partitions_following"] == 2, "node 1 has its replicas")
+        assert page(cluster, 1, "/healthz")[0] == 200
+        cluster.kill(2)
+        cluster.kill(3)
+        until(lambda: page(cluster, 1, "/healthz")[0] == 503, "node 1 is not ready")
+        health = json.loads(page(cluster, 1, "/readyz")[1])
+        assert health["state"] == "waiting"
+        assert "waits for 1 more of 3 voters (2 are needed)" in health["waits_for"]
+        assert page(cluster, 1, "/livez")[0] == 200
+
+        def degraded() -> bool:
+            found = figures(cluster, 1)
+            names = ("partitions_leading", "partitions_under_min_isr", "partitions_cut_off", "node_ready")
+            return [found[f"tidelog_{name}"] for name in names] == [1, 1, 2, 0]
+
+        until(degraded, "the metrics show what is gone")
+        for command in (
+            ["quorum", "describe"],
+            ["brokers", "list"],
+            ["topics", "list"],
+            ["topics", "describe", "orders"],
+            ["configs", "describe", "--topic", "orders"],
+            ["metadata", "show", "/topics/orders"],
+        ):
+            done = tidelog(*command, *where, "--output", "json", "--timeout", "20")
+            assert "this may be old: localhost:" in done.stderr, command
+            document = json.loads(done.stdout)
+            assert document["stale"] is True, command
+            assert document["age_ms"] > 0, command
+        done = tidelog("reassign", "status", *where, "--timeout", "1", code=1)
+        assert "nothing was changed; ask again, or ask another node" in done.stderr
+        assert "may have been carried out" not in done.stderr
+        cluster.start(2)
+        until(lambda: page(cluster, 1, "/healthz")[0] == 200, "node 1 is ready again")
+        document = json.loads(tidelog("brokers", "list", *where, "--output", "json").stdout)
+        assert (document["stale"], document["age_ms"]) == (False, None)

@@ -336,6 +336,80 @@ def test_the_only_voter_is_not_removed() -> None:
         assert len(membership(quorum).voters) == 1
 
 
+# Without a quorum.
+
+
+def lose_quorum(quorum: DoorQuorum) -> NodeId:
+    """Only one controller is left, and it knows that it hears nobody; the one that is left."""
+    left = standby(quorum)
+    quorum.world.run_until(lambda: "orders" in quorum.controller(left).image.topic_ids, timeout=20)
+    for node in [node for node in quorum.controllers if node != left]:
+        quorum.kill(node)
+    driver = quorum.controller(left).driver
+    quorum.world.run_until(lambda: driver.core.leader is None, timeout=20)
+    quorum.world.run_for(6)
+    return left
+
+
+@pytest.mark.parametrize("role", ["controller", "broker"])
+def test_a_node_without_a_quorum_answers_reads_with_what_it_knows_and_says_how_old_it_is(role: str) -> None:
+    with DoorQuorum(20) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        quorum.create("orders", replication_factor=1)
+        until_known(quorum, "orders")
+        left = lose_quorum(quorum)
+        asked = int(left) if role == "controller" else 11
+        questions: list[tuple[str, str, Any]] = [
+            ("Cluster", "DescribeQuorum", pb.DescribeQuorumRequest(allow_stale=True)),
+            ("Cluster", "Metadata", pb.MetadataRequest(topics=["orders"])),
+            ("Cluster", "DescribeCluster", pb.DescribeClusterRequest()),
+            ("Admin", "DescribeBrokers", admin_pb2.DescribeBrokersRequest(allow_stale=True)),
+            ("Admin", "DescribeTopics", admin_pb2.DescribeTopicsRequest(all_topics=True, allow_stale=True)),
+            ("Admin", "ListReassignments", admin_pb2.ListReassignmentsRequest(allow_stale=True)),
+            ("Admin", "DescribeFeatures", admin_pb2.DescribeFeaturesRequest(allow_stale=True)),
+        ]
+        for service, name, request in questions:
+            answer = quorum.api(asked, service, name, request, timeout_s=1.0)
+            assert answer.HasField("stale_ms"), name
+            assert answer.stale_ms > 1_000, name
+        described = quorum.api(asked, "Admin", "DescribeTopics", questions[4][2], timeout_s=1.0)
+        assert [topic.name for topic in described.topics] == ["orders"]
+        members = quorum.api(asked, "Cluster", "DescribeQuorum", questions[0][2], timeout_s=1.0).members
+        assert [member.node for member in members] == [1, 2, 3]
+        request = admin_pb2.DescribeBrokersRequest(timeout_ms=1_000)
+        with pytest.raises(RemoteError, match="no answer of an active controller"):
+            quorum.api(asked, "Admin", "DescribeBrokers", request, timeout_s=5.0)
+
+
+def test_the_metadata_log_is_shown_by_a_node_without_a_quorum() -> None:
+    with DoorQuorum(21) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        quorum.create("orders", replication_factor=1)
+        until_known(quorum, "orders")
+        left = lose_quorum(quorum)
+        request = pb.MetadataRecordsRequest(allow_stale=True)
+        for asked in (int(left), 11):
+            if asked == 11:
+                quorum.kill(left)
+            first, *parts = quorum.api_stream(asked, "Cluster", "MetadataRecords", request, timeout_s=2.0)
+            assert first.stale_ms > 1_000
+            assert "orders" in replayed(parts)[0].topic_ids
+
+
+def test_a_node_with_a_quorum_does_not_call_its_answers_old() -> None:
+    with DoorQuorum(22) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        for asked in (quorum.active(), standby(quorum), 11):
+            request = admin_pb2.DescribeBrokersRequest(allow_stale=True)
+            assert not quorum.api(asked, "Admin", "DescribeBrokers", request).HasField("stale_ms")
+            described = ask(quorum, asked, "DescribeQuorum", pb.DescribeQuorumRequest(allow_stale=True))
+            assert (described.HasField("stale_ms"), described.role) == (False, "leader")
+            assert not ask(quorum, asked, "Metadata", pb.MetadataRequest()).HasField("stale_ms")
+
+
 # The metadata log.
 
 
