@@ -88,6 +88,7 @@ def _add_storage(storage: Any) -> None:
     make.add_argument(
         "--ignore-formatted", "-g", action="store_true", help="leave directories as they are that are formatted"
     )
+    add_timeout(make, "how long to ask other controllers whether they know this voter (default: 2)")
     _output(make)
     make.set_defaults(run="tidelog.cli.storage:run_format")
     fresh = storage.add_parser("random-uuid", help="a new id for a cluster or a directory")

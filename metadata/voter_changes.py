@@ -65,6 +65,12 @@ class Identity:
     leads: bool
     members: tuple[tuple[NodeId, bytes, bool], ...]
     """(node, directory, whether it votes)."""
+    heard: tuple[NodeId, ...] | None = None
+    """Nodes whose messages it has ever taken; None if it was not noted from the beginning."""
+
+    def never_heard(self, node: NodeId) -> bool:
+        """Whether it is certain that no vote and no acknowledgement of this node was ever counted here."""
+        return self.heard is not None and node not in self.heard
 
     def encode(self) -> bytes:
         fields = {
@@ -74,6 +80,7 @@ class Identity:
             "log_end": self.log_end,
             "leads": self.leads,
             "members": [list(row) for row in self.members],
+            "heard": None if self.heard is None else list(self.heard),
         }
         return bytes(msgpack.packb(["identity", 1, fields]))
 
@@ -89,6 +96,7 @@ class Identity:
                 log_end=int(fields["log_end"]),
                 leads=bool(fields["leads"]),
                 members=members,
+                heard=None if fields["heard"] is None else tuple(NodeId(int(node)) for node in fields["heard"]),
             )
         except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
             raise CorruptStateError(f"the identity of a controller cannot be read: {error}") from error
@@ -110,6 +118,7 @@ def identity_of(driver: RaftDriver) -> Identity:
             *((member.node, member.directory, True) for member in membership.voters),
             *((member.node, member.directory, False) for member in membership.learners),
         ),
+        heard=driver.heard.nodes,
     )
 
 

@@ -33,6 +33,7 @@ from tidelog.raft.applier import Applier
 from tidelog.raft.config import BootState, RaftConfig
 from tidelog.raft.core import RaftCore
 from tidelog.raft.effects import Effects, Role, RoleChange
+from tidelog.raft.heard import HeardNodes
 from tidelog.raft.leading import FAR_FUTURE_MS
 from tidelog.raft.membership import Member, Membership, VoterKey
 from tidelog.raft.messages import (
@@ -120,7 +121,8 @@ class RaftDriver:
         self._persister = Persister(storage, lambda number: self._post(Persisted(number)))
         self._snapshotter = Snapshotter(storage, work, self._post)
         self._applier = Applier(machine, storage.snapshots, self._waiting, boot.snapshot.offset, self._after_apply)
-        self._peers = Peers(transport, config.address, config.link, random, self)
+        self.heard = HeardNodes(storage.store)
+        self._peers = Peers(transport, config.address, config.link, random, self, self.heard)
         self._tails = TailServer(self, transport)
         self._members: Membership | None = None
         self._timer: asyncio.TimerHandle | None = None

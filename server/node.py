@@ -154,6 +154,7 @@ class Node:
                 random=self._random,
                 on_failure=self.fail,
             )
+            await self._controller.check_first_start(config, directories.cluster_id)
         if self._between_brokers is not None:
             self._broker = await BrokerPart.open(
                 config,

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from patience import until
 
-from tidelog.server.local_nodes import free_ports
+from tidelog.server.local_nodes import free_ports, is_free
 from tidelog.testing import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -148,3 +150,81 @@ def test_a_node_without_a_quorum_says_so_and_shows_what_it_knows() -> None:
         until(lambda: page(cluster, 1, "/healthz")[0] == 200, "node 1 is ready again")
         document = json.loads(tidelog("brokers", "list", *where, "--output", "json").stdout)
         assert (document["stale"], document["age_ms"]) == (False, None)
+
+
+def test_a_voter_whose_disk_is_lost_comes_back_only_as_another_voter(tmp_path: Path) -> None:
+    with LocalCluster(3, data=tmp_path / "three") as cluster:
+        where = at(cluster)
+        quorum = json.loads(tidelog("quorum", "describe", "--output", "json", *where).stdout)
+        old = {member["node"]: member["directory_id"] for member in quorum["members"]}
+        config = str(cluster.path(3) / "node.toml")
+        rows = [f"{n}@localhost:{cluster.ports(n).node}:{old[n]}" for n in (1, 2, 3)]
+        again = ("storage", "format", "-c", config, "-t", cluster.cluster_id)
+        cluster.kill(3)
+        shutil.rmtree(cluster.path(3) / "data")
+
+        cluster.start(3, is_awaited=False)
+        until(lambda: cluster.ended().get(3) == 2, "it does not start")
+        cluster.forget(3)
+        assert "it must not come back as the voter that it was" in cluster.log(3)
+        assert "tidelog quorum remove --node-id 3" in cluster.log(3)
+
+        for first in (["--initial-controllers", ",".join(rows)], [], ["--standalone"]):
+            done = tidelog(*again, *first, code=1)
+            assert f"has voter 3 with directory id {old[3]} already" in done.stderr, first
+            assert "tidelog quorum remove --node-id 3" in done.stderr
+            assert not (cluster.path(3) / "data" / "meta.properties").exists()
+
+        tidelog("quorum", "remove", "--node-id", "3", "--yes", *where)
+        tidelog(*again, "--no-initial-controllers")
+        info = json.loads(tidelog("storage", "info", "-c", config, "--output", "json").stdout)
+        new = info["directories"][0]["directory_id"]
+        assert new != old[3]
+        cluster.start(3, is_awaited=False)
+        until(lambda: not is_free(cluster.ports(3).node), "it listens")
+        place = f"localhost:{cluster.ports(3).node}"
+        done = tidelog("quorum", "add", "--node-id", "3", "--directory-id", new, "--endpoint", place, *where)
+        assert done.stdout == "node 3 is a voter\n"
+        assert f"asks node 3 at {place} who it is" in done.stderr
+
+        def states() -> dict[int, str]:
+            found = json.loads(tidelog("quorum", "describe", "--output", "json", *where).stdout)
+            return {member["node"]: member["state"] for member in found["members"]}
+
+        until(lambda: states() == {1: "good", 2: "good", 3: "good"}, "all voters are good")
+
+
+def test_a_voter_that_was_formatted_again_while_nobody_answered_does_not_start(tmp_path: Path) -> None:
+    with LocalCluster(3, data=tmp_path / "three") as cluster:
+        quorum = json.loads(tidelog("quorum", "describe", "--output", "json", *at(cluster)).stdout)
+        old = {member["node"]: member["directory_id"] for member in quorum["members"]}
+        rows = [f"{n}@localhost:{cluster.ports(n).node}:{old[n]}" for n in (1, 2, 3)]
+        for number in (1, 2, 3):
+            cluster.kill(number)
+        shutil.rmtree(cluster.path(3) / "data")
+        config = str(cluster.path(3) / "node.toml")
+        done = tidelog("storage", "format", "-c", config, "-t", cluster.cluster_id, "-I", ",".join(rows))
+        assert "none of the other controllers answers" in done.stderr
+        assert "If its disk was lost, do not start this node" in done.stderr
+        cluster.start(1, is_awaited=False)
+        cluster.start(2)
+        cluster.start(3, is_awaited=False)
+        until(lambda: cluster.ended().get(3) == 2, "it does not start")
+        cluster.forget(3)
+        assert f"has voter 3 with directory id {old[3]} already" in cluster.log(3)
+
+
+def test_the_last_voter_of_a_new_cluster_is_formatted_and_started_after_the_others(tmp_path: Path) -> None:
+    with LocalCluster(3, data=tmp_path / "three", is_started=False) as cluster:
+        config = str(cluster.path(3) / "node.toml")
+        info = json.loads(tidelog("storage", "info", "-c", config, "--output", "json").stdout)
+        directory = info["directories"][0]["directory_id"]
+        shutil.rmtree(cluster.path(3) / "data")
+        cluster.start(1, is_awaited=False)
+        cluster.start(2)
+        quorum = json.loads(tidelog("quorum", "describe", "--output", "json", *at(cluster)).stdout)
+        old = {member["node"]: member["directory_id"] for member in quorum["members"]}
+        assert old[3] == directory
+        rows = [f"{n}@localhost:{cluster.ports(n).node}:{old[n]}" for n in (1, 2, 3)]
+        tidelog("storage", "format", "-c", config, "-t", cluster.cluster_id, "-I", ",".join(rows))
+        cluster.start(3)

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from door_quorum import CONTROLLERS, DoorQuorum
 
+from tidelog.cli.quorum import describe_document
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.records import decode_records
 from tidelog.metadata.replay import Replay
@@ -334,6 +335,40 @@ def test_the_only_voter_is_not_removed() -> None:
         quorum.active()
         assert refused(quorum, 1, "RemoveVoter", pb.RemoveVoterRequest(node=1)).code is ErrorCode.INVALID_REQUEST
         assert len(membership(quorum).voters) == 1
+
+
+def test_a_voter_that_stays_behind_is_not_called_good() -> None:
+    with DoorQuorum(17) as quorum:
+        quorum.start()
+        behind = standby(quorum)
+        quorum.kill(behind)
+        quorum.start_brokers(11)
+        quorum.world.run_for(8)
+        found = ask(quorum, quorum.active(), "DescribeQuorum", pb.DescribeQuorumRequest())
+        document = describe_document(found)
+        states = {member["node"]: member["state"] for member in document["members"]}
+        stuck_ms = {member.node: member.stuck_ms for member in found.members}
+        assert stuck_ms.pop(behind) > 5_000
+        assert states.pop(behind) != "good"
+        assert set(states.values()) == {"good"}
+        assert max(stuck_ms.values()) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, "good"),
+        ({"lag": 3, "stuck_ms": 20_000}, "behind by 3 entries for 20 s: see its log"),
+        ({"silent_ms": 9_000}, "silent for 9 s"),
+        ({"is_recovering": True}, "recovers"),
+        ({"error": "refused"}, "refused"),
+        ({"lag": -1}, "connected"),
+    ],
+)
+def test_the_state_of_a_member_is_said_in_words(fields: dict[str, Any], state: str) -> None:
+    response = pb.DescribeQuorumResponse(members=[pb.QuorumMember(node=1, directory_id=NEW, **fields)])
+    (member,) = describe_document(response)["members"]
+    assert member["state"] == state
 
 
 # Without a quorum.
