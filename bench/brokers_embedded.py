@@ -65,6 +65,7 @@ class EmbeddedNode:
             lambda: NODES,
             start_work=work,
             work=work,
+            between_brokers=self._transport,
             clock=clock,
             random=random,
         )

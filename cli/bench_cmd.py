@@ -90,8 +90,9 @@ class _Acks:
 
 
 def _producer(options: argparse.Namespace, bootstrap: list[str], batch_bytes: int | None = None) -> Producer:
-    sizes = {} if batch_bytes is None else {"batch_size": batch_bytes}
-    return Producer(bootstrap, client_id=CLIENT_ID, acks=options.acks, delivery_timeout_ms=DELIVERY_MS, **sizes)
+    more = {} if batch_bytes is None else {"batch_size": batch_bytes}
+    more |= session.timeout_setting(options, "request_timeout_ms")
+    return Producer(bootstrap, client_id=CLIENT_ID, acks=options.acks, delivery_timeout_ms=DELIVERY_MS, **more)
 
 
 def _warm(producer: Producer, topic: str, partitions: int, value: bytes) -> dict[str, Any]:
@@ -182,7 +183,8 @@ def run_consume(options: argparse.Namespace) -> int:
 
 def _read(options: argparse.Namespace, bootstrap: list[str], topic: str) -> dict[str, Any]:
     """All that is there, from start to end."""
-    with Consumer(bootstrap, client_id=CLIENT_ID, auto_offset_reset="none", max_poll_records=POLL_RECORDS) as consumer:
+    limits = {"max_poll_records": POLL_RECORDS, **session.timeout_setting(options, "default_api_timeout_ms")}
+    with Consumer(bootstrap, client_id=CLIENT_ID, auto_offset_reset="none", **limits) as consumer:
         places = consumer.partitions_for(topic)
         starts, ends = consumer.beginning_offsets(*places), consumer.end_offsets(*places)
         wanted = sum(ends[place] - starts[place] for place in places)

@@ -48,7 +48,11 @@ def run(options: argparse.Namespace) -> int:
 
     with LocalCluster(nodes=options.nodes) as nodes:
         options.replication_factor = min(3, options.nodes)
-        return session.run_at(nodes.bootstrap.split(","), lambda cluster: _rounds(options, nodes, cluster))
+        return session.run_at(
+            nodes.bootstrap.split(","),
+            lambda cluster: _rounds(options, nodes, cluster),
+            request_ms=session.timeout_ms(options),
+        )
 
 
 @asynccontextmanager

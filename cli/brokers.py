@@ -61,11 +61,12 @@ def _print(documents: Sequence[dict[str, Any]]) -> None:
 
 def run_list(options: argparse.Namespace) -> int:
     async def job(cluster: ClusterClient) -> int:
-        admin = AdminClient(cluster)
+        admin = AdminClient(cluster, allow_stale=True)
         controller = (await admin.describe_cluster()).controller
         documents = [_document(broker, controller) for broker in await admin.describe_brokers()]
+        session.tell_if_stale(admin.stale_ms, cluster.answered)
         if options.output == "json":
-            print(json.dumps({"brokers": documents}, indent=2))
+            print(json.dumps({"brokers": documents, **session.stale_fields(admin.stale_ms)}, indent=2))
         else:
             _print(documents)
         return EXIT_OK
@@ -75,9 +76,10 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_describe(options: argparse.Namespace) -> int:
     async def job(cluster: ClusterClient) -> int:
-        admin = AdminClient(cluster)
+        admin = AdminClient(cluster, allow_stale=True)
         controller = (await admin.describe_cluster()).controller
         found = await admin.describe_brokers(options.broker)
+        session.tell_if_stale(admin.stale_ms, cluster.answered)
         live = [broker.id for broker in found if not broker.is_fenced]
         answers = {one.broker: one for one in await admin.describe_log_dirs(live)} if live else {}
         documents = []
@@ -88,7 +90,7 @@ def run_describe(options: argparse.Namespace) -> int:
             document["error"] = None if dirs is None else session.error_document(dirs)
             documents.append(document)
         if options.output == "json":
-            print(json.dumps({"brokers": documents}, indent=2))
+            print(json.dumps({"brokers": documents, **session.stale_fields(admin.stale_ms)}, indent=2))
         else:
             _print(documents)
             _print_directories(documents)

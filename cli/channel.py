@@ -15,12 +15,13 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import Message
 
 from tidelog.cli.main import RefusedError, WrongCallError
+from tidelog.client.errors import as_read_error
 from tidelog.client.wrong_door import DoorLook
 from tidelog.model.errors import CallTimeoutError, TidelogError, TransportError, UnreachableError
 from tidelog.rpc.errors import ERROR_KEY
@@ -84,6 +85,8 @@ class ClusterChannel:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.address = ""
+        self.timeout_s: float = getattr(options, "timeout", None) or TIMEOUT_S
+        """How long a call may take, unless its caller says otherwise."""
         self._channel = self._connect(bootstrap_of(options))
 
     def _connect(self, addresses: list[str]) -> grpc.Channel:
@@ -115,18 +118,21 @@ class ClusterChannel:
     ) -> None:
         self._channel.close()
 
-    def call(self, method: str, request: Message, response: type[M], *, timeout_s: float = TIMEOUT_S) -> M:
-        """`method` is like `Cluster/DescribeQuorum`."""
+    def call(
+        self, method: str, request: Message, response: type[M], *, timeout_s: float | None = None, is_read: bool = False
+    ) -> M:
+        """`method` is like `Cluster/DescribeQuorum`. `is_read`: it changes nothing, and its errors say so."""
+        return self.begin(method, request, response, timeout_s=timeout_s).result(is_read=is_read)
+
+    def begin(
+        self, method: str, request: Message, response: type[M], *, timeout_s: float | None = None
+    ) -> "RunningCall[M]":
         calling = self._channel.unary_unary(
             f"/tidelog.v1.{method}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response.FromString,
         )
-        try:
-            answer: M = calling(request, timeout=timeout_s)
-            return answer
-        except grpc.RpcError as error:
-            raise self._error(method, error) from error
+        return RunningCall(self, method, calling.future(request, timeout=timeout_s or self.timeout_s))
 
     def stream(
         self, method: str, request: Message, response: type[M], *, timeout_s: float | None = None
@@ -139,9 +145,9 @@ class ClusterChannel:
         try:
             yield from calling(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise self._error(method, error) from error
+            raise self.error(method, error) from error
 
-    def _error(self, method: str, error: Any) -> TidelogError:
+    def error(self, method: str, error: Any) -> TidelogError:
         for key, value in error.trailing_metadata() or ():
             if key == ERROR_KEY:
                 return decode_error(value if isinstance(value, bytes) else value.encode())
@@ -152,3 +158,29 @@ class ClusterChannel:
         if (door := told_in(error.details() or "")) is not None:
             return UnreachableError(f"{self.address} is {door}")
         return TransportError(f"{self.address}: {error.code().name}: {error.details()}")
+
+
+class RunningCall(Generic[M]):
+    """A call that was sent."""
+
+    def __init__(self, channel: ClusterChannel, method: str, future: Any) -> None:
+        self._channel = channel
+        self._method = method
+        self._future = future
+
+    def is_done(self, wait_s: float) -> bool:
+        """Whether there is an answer, at the latest after this time."""
+        try:
+            self._future.exception(timeout=wait_s)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+    def result(self, *, is_read: bool = False) -> M:
+        """The answer, when it is there; raises the error of the catalogue."""
+        try:
+            answer: M = self._future.result()
+            return answer
+        except grpc.RpcError as error:
+            found = self._channel.error(self._method, error)
+            raise (as_read_error(found) if is_read else found) from error

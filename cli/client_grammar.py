@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from tidelog.cli import group_grammar
+from tidelog.cli import group_grammar, node_grammar
 
 BOOTSTRAP_HELP = "a node of the cluster, or several (default: TIDELOG_BOOTSTRAP, the profile, or localhost:9292)"
 
@@ -35,6 +35,7 @@ def _command(
     description = says[0].upper() + says[1:] + "." + (f" {more}" if more else "")
     made: argparse.ArgumentParser = commands.add_parser(name, help=says, description=description)
     made.add_argument("--bootstrap", "--bootstrap-server", metavar="HOST:PORT,...", help=BOOTSTRAP_HELP)
+    node_grammar.add_timeout(made)
     if has_output:
         made.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
     made.set_defaults(run=f"tidelog.cli.{runs}")

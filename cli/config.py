@@ -53,6 +53,7 @@ def run_show(options: argparse.Namespace) -> int:
             for one in config.listeners
         ]
         document = {"path": config.path, "settings": rows, "listeners": listeners, "ignored": list(config.ignored)}
+        document["warnings"] = list(config.warnings)
         print(json.dumps(document, indent=2))
         return EXIT_OK
     cells = [[entry.key, entry.value, entry.source, entry.default] for entry in entries]
@@ -69,3 +70,5 @@ def run_show(options: argparse.Namespace) -> int:
 def _tell_ignored(config: NodeConfig) -> None:
     if config.ignored:
         print(f"tidelog: ignored, since they mean nothing here: {', '.join(config.ignored)}", file=sys.stderr)
+    for warning in config.warnings:
+        print(f"tidelog: {warning}", file=sys.stderr)

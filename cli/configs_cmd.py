@@ -26,7 +26,9 @@ def run_describe(options: argparse.Namespace) -> int:
     resource = _resource(options)
 
     async def job(cluster: ClusterClient) -> int:
-        (found,) = await AdminClient(cluster).describe_configs([resource], keys=options.key)
+        admin = AdminClient(cluster, allow_stale=True)
+        (found,) = await admin.describe_configs([resource], keys=options.key)
+        session.tell_if_stale(admin.stale_ms, cluster.answered)
         entries = [
             entry for entry in found.entries if options.all or options.key or entry.source not in ("default", "cluster")
         ]
@@ -49,6 +51,7 @@ def run_describe(options: argparse.Namespace) -> int:
                 "name": resource.name or None,
                 "error": session.error_document(found),
                 "entries": rows,
+                **session.stale_fields(admin.stale_ms),
             }
             print(json.dumps(document, indent=2))
         elif entries:

@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
             client_id="tidelog-consume",
             auto_offset_reset="earliest" if from_start else "latest",
             auto_commit_interval_ms=COMMIT_MS,
+            **session.timeout_setting(options, "default_api_timeout_ms"),
         )
         return _Member(options, consumer).run()
 

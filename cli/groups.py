@@ -19,7 +19,6 @@ from tidelog.client.offset_resets import decode_table, encode_table
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 
-TIMEOUT_MS = 30_000
 LIST_MS = 10_000
 """How long `list` waits for a broker that does not answer, or has not loaded its groups."""
 
@@ -27,7 +26,7 @@ LIST_MS = 10_000
 def _run(options: argparse.Namespace, job: Callable[[AdminCore], Awaitable[int]]) -> int:
     async def with_core(cluster: ClusterClient) -> int:
         await cluster.refresh()  # that there is no cluster is said once, not of each item
-        return await job(AdminCore(cluster, timeout_ms=TIMEOUT_MS))
+        return await job(AdminCore(cluster, timeout_ms=session.timeout_ms(options)))
 
     return session.run(options, with_core)
 
@@ -48,10 +47,14 @@ def _tell(name: str, error: TidelogError) -> None:
 def run_list(options: argparse.Namespace) -> int:
     async def job(core: AdminCore) -> int:
         try:
-            found = await core.list_groups(options.state, options.type, partial=False, timeout_ms=LIST_MS)
+            found = await core.list_groups(
+                options.state, options.type, partial=False, timeout_ms=session.timeout_ms(options, LIST_MS)
+            )
         except TidelogError:
             # Some of it is better than nothing; what is missing is told.
-            found = await core.list_groups(options.state, options.type, partial=True, timeout_ms=LIST_MS)
+            found = await core.list_groups(
+                options.state, options.type, partial=True, timeout_ms=session.timeout_ms(options, LIST_MS)
+            )
         if options.output == "json":
             groups = [
                 {
@@ -85,13 +88,13 @@ def run_describe(options: argparse.Namespace) -> int:
     async def job(core: AdminCore) -> int:
         names = list(dict.fromkeys(options.group))
         if not names:
-            found = await core.list_groups((), (), partial=False, timeout_ms=TIMEOUT_MS)
+            found = await core.list_groups((), (), partial=False, timeout_ms=session.timeout_ms(options))
             names = [one.group for one in found]
         code = EXIT_OK
         documents = []
         for number, name in enumerate(names):
             try:
-                description, lags = await core.group_lag(name, timeout_ms=TIMEOUT_MS)
+                description, lags = await core.group_lag(name, timeout_ms=session.timeout_ms(options))
             except TidelogError as error:
                 if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                     raise
@@ -252,7 +255,7 @@ def run_reset(options: argparse.Namespace) -> int:
     async def job(core: AdminCore) -> int:
         try:
             changes = await core.reset_group_offsets(
-                options.group, asked, scope, dry_run=not options.execute, timeout_ms=TIMEOUT_MS
+                options.group, asked, scope, dry_run=not options.execute, timeout_ms=session.timeout_ms(options)
             )
         except InvalidRequestError as error:
             raise WrongCallError(str(error)) from error
@@ -260,15 +263,15 @@ def run_reset(options: argparse.Namespace) -> int:
         if not options.execute:
             if not options.export:
                 session.tell("nothing was changed; --execute does it")
-            await _warn_of_members(core, options.group)
+            await _warn_of_members(core, options.group, session.timeout_ms(options))
         return EXIT_OK
 
     return _run(options, job)
 
 
-async def _warn_of_members(core: AdminCore, group: str) -> None:
+async def _warn_of_members(core: AdminCore, group: str, timeout_ms: int) -> None:
     try:
-        await core.groups.check_inactive(group, timeout_ms=TIMEOUT_MS)
+        await core.groups.check_inactive(group, timeout_ms=timeout_ms)
     except TidelogError as error:
         if error.code is not ErrorCode.NON_EMPTY_GROUP:
             raise
@@ -310,7 +313,9 @@ def run_delete(options: argparse.Namespace) -> int:
         names = list(dict.fromkeys(options.group))
         if not session.is_sure(options, f"Delete {', '.join(names)} and what they have committed?"):
             return EXIT_REFUSED
-        return _end(options, "groups", await core.delete_groups(names, timeout_ms=TIMEOUT_MS), "deleted")
+        return _end(
+            options, "groups", await core.delete_groups(names, timeout_ms=session.timeout_ms(options)), "deleted"
+        )
 
     return _run(options, job)
 
@@ -320,13 +325,13 @@ def run_delete_offsets(options: argparse.Namespace) -> int:
 
     async def job(core: AdminCore) -> int:
         try:
-            places = await core.groups.partitions_of(options.group, scope, timeout_ms=TIMEOUT_MS)
+            places = await core.groups.partitions_of(options.group, scope, timeout_ms=session.timeout_ms(options))
         except InvalidRequestError as error:
             raise WrongCallError(str(error)) from error
         told = ", ".join(map(str, places[:5])) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
         if not session.is_sure(options, f"Forget what {options.group} has committed of {told}?"):
             return EXIT_REFUSED
-        outcomes = await core.groups.delete_offsets(options.group, places, timeout_ms=TIMEOUT_MS)
+        outcomes = await core.groups.delete_offsets(options.group, places, timeout_ms=session.timeout_ms(options))
         return _end(options, "partitions", outcomes, "forgotten")
 
     return _run(options, job)
@@ -340,7 +345,9 @@ def run_remove_members(options: argparse.Namespace) -> int:
         named = ", ".join([*options.member, *options.instance]) or "all members"
         if not session.is_sure(options, f"Take {named} out of {options.group}?"):
             return EXIT_REFUSED
-        outcomes = await core.remove_members(options.group, options.member, options.instance, timeout_ms=TIMEOUT_MS)
+        outcomes = await core.remove_members(
+            options.group, options.member, options.instance, timeout_ms=session.timeout_ms(options)
+        )
         return _end(options, "members", outcomes, "removed")
 
     return _run(options, job)

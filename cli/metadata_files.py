@@ -14,7 +14,9 @@ def run_show(options: argparse.Namespace) -> int:
     state = stored.state()
     found = metadata_view.at_path(metadata_view.tree(state), options.path)
     if options.output == "json":
-        print(json.dumps({"path": options.path, "value": found, "problems": stored.problems}, indent=2))
+        document = {"path": options.path, "value": found, "problems": stored.problems}
+        document |= {"stale": stored.stale_ms is not None, "age_ms": stored.stale_ms}
+        print(json.dumps(document, indent=2))
     else:
         metadata_view.write(sys.stdout, found, options.path)
     return _verdict(stored)

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tidelog.cli import session
 from tidelog.cli.channel import ClusterChannel
 from tidelog.cli.metadata_reading import Snapshot, StoredMetadata
 from tidelog.metadata.snapshot import decode_snapshot
@@ -25,9 +26,14 @@ def read_live(options: argparse.Namespace) -> StoredMetadata:
         stored = StoredMetadata(channel.address)
         pieces: list[bytes] = []
         parts = channel.stream(
-            "Cluster/MetadataRecords", pb.MetadataRecordsRequest(), pb.MetadataRecordsResponse, timeout_s=TIMEOUT_S
+            "Cluster/MetadataRecords",
+            pb.MetadataRecordsRequest(allow_stale=True),
+            pb.MetadataRecordsResponse,
+            timeout_s=options.timeout or TIMEOUT_S,
         )
         for part in parts:
+            if part.HasField("stale_ms"):
+                stored.stale_ms = part.stale_ms
             if part.HasField("snapshot"):
                 pieces.append(part.snapshot.data)
                 if part.snapshot.is_last:
@@ -38,8 +44,16 @@ def read_live(options: argparse.Namespace) -> StoredMetadata:
                 stored.entries.append((Offset(entry.offset), found, "live"))
         if pieces:
             raise CorruptStateError(f"{channel.address}: a snapshot ended before its last piece")
-        quorum = channel.call("Cluster/DescribeQuorum", pb.DescribeQuorumRequest(), pb.DescribeQuorumResponse)
+        quorum = channel.call(
+            "Cluster/DescribeQuorum",
+            pb.DescribeQuorumRequest(allow_stale=True),
+            pb.DescribeQuorumResponse,
+            is_read=True,
+        )
+        if quorum.HasField("stale_ms"):
+            stored.stale_ms = max(quorum.stale_ms, stored.stale_ms or 0)
     stored.membership = _membership(quorum)
+    session.tell_if_stale(stored.stale_ms, channel.address)
     return stored
 
 

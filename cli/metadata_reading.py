@@ -65,6 +65,8 @@ class StoredMetadata:
     """Who votes, where the entries do not say it."""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    stale_ms: int | None = None
+    """Age of what a running node without an active controller knows."""
 
     def lines(self) -> Iterator[Line]:
         """Every record: those of the snapshot before the first entry, then the entries."""

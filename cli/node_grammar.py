@@ -5,13 +5,33 @@ from typing import Any
 
 BOOTSTRAP_HELP = "a node of the cluster (default: TIDELOG_BOOTSTRAP, the profile, or localhost:9292)"
 
+TIMEOUT_MAX_S = 86_400
+CHANGE_TIMEOUT_HELP = "how long the change may take (default: 60); a node that is not a voter then is not added"
+
 
 def _output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
 
 
-def _bootstrap(parser: argparse.ArgumentParser) -> None:
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= TIMEOUT_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and up to {TIMEOUT_MAX_S}")
+    return value
+
+
+def add_timeout(parser: argparse.ArgumentParser, says: str = "") -> None:
+    """For every command that talks to a cluster; None if it is not given."""
+    says = says or "how long to wait for an answer of the cluster (default: 30)"
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=says)
+
+
+def _bootstrap(parser: argparse.ArgumentParser, timeout_says: str = "") -> None:
     parser.add_argument("--bootstrap", "--bootstrap-server", metavar="HOST:PORT", help=BOOTSTRAP_HELP)
+    add_timeout(parser, timeout_says)
 
 
 def _group(commands: Any, kind: type[argparse.ArgumentParser], name: str, says: str) -> Any:
@@ -68,6 +88,7 @@ def _add_storage(storage: Any) -> None:
     make.add_argument(
         "--ignore-formatted", "-g", action="store_true", help="leave directories as they are that are formatted"
     )
+    add_timeout(make, "how long to ask other controllers whether they know this voter (default: 2)")
     _output(make)
     make.set_defaults(run="tidelog.cli.storage:run_format")
     fresh = storage.add_parser("random-uuid", help="a new id for a cluster or a directory")
@@ -133,11 +154,11 @@ def _add_quorum(quorum: Any) -> None:
             "--endpoint", required=True, action="append", metavar="HOST:PORT", help="where the others reach it"
         )
         made.add_argument("--listener", default="CONTROLLER", metavar="NAME", help="the endpoint's listener")
-        _bootstrap(made)
+        _bootstrap(made, CHANGE_TIMEOUT_HELP)
         made.set_defaults(run=f"tidelog.cli.quorum:run_{name.replace('-', '_')}")
     remove = quorum.add_parser("remove", help="take a voter out")
     remove.add_argument("--node-id", **voter)
     remove.add_argument("--directory-id", metavar="ID", help="only if it is this one")
     remove.add_argument("--yes", action="store_true", help="do not ask")
-    _bootstrap(remove)
+    _bootstrap(remove, CHANGE_TIMEOUT_HELP)
     remove.set_defaults(run="tidelog.cli.quorum:run_remove")

@@ -30,7 +30,6 @@ from tidelog.client.durations import time_ms
 from tidelog.client.read_arrow import read_arrow
 from tidelog.world.real.clock import SystemClock
 
-TIMEOUT_MS = 30_000
 BATCH_ROWS = 1_000
 TOPICS_MAX = 100
 """In one query."""
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         database.execute("set TimeZone = 'UTC'")
         names = _tables(database, options.query)
         with session.errors_told():
-            _load(database, names, bootstrap_of(options), since_ms, options.records_max)
+            _load(options, database, names, since_ms)
         try:
             found = database.sql(options.query)
             if found is None:
@@ -135,12 +134,11 @@ def _nodes(tree: object) -> Iterator[dict[str, Any]]:
             left.extend(one)
 
 
-def _load(
-    database: Any, names: dict[str, bool], bootstrap: Sequence[str], since_ms: int | None, records_max: int
-) -> None:
+def _load(options: argparse.Namespace, database: Any, names: dict[str, bool], since_ms: int | None) -> None:
     if not names:
         return
-    with Admin(list(bootstrap), default_api_timeout_ms=TIMEOUT_MS) as admin:
+    bootstrap, timeout_ms = bootstrap_of(options), session.timeout_ms(options)
+    with Admin(list(bootstrap), default_api_timeout_ms=timeout_ms) as admin:
         topics = {row.name for row in admin.list_topics(internal=True)}
     taken: dict[str, str] = {}
     for name, is_defined in names.items():
@@ -152,13 +150,13 @@ def _load(
         other = taken.setdefault(name.lower(), name)
         if other != name:
             raise WrongCallError(f"'{other}' and '{name}' are one name in SQL: query one of them at a time")
-        _check_size(name, bootstrap, since_ms, records_max)
+        _check_size(name, bootstrap, since_ms, options.records_max, timeout_ms)
         database.register(name, read_arrow(name, since=since_ms, bootstrap=list(bootstrap)))
 
 
-def _check_size(topic: str, bootstrap: Sequence[str], since_ms: int | None, records_max: int) -> None:
+def _check_size(topic: str, bootstrap: Sequence[str], since_ms: int | None, records_max: int, timeout_ms: int) -> None:
     """Offsets say how many records there are at most."""
-    with Consumer(list(bootstrap), default_api_timeout_ms=TIMEOUT_MS) as consumer:
+    with Consumer(list(bootstrap), default_api_timeout_ms=timeout_ms) as consumer:
         partitions = consumer.partitions_for(topic)
         ends = consumer.end_offsets(*partitions)
         starts = consumer.beginning_offsets(*partitions)

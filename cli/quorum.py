@@ -6,20 +6,36 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from tidelog.cli import table
+from tidelog.cli import session, table
 from tidelog.cli.channel import ClusterChannel
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.model.errors import TidelogError
 from tidelog.rpc.v1 import cluster_pb2 as pb
 from tidelog.server.listeners import ListenerError, parse_address
 from tidelog.server.uuids import from_text, to_text
 
-CHANGE_TIMEOUT_S = 90.0
+CHANGE_TIMEOUT_S = 60.0
+ANSWER_SLACK_S = 15.0
+"""The controller gives up first, and says what it has undone."""
+ASK_SLACK_S = 2.0
+PROGRESS_S = 1.0
+SILENT_MS = 3_000
+STUCK_MS = 5_000
+"""From then on a member that lags and does not move on is called behind."""
 
 
 def run_describe(options: argparse.Namespace) -> int:
     with ClusterChannel(options) as channel:
-        found = channel.call("Cluster/DescribeQuorum", pb.DescribeQuorumRequest(), pb.DescribeQuorumResponse)
+        request = pb.DescribeQuorumRequest(allow_stale=True, timeout_ms=int(channel.timeout_s * 1000))
+        found = channel.call(
+            "Cluster/DescribeQuorum",
+            request,
+            pb.DescribeQuorumResponse,
+            timeout_s=channel.timeout_s + ASK_SLACK_S,
+            is_read=True,
+        )
     document = describe_document(found)
+    session.tell_if_stale(document["age_ms"], channel.address)
     if options.output == "json":
         print(json.dumps(document, indent=2))
         return EXIT_OK
@@ -35,7 +51,7 @@ def run_describe(options: argparse.Namespace) -> int:
             _or_none(member["log_end_offset"]),
             _or_none(member["lag"]),
             _or_none(member["silent_ms"]),
-            "recovers" if member["is_recovering"] else member["error"] or "good",
+            member["state"],
         ]
         for member in document["members"]
     ]
@@ -51,6 +67,21 @@ def _or_none(value: int) -> int | None:
     return None if value < 0 else value
 
 
+def _state(member: pb.QuorumMember) -> str:
+    """How a member is, in words. Only the active controller knows how far each is."""
+    if member.is_recovering:
+        return "recovers"
+    if member.error:
+        return member.error
+    if member.lag < 0:
+        return "connected"
+    if member.silent_ms > SILENT_MS:
+        return f"silent for {member.silent_ms / 1000:.0f} s"
+    if member.stuck_ms > STUCK_MS:
+        return f"behind by {member.lag:,} entries for {member.stuck_ms / 1000:.0f} s: see its log"
+    return "good"
+
+
 def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
     names = ("node", "role", "leader", "epoch", "high_watermark", "log_start_offset", "log_end_offset")
     more = ("durable_end_offset", "without_leader_ms", "snapshot_offset", "snapshot_epoch")
@@ -58,7 +89,7 @@ def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
     document["members"] = [
         {
             "node": member.node,
-            "directory_id": to_text(UUID(bytes=member.directory_id)),
+            "directory_id": to_text(UUID(bytes=member.directory_id)) if member.directory_id else None,
             "endpoints": {one.listener: one.address for one in member.endpoints},
             "is_voter": member.is_voter,
             "is_connected": member.is_connected,
@@ -67,10 +98,13 @@ def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
             "lag": member.lag,
             "silent_ms": member.silent_ms,
             "is_recovering": member.is_recovering,
+            "stuck_ms": member.stuck_ms,
+            "state": _state(member),
         }
         for member in found.members
     ]
     document["observers"] = [{"node": one.node, "offset": one.offset} for one in found.observers]
+    document |= session.stale_fields(found.stale_ms if found.HasField("stale_ms") else None)
     return document
 
 
@@ -102,11 +136,58 @@ def _check_node(options: argparse.Namespace) -> None:
 
 def run_add(options: argparse.Namespace) -> int:
     _check_node(options)
-    request = pb.AddVoterRequest(node=options.node_id, directory_id=_directory(options), endpoints=_endpoints(options))
+    timeout_s = options.timeout or CHANGE_TIMEOUT_S
+    request = pb.AddVoterRequest(
+        node=options.node_id,
+        directory_id=_directory(options),
+        endpoints=_endpoints(options),
+        timeout_ms=int(timeout_s * 1000),
+    )
     with ClusterChannel(options) as channel:
-        channel.call("Cluster/AddVoter", request, pb.AddVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+        _tell(f"asks node {options.node_id} at {', '.join(options.endpoint)} who it is")
+        call = channel.begin("Cluster/AddVoter", request, pb.AddVoterResponse, timeout_s=timeout_s + ANSWER_SLACK_S)
+        try:
+            said = ""
+            while not call.is_done(PROGRESS_S):
+                said = _tell_progress(channel, options.node_id, said)
+            call.result()
+        except KeyboardInterrupt:
+            _tell(
+                f"the controller goes on adding node {options.node_id}, and removes it again if it has not caught up "
+                f"{timeout_s:g} s after it began; see: tidelog quorum describe"
+            )
+            raise
     print(f"node {options.node_id} is a voter")
     return EXIT_OK
+
+
+def _tell(message: str) -> None:
+    print(f"tidelog: {message}", file=sys.stderr, flush=True)
+
+
+def _tell_progress(channel: ClusterChannel, node: int, said: str) -> str:
+    """How far a learner has come; only what is new is printed."""
+    try:
+        found = channel.call(
+            "Cluster/DescribeQuorum",
+            pb.DescribeQuorumRequest(),
+            pb.DescribeQuorumResponse,
+            timeout_s=PROGRESS_S,
+            is_read=True,
+        )
+    except TidelogError:
+        return said  # the outcome of the change is told by its own answer
+    rows = [member for member in found.members if member.node == node and member.log_end_offset >= 0]
+    text = f"node {node} has {rows[0].log_end_offset:,} of {found.log_end_offset:,} entries" if rows else said
+    if text != said:
+        _tell(text)
+    return text
+
+
+def _change(options: argparse.Namespace, channel: ClusterChannel, name: str, request: Any, response: Any) -> None:
+    timeout_s = options.timeout or CHANGE_TIMEOUT_S
+    request.timeout_ms = int(timeout_s * 1000)
+    channel.call(f"Cluster/{name}", request, response, timeout_s=timeout_s + ANSWER_SLACK_S)
 
 
 def run_update_voter(options: argparse.Namespace) -> int:
@@ -115,7 +196,7 @@ def run_update_voter(options: argparse.Namespace) -> int:
         node=options.node_id, directory_id=_directory(options), endpoints=_endpoints(options)
     )
     with ClusterChannel(options) as channel:
-        channel.call("Cluster/UpdateVoter", request, pb.UpdateVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+        _change(options, channel, "UpdateVoter", request, pb.UpdateVoterResponse)
     print(f"node {options.node_id} is at {', '.join(options.endpoint)}")
     return EXIT_OK
 
@@ -132,6 +213,6 @@ def run_remove(options: argparse.Namespace) -> int:
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 print("tidelog: nothing was changed", file=sys.stderr)
                 return EXIT_REFUSED
-        channel.call("Cluster/RemoveVoter", request, pb.RemoveVoterResponse, timeout_s=CHANGE_TIMEOUT_S)
+        _change(options, channel, "RemoveVoter", request, pb.RemoveVoterResponse)
     print(f"node {options.node_id} is no voter any more")
     return EXIT_OK

@@ -22,6 +22,7 @@ from tidelog.client.grpc_connections import GrpcConnections
 from tidelog.model.errors import ErrorCode, TidelogError, UnreachableError, UnsupportedVersionError
 from tidelog.world.real.clock import SystemClock
 
+TIMEOUT_MS = 30_000
 Job = Callable[[ClusterClient], Awaitable[int]]
 _NOBODY = ("connection refused", "connect failed")
 _NO_TOPIC = re.compile(r"there is no topic (\S+)")
@@ -32,12 +33,23 @@ _OTHER_DOOR = (" speaks ", " is for ")
 
 def run(options: argparse.Namespace, job: Job) -> int:
     """Run the job against the cluster that the options name; its exit code."""
-    return run_at(bootstrap_of(options), job)
+    return run_at(bootstrap_of(options), job, request_ms=timeout_ms(options))
 
 
-def run_at(addresses: Sequence[str], job: Job) -> int:
+def run_at(addresses: Sequence[str], job: Job, *, request_ms: int = TIMEOUT_MS) -> int:
     with errors_told():
-        return asyncio.run(_run(addresses, job))
+        return asyncio.run(_run(addresses, job, request_ms))
+
+
+def timeout_ms(options: argparse.Namespace, default_ms: int = TIMEOUT_MS) -> int:
+    """What --timeout says, or the default."""
+    seconds = getattr(options, "timeout", None)
+    return default_ms if seconds is None else max(1, int(seconds * 1000))
+
+
+def timeout_setting(options: argparse.Namespace, name: str) -> dict[str, int]:
+    """--timeout as this setting of a client, if it is given."""
+    return {} if getattr(options, "timeout", None) is None else {name: timeout_ms(options)}
 
 
 @contextlib.contextmanager
@@ -53,10 +65,11 @@ def errors_told() -> Iterator[None]:
         raise RefusedError(str(error)) from error  # it says what to do; the catalogue's advice is for other cases
 
 
-async def _run(addresses: Sequence[str], job: Job) -> int:
-    cluster = ClusterClient(
-        addresses, GrpcConnections(), random=random.Random(), clock=SystemClock(), config=ClientConfig()
+async def _run(addresses: Sequence[str], job: Job, request_ms: int) -> int:
+    config = ClientConfig(
+        request_timeout_ms=request_ms, attempt_timeout_ms=min(request_ms, ClientConfig().attempt_timeout_ms)
     )
+    cluster = ClusterClient(addresses, GrpcConnections(), random=random.Random(), clock=SystemClock(), config=config)
     try:
         return await job(cluster)
     finally:
@@ -79,6 +92,20 @@ def tell(message: str) -> None:
     """Talk: to stderr, so that stdout is data alone."""
     sys.stdout.flush()
     print(f"tidelog: {message}", file=sys.stderr, flush=True)
+
+
+def tell_if_stale(stale_ms: int | None, where: str) -> None:
+    """Say that what is shown may be old."""
+    if stale_ms is not None:
+        tell(
+            f"this may be old: {where} does not hear from an active controller, and shows what it knew "
+            f"{stale_ms / 1000:.1f} s ago"
+        )
+
+
+def stale_fields(stale_ms: int | None) -> dict[str, Any]:
+    """For a JSON document: whether it may be old, and how old."""
+    return {"stale": stale_ms is not None, "age_ms": stale_ms}
 
 
 def is_sure(options: argparse.Namespace, question: str) -> bool:

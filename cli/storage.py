@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 from random import SystemRandom
 
@@ -11,6 +12,7 @@ from tidelog.cli.config import read_config
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
 from tidelog.model.errors import InvalidRequestError
 from tidelog.server.config import NodeConfig
+from tidelog.server.quorum_check import ASK_TIMEOUT_S, ask_controllers, check_first_voters, unknown_note
 from tidelog.server.storage import (
     Formatted,
     Meta,
@@ -18,6 +20,7 @@ from tidelog.server.storage import (
     format_node,
     inspect,
     parse_controllers,
+    read_meta,
     standalone,
     voters_of_file,
 )
@@ -39,6 +42,7 @@ def run_format(options: argparse.Namespace) -> int:
         raise WrongCallError(f"--node-id {options.node_id}: {options.config} says node.id={config.node}")
     try:
         voters = _voters(options, config)
+        note = None if voters is None else _check_voters(options, config, voters)
         done = asyncio.run(
             format_node(
                 config,
@@ -56,6 +60,8 @@ def run_format(options: argparse.Namespace) -> int:
         for one in done:
             what = "was formatted before" if one.was_there else "formatted"
             print(f"{one.path}: {what}, directory id {to_text(one.meta.directory)}")
+    if note is not None:
+        print(f"tidelog: {note}", file=sys.stderr)
     if voters is not None and voters.are_derived and not all(one.was_there for one in done):
         print(
             "tidelog: the first voters are those of controller.quorum.voters. If this directory is ever lost, do not "
@@ -63,6 +69,17 @@ def run_format(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return EXIT_OK
+
+
+def _check_voters(options: argparse.Namespace, config: NodeConfig, voters: Voters) -> str | None:
+    """Refuse what the other controllers speak against; a note if they could not be asked. Nothing if there is nothing
+    to format."""
+    if os.path.isdir(config.metadata_dir) and read_meta(config.metadata_dir) is not None:
+        return None
+    timeout_s = options.timeout or ASK_TIMEOUT_S
+    answers = asyncio.run(ask_controllers(config, options.cluster_id, voters, timeout_s=timeout_s))
+    check_first_voters(config, options.cluster_id, voters, answers)
+    return unknown_note(config, options.cluster_id, voters, answers)
 
 
 def _voters(options: argparse.Namespace, config: NodeConfig) -> Voters | None:

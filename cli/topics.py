@@ -93,6 +93,7 @@ def _created(row: pb.CreatedTopic) -> dict[str, Any]:
 def run_list(options: argparse.Namespace) -> int:
     async def job(cluster: ClusterClient) -> int:
         found = [t for t in await cluster.all_topics() if not (options.exclude_internal and t.is_internal)]
+        session.tell_if_stale(cluster.stale_ms, cluster.answered)
         if options.output == "json":
             rows = [
                 {
@@ -103,7 +104,7 @@ def run_list(options: argparse.Namespace) -> int:
                 }
                 for topic in found
             ]
-            print(json.dumps({"topics": rows}, indent=2))
+            print(json.dumps({"topics": rows, **session.stale_fields(cluster.stale_ms)}, indent=2))
         else:
             for topic in found:
                 print(topic.name)
@@ -130,7 +131,9 @@ def run_describe(options: argparse.Namespace) -> int:
     asked = partition_filter(options)
 
     async def job(cluster: ClusterClient) -> int:
-        found = list(await AdminClient(cluster).describe_topics(options.topic or None))
+        admin = AdminClient(cluster, allow_stale=True)
+        found = list(await admin.describe_topics(options.topic or None))
+        session.tell_if_stale(admin.stale_ms, cluster.answered)
         if options.with_overrides:
             found = [topic for topic in found if topic.HasField("error") or topic.configs]
         shown = []
@@ -141,7 +144,7 @@ def run_describe(options: argparse.Namespace) -> int:
         if options.output == "json":
             document = [describe_document(topic, rows) for topic, rows in shown]
             document += [_missing(topic) for topic in found if topic.HasField("error")]
-            print(json.dumps({"topics": document}, indent=2))
+            print(json.dumps({"topics": document, **session.stale_fields(admin.stale_ms)}, indent=2))
         elif asked is not None:
             _print_partitions([(topic.name, row) for topic, rows in shown for row in rows])
         else:

@@ -201,7 +201,7 @@ def _producer(options: argparse.Namespace) -> Producer:
         bootstrap_of(options),
         client_id="tidelog-verify",
         acks=options.acks,
-        request_timeout_ms=min(REQUEST_MS, options.timeout_ms),
+        request_timeout_ms=min(session.timeout_ms(options, REQUEST_MS), options.timeout_ms),
         delivery_timeout_ms=options.timeout_ms,
         max_block_ms=options.timeout_ms,
     )

@@ -34,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
             client_id="tidelog-verify",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
+            **session.timeout_setting(options, "default_api_timeout_ms"),
         )
         return _Member(options, consumer, history).run()
 

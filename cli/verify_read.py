@@ -16,7 +16,7 @@ from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.consume import PATIENCE_MS
 from tidelog.cli.main import EXIT_OK
 from tidelog.cli.progress import Progress
-from tidelog.cli.session import errors_told
+from tidelog.cli.session import errors_told, timeout_setting
 from tidelog.cli.verify import History, numbered, open_history
 from tidelog.client.consumer import Consumer
 from tidelog.client.consumer_errors import WakeupError
@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
             client_id="tidelog-verify",
             auto_offset_reset="none",
             max_poll_records=POLL_RECORDS,
+            **timeout_setting(options, "default_api_timeout_ms"),
         )
         with consumer:
             return _Reading(options, consumer, history).run()

@@ -31,9 +31,14 @@ def topic_partitions(places: Mapping[str, Sequence[int]]) -> list[common.TopicPa
 
 
 class AdminClient:
-    def __init__(self, cluster: ClusterClient, *, timeout_ms: int = 30_000) -> None:
+    def __init__(self, cluster: ClusterClient, *, timeout_ms: int | None = None, allow_stale: bool = False) -> None:
+        """`allow_stale`: without an active controller a node answers with what it knows, and `stale_ms` says how old
+        that is."""
         self.cluster = cluster
-        self.timeout_ms = timeout_ms
+        self.timeout_ms = timeout_ms or cluster.config.request_timeout_ms
+        self.allow_stale = allow_stale
+        self.stale_ms: int | None = None
+        """Age of the oldest answer that was not of an active controller; None if there was none."""
 
     async def _ask(self, name: str, request: Any, *, service: str = "Admin", is_change: bool = False) -> Any:
         fields = request.DESCRIPTOR.fields_by_name
@@ -42,9 +47,16 @@ class AdminClient:
             if not request.timeout_ms:
                 request.timeout_ms = timeout_ms
             timeout_ms = request.timeout_ms
+        if "allow_stale" in fields:
+            request.allow_stale = self.allow_stale
         is_repeatable = not is_change or ("validate_only" in fields and request.validate_only)
         method = method_named(service, name)
-        return await self.cluster.call(method, request, timeout_ms=timeout_ms + _SLACK_MS, is_repeatable=is_repeatable)
+        answer = await self.cluster.call(
+            method, request, timeout_ms=timeout_ms + _SLACK_MS, is_repeatable=is_repeatable
+        )
+        if "stale_ms" in answer.DESCRIPTOR.fields_by_name and answer.HasField("stale_ms"):
+            self.stale_ms = max(answer.stale_ms, self.stale_ms or 0)
+        return answer
 
     # Topics.
 

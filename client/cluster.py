@@ -32,7 +32,13 @@ from google.protobuf.message import Message
 
 from tidelog.client.config import Backoff, ClientConfig
 from tidelog.client.connections import Connections, Exchange
-from tidelog.client.errors import AdvertisedAddressError, NoClusterError, UnknownTopicError, WrongApiError
+from tidelog.client.errors import (
+    AdvertisedAddressError,
+    NoClusterError,
+    UnknownTopicError,
+    WrongApiError,
+    as_read_error,
+)
 from tidelog.client.metadata import ClusterView, LeaderInfo, TopicInfo
 from tidelog.client.outage_log import OutageLog
 from tidelog.model.errors import (
@@ -75,6 +81,8 @@ class ClusterClient:
         self.clock = clock
         self.config = config or ClientConfig()
         self.view = ClusterView()
+        self.stale_ms: int | None = None
+        """Age of the last metadata, if the node that sent them did not hear from an active controller."""
         self._answered = ""  # the address that answered last
         self._names: dict[str, None] = {}
         self._had: set[str] = set()  # topics that were known once; full, nothing is created any more
@@ -137,7 +145,7 @@ class ClusterClient:
                 except UnreachableError as error:
                     reasons.append(str(error).removeprefix(f"{address}: "))
                     wrong_apis += isinstance(error, WrongApiError)
-                    last = error
+                    last = last or error  # one that was reached says more, though it gave no answer
                     continue
                 except TransportError as error:
                     if not is_repeatable:
@@ -161,7 +169,7 @@ class ClusterClient:
             if loop.time() + pause_s >= end_s:
                 if last is None or isinstance(last, UnreachableError):
                     raise NoClusterError(addresses, [*reasons, *["no time left"] * (len(addresses) - len(reasons))])
-                raise last
+                raise as_read_error(last) if is_repeatable else last
             await asyncio.sleep(pause_s)
 
     async def open(self, method: Method, request: Message | None = None) -> Exchange:
@@ -291,6 +299,7 @@ class ClusterClient:
             await asyncio.sleep(backoff.next_s())
         else:
             raise CallTimeoutError("metadata: every broker that answered is behind what was told before")
+        self.stale_ms = answer.stale_ms if answer.HasField("stale_ms") else None
         known = [self.view.topics.get(topic.name) for topic in answer.topics]
         return sorted((topic for topic in known if topic is not None), key=lambda topic: topic.name)
 

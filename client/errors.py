@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidelog.model.errors import ErrorCode, TidelogError, UnknownTopicOrPartitionError, UnreachableError
+from tidelog.model.errors import (
+    CallTimeoutError,
+    ErrorCode,
+    TidelogError,
+    UnknownTopicOrPartitionError,
+    UnreachableError,
+)
 from tidelog.model.ids import PartitionId
 
 
@@ -41,6 +47,20 @@ class UnknownTopicError(UnknownTopicOrPartitionError):
     def __init__(self, topic: str) -> None:
         super().__init__(f"there is no topic '{topic}'")
         self.topic = topic
+
+
+class UnansweredReadError(CallTimeoutError):
+    """A request that changes nothing was not answered in time."""
+
+    @property
+    def advice(self) -> str:
+        return "nothing was changed; ask again, or ask another node"
+
+
+def as_read_error(error: TidelogError) -> TidelogError:
+    """The error of a request that changes nothing: it never says that it may have been carried out."""
+    is_timeout = error.code is ErrorCode.REQUEST_TIMED_OUT and not isinstance(error, UnansweredReadError)
+    return UnansweredReadError(str(error)) if is_timeout else error
 
 
 class DeliveryTimeoutError(TidelogError):

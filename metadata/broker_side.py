@@ -78,6 +78,9 @@ class ControllerClient:
         """The active controller, as far as the last answers say."""
         return self._leader
 
+    def known(self) -> Sequence[NodeId]:
+        return self._controllers()
+
     def target(self) -> NodeId | None:
         """Whom to try next."""
         if self._leader is not None:

@@ -29,7 +29,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
-from uuid import UUID
 
 import msgpack
 
@@ -47,6 +46,7 @@ from tidelog.metadata.requests import decode_request, encode_reply
 from tidelog.metadata.sessions import Answer, BrokerSessions, FenceNow
 from tidelog.metadata.settings import AllocateProducerIdBlock, UpdateFeatures
 from tidelog.metadata.topics import Trim
+from tidelog.metadata.voter_changes import VoterChanges
 from tidelog.model.errors import (
     BrokerNotRegisteredError,
     CallTimeoutError,
@@ -145,6 +145,7 @@ class ControllerNode:
         )
         self.machine.log.attach(self.driver)
         self._transport = transport
+        self.voters = VoterChanges(self.driver, transport)
         self._on_failure = on_failure
         self._sessions: BrokerSessions | None = None
         """While this controller is active."""
@@ -166,6 +167,7 @@ class ControllerNode:
         if hand_over_ms and self.driver.failed is None:
             await self.driver.hand_over(timeout_ms=hand_over_ms)
         self._end_active()
+        await self.voters.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -356,21 +358,26 @@ class ControllerNode:
 
     async def _probe(self, broker: Broker) -> None:
         """Connect to a broker anew and tell the sessions how that ended."""
-        node = NodeId(broker.broker)
-        named = [(host, port) for name, _, host, port in broker.endpoints if name == self.config.broker_listener]
-        members = self.driver.core.log.membership
-        is_member = any(member.node == node for member in (*members.voters, *members.learners))
-        if not is_member:  # the address of a controller is for the quorum to say, and Raft's streams hang on it
-            host, port = [*named, *((host, port) for _, _, host, port in broker.endpoints)][0]
-            self._transport.set_address(node, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        answer = await self._ask_incarnation(node, broker.incarnation)
+        answer = await self._ask_incarnation(broker)
         if self._sessions is not None:
             self._sessions.answered(self._now_ms(), broker.broker, broker.broker_epoch, answer)
 
-    async def _ask_incarnation(self, node: NodeId, incarnation: UUID) -> Answer:
+    def broker_address(self, broker: Broker) -> str:
+        """Where it has registered, for controllers. What the quorum says of a voter with this node id is not asked: a
+        wrong endpoint of a voter must not cut off a broker."""
+        named = [(host, port) for name, _, host, port in broker.endpoints if name == self.config.broker_listener]
+        host, port = [*named, *((host, port) for _, _, host, port in broker.endpoints)][0]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _ask_incarnation(self, broker: Broker) -> Answer:
+        node, incarnation, timeout_ms = NodeId(broker.broker), broker.incarnation, self.config.probe_timeout_ms
         for _ in range(PROBES_MAX):
             try:
-                data = await self._transport.call(node, INCARNATION, b"?", timeout_ms=self.config.probe_timeout_ms)
+                if node == self._transport.me:  # what it advertises may lead around the machine
+                    data = await self._transport.call(node, INCARNATION, b"?", timeout_ms=timeout_ms)
+                else:
+                    address = self.broker_address(broker)
+                    data = await self._transport.call_at(node, address, INCARNATION, b"?", timeout_ms=timeout_ms)
             except UnreachableError as error:
                 # No address or no route is silence, as far as we know: only who is there to refuse says it is down.
                 return Answer.REFUSED if error.is_refused else Answer.SILENT

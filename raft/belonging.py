@@ -35,8 +35,8 @@ FORMAT_KEY = b"raft/format"
 def lost(disk: Disk, why: str) -> LostStateError:
     return LostStateError(
         f"{disk.label} was formatted, but {why}: what this node voted for is not known, and it must not vote "
-        "again under this directory id. Remove this voter from the group, empty the directory, format it anew and "
-        "add the node again.",
+        "again under this directory id. Remove this voter (`tidelog quorum remove`), empty the directory, format it "
+        "with --no-initial-controllers, start the node and add it with its new directory id (`tidelog quorum add`).",
         path=disk.label,
     )
 

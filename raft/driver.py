@@ -33,6 +33,7 @@ from tidelog.raft.applier import Applier
 from tidelog.raft.config import BootState, RaftConfig
 from tidelog.raft.core import RaftCore
 from tidelog.raft.effects import Effects, Role, RoleChange
+from tidelog.raft.heard import HeardNodes
 from tidelog.raft.leading import FAR_FUTURE_MS
 from tidelog.raft.membership import Member, Membership, VoterKey
 from tidelog.raft.messages import (
@@ -120,7 +121,8 @@ class RaftDriver:
         self._persister = Persister(storage, lambda number: self._post(Persisted(number)))
         self._snapshotter = Snapshotter(storage, work, self._post)
         self._applier = Applier(machine, storage.snapshots, self._waiting, boot.snapshot.offset, self._after_apply)
-        self._peers = Peers(transport, config.address, config.link, random, self)
+        self.heard = HeardNodes(storage.store)
+        self._peers = Peers(transport, config.address, config.link, random, self, self.heard)
         self._tails = TailServer(self, transport)
         self._members: Membership | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -325,9 +327,10 @@ class RaftDriver:
     def _set_members(self, membership: Membership) -> None:
         self._members = membership
         others = [m for m in (*membership.voters, *membership.learners) if m.node != self.me.node]
-        self._peers.set_members({member.node: self._endpoint(member.endpoints) for member in others})
+        self._peers.set_members({member.node: self.endpoint(member.endpoints) for member in others})
 
-    def _endpoint(self, endpoints: tuple[tuple[str, str], ...]) -> str:
+    def endpoint(self, endpoints: tuple[tuple[str, str], ...]) -> str:
+        """Which of a member's endpoints is for its peers."""
         named = [address for name, address in endpoints if name == self.config.listener]
         return next(iter([*named, *(address for _, address in endpoints)]), "")
 
@@ -561,6 +564,7 @@ class RaftDriver:
             lag=core.log.end - match,
             silent_ms=0 if is_me or progress is None else now_ms - progress.active_ms,
             counts=True if is_me or progress is None else progress.counts,
+            stuck_ms=0 if is_me or progress is None or match >= core.commit else now_ms - progress.advanced_ms,
         )
 
     # Waiting for a leader.
@@ -580,7 +584,7 @@ class RaftDriver:
 
     def waits_for(self) -> str:
         """Why there is no leader, as far as this node can see."""
-        return waits_for(self.describe(), self._endpoint)
+        return waits_for(self.describe(), self.endpoint)
 
 
 async def _raise(error: BaseException) -> None:

@@ -170,7 +170,10 @@ class Leadership:
                 peer.to_replicate()
             elif peer.mode is SNAPSHOT and response.match >= core.log.start:
                 peer.to_probe(response.match)
-            if (peer.acked(response.match) and response.match > core.commit) or counts_again:
+            is_news = peer.acked(response.match)
+            if is_news or response.match >= core.commit:
+                peer.advanced_ms = now_ms
+            if (is_news and response.match > core.commit) or counts_again:
                 self.advance_commit(now_ms)
                 if core.leading is not self:
                     return

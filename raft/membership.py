@@ -10,6 +10,7 @@ Two consecutive memberships differ by at most one voter, so that any two majorit
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 
 import msgpack
@@ -19,6 +20,11 @@ from tidelog.model.ids import NodeId
 
 DIRECTORY_ID_BYTES = 16
 VOTERS_MAX = 15
+
+
+def directory_text(directory: bytes) -> str:
+    """A directory id as people read and type it: 22 characters, as Kafka writes it."""
+    return base64.urlsafe_b64encode(directory).decode().rstrip("=")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -42,6 +42,7 @@ from tidelog.model.errors import (
 )
 from tidelog.model.ids import NodeId
 from tidelog.raft import wire
+from tidelog.raft.heard import HeardNodes
 from tidelog.raft.messages import AppendRequest, Message, SnapshotChunk, entry_bytes
 from tidelog.world.transport import Stream, Transport
 
@@ -269,13 +270,22 @@ class PeerLink:
 class Peers:
     """All links of a member, and the incoming streams."""
 
-    def __init__(self, transport: Transport, address: str, config: LinkConfig, random: Random, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        address: str,
+        config: LinkConfig,
+        random: Random,
+        inbox: Inbox,
+        heard: HeardNodes,
+    ) -> None:
         self.links: dict[NodeId, PeerLink] = {}
         self.received = 0
         self._transport = transport
         self._config = config
         self._random = random
         self._inbox = inbox
+        self._heard = heard
         self._greeting: bytes = msgpack.packb(["raft-greeting", 1, {"address": address}])
         self._incoming: dict[NodeId, Stream] = {}
         self._known: frozenset[NodeId] = frozenset()
@@ -378,6 +388,7 @@ class Peers:
             self._inbox.disconnected(peer)
         try:
             self._greet(peer, await stream.receive())
+            await self._heard.add(peer)
             if peer in self.links:
                 self.links[peer].retry()
             while self._incoming.get(peer) is stream:

@@ -30,6 +30,7 @@ PROBE, REPLICATE, SNAPSHOT = Mode.PROBE, Mode.REPLICATE, Mode.SNAPSHOT
 class Progress:
     __slots__ = (
         "active_ms",
+        "advanced_ms",
         "asked_ms",
         "counts",
         "directory",
@@ -60,6 +61,8 @@ class Progress:
         self.probe = 0
         self.counts = True
         self.active_ms = now_ms
+        self.advanced_ms = now_ms
+        """When it last had everything that was to be had, or came a step nearer."""
         self.sent_ms = now_ms
         """When the last append left, entries or heartbeat."""
         self.asked_ms = now_ms

@@ -51,6 +51,8 @@ class MemberReport:
     silent_ms: int | None = None
     counts: bool = True
     """False while it recovers from a loss of synced data."""
+    stuck_ms: int | None = None
+    """How long it has lagged behind without a step forward; 0 if it has everything, or moves on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ from tidelog.raft.belonging import FORMAT_KEY, ROOT
 from tidelog.raft.config import BootState
 from tidelog.raft.effects import HardState, Persist
 from tidelog.raft.entries import STORED_BYTES_MAX, UnsoundLogError, decode_entries, encode_entries
+from tidelog.raft.heard import HEARD_KEY, NOBODY
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Membership, VoterKey
 from tidelog.raft.messages import Entry, EntryKind, SnapshotChunk, SnapshotId
 from tidelog.raft.snapshots import Snapshot, SnapshotFiles
@@ -191,6 +192,7 @@ class RaftStorage:
                 FORMAT_KEY: belonging.pack_identity(identity),
                 STATE_KEY: pack_state(state),
                 CATALOGUE_KEY: pack_catalogue({FIRST_SNAPSHOT: membership}),
+                HEARD_KEY: NOBODY,
             }
         )
         await belonging.write_identity(self.disk, identity)
@@ -387,7 +389,8 @@ class RaftStorage:
             f"{self.disk.label}: synced entries from {end} to {until} are lost ({'; '.join(self.notes)}), and node "
             f"{self.node} is the only voter, as far as it can read: no other has them. Put back a copy of the whole "
             "directory, log and state store together. Or, if voters were added that the lost entries named: remove "
-            "this voter from their group, empty the directory, format it anew and add the node again.",
+            "this voter from their group, empty the directory, format it with --no-initial-controllers and add the "
+            "node with its new directory id.",
             path=self.disk.label,
         )
 

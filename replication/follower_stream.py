@@ -56,7 +56,7 @@ class FollowerStream:
         self._outgoing: deque[Subscribe | Unsubscribe] = deque()
         self._to_ack: dict[Following, None] = {}
         self._wake = asyncio.Event()
-        self._is_open = False
+        self.is_open = False
         self._is_hurried = asyncio.Event()
         self._received_bytes = 0
         self._reported_bytes = 0
@@ -69,7 +69,7 @@ class FollowerStream:
     def add(self, following: Following) -> None:
         self._members[following] = None
         following.stream = self
-        if self._is_open:
+        if self.is_open:
             self._subscribe(following)
         else:
             self._is_hurried.set()
@@ -133,7 +133,7 @@ class FollowerStream:
         self._received_bytes = self._reported_bytes = 0
         self._outgoing.clear()
         self._to_ack.clear()
-        self._is_open = True
+        self.is_open = True
         for following in self._members:
             self._subscribe(following)
         sender = asyncio.get_running_loop().create_task(self._send_all(stream))
@@ -149,7 +149,7 @@ class FollowerStream:
                         for history in histories:
                             self._informed(history)
         finally:
-            self._is_open = False
+            self.is_open = False
             self._by_number.clear()
             for following in self._members:
                 following.broken()

@@ -78,6 +78,11 @@ class Following:
         self.is_over = False
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a stream to the leader."""
+        return self.stream is not None and self.stream.is_open
+
+    @property
     def leader(self) -> int:
         return self.state.leader
 

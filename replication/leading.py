@@ -150,6 +150,12 @@ class Leading:
     def high_watermark(self) -> Offset:
         return self.state.high_watermark
 
+    @property
+    def reachable_isr(self) -> int:
+        """Members of the in-sync set that are here or follow over an open stream. Without an active controller the set
+        itself cannot shrink, whoever is gone."""
+        return sum(member == self._host.me or member in self.subscriptions for member in self.state.isr)
+
     # Progress.
 
     def begin(self) -> None:

@@ -92,6 +92,8 @@ class ReplicaStatus:
     leaders: int
     followers: int
     offline: int
+    cut_off: int
+    """Followed here, while their leader cannot be reached."""
     under_replicated: int
     under_min_isr: int
     at_min_isr: int

@@ -227,7 +227,7 @@ class Replicas:
     def status(self) -> ReplicaStatus:
         leaders = self.leaders()
         sizes = [
-            (len(leading.state.isr), self.min_isr(leading.replica), len(leading.replica.partition.settled))
+            (leading.reachable_isr, self.min_isr(leading.replica), len(leading.replica.partition.settled))
             for leading in leaders
         ]
         return ReplicaStatus(
@@ -235,6 +235,10 @@ class Replicas:
             followers=sum(isinstance(replica.role, Following) for replica in self._replicas.values()),
             offline=sum(
                 replica.offline is not None or replica.partition_id in self.logs.open_retries
+                for replica in self._replicas.values()
+            ),
+            cut_off=sum(
+                isinstance(replica.role, Following) and not replica.role.is_connected
                 for replica in self._replicas.values()
             ),
             under_replicated=sum(isr < replicas for isr, _, replicas in sizes),

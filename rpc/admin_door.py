@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from tidelog.metadata import brokers, describe, partitions, reassignments, settings, topics
 from tidelog.metadata.configs import ConfigEntry
@@ -55,6 +56,16 @@ _OF_RESOURCE = frozenset(
 """Errors of one config resource; others are of the whole call."""
 
 
+class _Read(Protocol):
+    """A request that changes nothing."""
+
+    @property
+    def timeout_ms(self) -> int: ...
+
+    @property
+    def allow_stale(self) -> bool: ...
+
+
 class AdminDoor:
     def __init__(self, link: QuorumLink, limits: DoorLimits, log_dirs: LogDirs | None = None) -> None:
         """`log_dirs` are those of this node, if it is a broker."""
@@ -64,6 +75,13 @@ class AdminDoor:
 
     async def _ask(self, request: object, timeout_ms: int) -> object:
         return await self._link.ask(request, timeout_ms=self._limits.admin_timeout(timeout_ms))
+
+    async def _read(self, question: object, request: _Read) -> tuple[object, int | None]:
+        """The reply, and its age in ms if it is that of this node's copy."""
+        timeout_ms = self._limits.admin_timeout(request.timeout_ms)
+        if request.allow_stale:
+            return await self._link.ask_or_recall(question, timeout_ms=timeout_ms)
+        return await self._link.ask(question, timeout_ms=timeout_ms), None
 
     # Topics.
 
@@ -107,10 +125,12 @@ class AdminDoor:
         named = [(topic_id, image.topics[topic_id].name if topic_id in image.topics else None) for topic_id in ids]
         names = (*request.topics, *(name for _, name in named if name is not None))
         question = describe.DescribeTopics(names=None if request.all_topics else names)
-        reply = await self._ask(question, request.timeout_ms)
+        reply, stale_ms = await self._read(question, request)
         assert isinstance(reply, describe.DescribedTopics), "the reply to its question"
         if request.all_topics:
-            return pb.DescribeTopicsResponse(topics=[_topic_message(found) for found in reply.topics])
+            return pb.DescribeTopicsResponse(
+                topics=[_topic_message(found) for found in reply.topics], stale_ms=stale_ms
+            )
         rows = [_topic_message(found) for found in reply.topics[: len(request.topics)]]
         rest = iter(reply.topics[len(request.topics) :])
         for topic_id, name in named:
@@ -120,7 +140,7 @@ class AdminDoor:
             else:
                 error = as_message(UnknownTopicIdError(f"there is no topic with id {topic_id}"))
                 rows.append(pb.TopicDescription(topic_id=topic_id.bytes, error=error))
-        return pb.DescribeTopicsResponse(topics=rows)
+        return pb.DescribeTopicsResponse(topics=rows, stale_ms=stale_ms)
 
     async def add_partitions(self, request: pb.AddPartitionsRequest, _caller: Caller) -> pb.AddPartitionsResponse:
         more = tuple(
@@ -141,13 +161,15 @@ class AdminDoor:
             question = describe.DescribeConfigs(resource_type=resource.type, resource=resource.name)
             row = response.resources.add(resource=resource)
             try:
-                reply = await self._ask(question, request.timeout_ms)
+                reply, stale_ms = await self._read(question, request)
             except TidelogError as error:
                 if error.code not in _OF_RESOURCE:
                     raise
                 row.error.CopyFrom(as_message(error))
                 continue
             assert isinstance(reply, describe.DescribedConfigs), "the reply to its question"
+            if stale_ms is not None:
+                response.stale_ms = stale_ms
             row.entries.extend(_config_message(entry) for entry in reply.entries if not keys or entry.name in keys)
         return response
 
@@ -186,9 +208,10 @@ class AdminDoor:
         self, request: pb.ListReassignmentsRequest, _caller: Caller
     ) -> pb.ListReassignmentsResponse:
         named = self._named(request.partitions) if request.partitions else None
-        reply = await self._ask(describe.ListReassignments(partitions=named), request.timeout_ms)
+        reply, stale_ms = await self._read(describe.ListReassignments(partitions=named), request)
         assert isinstance(reply, describe.ListedReassignments), "the reply to its question"
         return pb.ListReassignmentsResponse(
+            stale_ms=stale_ms,
             reassignments=[
                 pb.OngoingReassignment(
                     topic=item.topic,
@@ -200,7 +223,7 @@ class AdminDoor:
                     waiting_for=item.waiting_for,
                 )
                 for item in reply.reassignments
-            ]
+            ],
         )
 
     async def elect_leaders(self, request: pb.ElectLeadersRequest, _caller: Caller) -> pb.ElectLeadersResponse:
@@ -227,14 +250,15 @@ class AdminDoor:
     # Brokers.
 
     async def describe_brokers(self, request: pb.DescribeBrokersRequest, _caller: Caller) -> pb.DescribeBrokersResponse:
-        reply = await self._ask(describe.DescribeBrokers(), request.timeout_ms)
+        reply, stale_ms = await self._read(describe.DescribeBrokers(), request)
         assert isinstance(reply, describe.DescribedBrokers), "the reply to its question"
         known = {found.broker: found for found in reply.brokers}
         for broker in request.brokers:
             if broker not in known:
                 raise BrokerNotRegisteredError(f"broker {broker} is not registered")
         wanted = request.brokers or sorted(known)
-        return pb.DescribeBrokersResponse(brokers=[_broker_message(known[broker]) for broker in wanted])
+        rows = [_broker_message(known[broker]) for broker in wanted]
+        return pb.DescribeBrokersResponse(brokers=rows, stale_ms=stale_ms)
 
     async def drain_broker(self, request: pb.DrainBrokerRequest, _caller: Caller) -> pb.DrainBrokerResponse:
         question = brokers.Drain(broker=request.broker, on=not request.undo, validate_only=request.validate_only)
@@ -299,14 +323,14 @@ class AdminDoor:
     async def describe_features(
         self, request: pb.DescribeFeaturesRequest, _caller: Caller
     ) -> pb.DescribeFeaturesResponse:
-        reply = await self._ask(describe.DescribeFeatures(), request.timeout_ms)
+        reply, stale_ms = await self._read(describe.DescribeFeatures(), request)
         assert isinstance(reply, describe.DescribedFeatures), "the reply to its question"
         levels = dict(reply.levels)
         rows = []
         for name in sorted({*levels, *KNOWN_FEATURES}):
             low, high = KNOWN_FEATURES.get(name, (0, 0))
             rows.append(pb.Feature(name=name, level=levels.get(name, 0), level_min=low, level_max=high))
-        return pb.DescribeFeaturesResponse(features=rows)
+        return pb.DescribeFeaturesResponse(features=rows, stale_ms=stale_ms)
 
     async def update_features(self, request: pb.UpdateFeaturesRequest, _caller: Caller) -> pb.UpdateFeaturesResponse:
         changes = tuple(

@@ -16,10 +16,11 @@ from tidelog.metadata.image import Broker, ClusterImage, Topic
 from tidelog.metadata.leadership import can_serve
 from tidelog.metadata.records import NO_LEADER
 from tidelog.metadata.shell import ControllerNode
+from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.metadata.voter_changes import PROBE_PATIENCE_MS, UNDO_MS
 from tidelog.model.errors import (
     CallTimeoutError,
-    DuplicateVoterError,
     ErrorCode,
     InvalidRequestError,
     InvalidVoterKeyError,
@@ -30,14 +31,14 @@ from tidelog.model.errors import (
 )
 from tidelog.model.ids import NodeId, Offset
 from tidelog.model.maps import sorted_items
-from tidelog.raft.membership import Member
+from tidelog.raft.membership import Member, directory_text
 from tidelog.raft.messages import Entry, EntryKind
 from tidelog.raft.state_machine import SnapshotJob
 from tidelog.raft.tail import TailEntries
 from tidelog.rpc.door import Caller, Method, Send, method_named
 from tidelog.rpc.door_auto_create import AutoCreate
-from tidelog.rpc.door_quorum import QuorumLink
-from tidelog.rpc.door_quorum_report import described_by, quorum_message
+from tidelog.rpc.door_quorum import STALE_AFTER_S, QuorumLink
+from tidelog.rpc.door_quorum_report import describe_or_recall, described_by, quorum_message
 from tidelog.rpc.door_topics import ID_BYTES, topic_of
 from tidelog.rpc.errors import as_message, coded
 from tidelog.rpc.limits import DoorLimits
@@ -50,6 +51,7 @@ ENDPOINTS_MAX = 16
 NAME_LENGTH_MAX = 255
 SNAPSHOT_PIECE_BYTES = 1 << 20
 VOTER_TIMEOUT_MS = 60_000
+VOTER_SLACK_MS = PROBE_PATIENCE_MS + UNDO_MS
 PARTITIONS_AT_A_TIME = 2_000
 """After so many the event loop has a turn."""
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s\[\]:/]{1,253}):([0-9]{1,5})")
@@ -86,7 +88,11 @@ class ClusterDoor:
         image, offset = link.image, link.metadata_offset  # what is told is of one moment
         brokers = {broker.broker: _at(broker, listener) for broker in image.live_brokers()}
         response = pb.MetadataResponse(
-            cluster_id=link.cluster_id, controller=link.active, metadata_offset=offset, listener=listener
+            cluster_id=link.cluster_id,
+            controller=link.active,
+            metadata_offset=offset,
+            listener=listener,
+            stale_ms=link.stale_ms(),
         )
         for number, place in sorted(brokers.items()):
             if place is not None:
@@ -130,6 +136,7 @@ class ClusterDoor:
             node=link.me,
             version=self._version,
             metadata_offset=link.metadata_offset,
+            stale_ms=link.stale_ms(),
         )
         for number, broker in sorted_items(link.image.brokers):
             response.brokers.add(
@@ -175,42 +182,64 @@ class ClusterDoor:
             if self._link.controller is None:
                 raise InvalidRequestError(f"node {self._link.me} is not a controller; ask without `local`")
             return quorum_message(self._link.controller.driver.describe())
-        timeout_ms = self._limits.admin_timeout_ms
+        timeout_ms = self._limits.admin_timeout(request.timeout_ms)
+        if request.allow_stale and not caller.is_node:
+            return await describe_or_recall(self._link, timeout_ms=timeout_ms)
         found = await self._by_active("DescribeQuorum", request, caller, timeout_ms=timeout_ms, is_repeatable=True)
         assert isinstance(found, pb.DescribeQuorumResponse), "the response of its method"
         return found
 
     async def add_voter(self, request: pb.AddVoterRequest, caller: Caller) -> pb.AddVoterResponse:
         _check_voter(request.node, request.directory_id, request.endpoints, needs_directory=True)
-        await self._by_active("AddVoter", request, caller, timeout_ms=self._voter_timeout(request.timeout_ms))
+        await self._by_active("AddVoter", request, caller, timeout_ms=self._voter_timeout(request))
         return pb.AddVoterResponse()
 
     async def remove_voter(self, request: pb.RemoveVoterRequest, caller: Caller) -> pb.RemoveVoterResponse:
         _check_voter(request.node, request.directory_id, None)
-        await self._by_active("RemoveVoter", request, caller, timeout_ms=self._voter_timeout(request.timeout_ms))
+        await self._by_active("RemoveVoter", request, caller, timeout_ms=self._voter_timeout(request))
         return pb.RemoveVoterResponse()
 
     async def update_voter(self, request: pb.UpdateVoterRequest, caller: Caller) -> pb.UpdateVoterResponse:
         _check_voter(request.node, request.directory_id, request.endpoints)
-        await self._by_active("UpdateVoter", request, caller, timeout_ms=self._voter_timeout(request.timeout_ms))
+        await self._by_active("UpdateVoter", request, caller, timeout_ms=self._voter_timeout(request))
         return pb.UpdateVoterResponse()
 
-    def _voter_timeout(self, asked_ms: int) -> int:
-        return min(asked_ms or VOTER_TIMEOUT_MS, self._limits.admin_timeout_max_ms)
+    def _voter_timeout(self, request: pb.AddVoterRequest | pb.RemoveVoterRequest | pb.UpdateVoterRequest) -> int:
+        """How long the call may take: the controller gives up first, and undoes what it has begun."""
+        if request.timeout_ms < 0:
+            raise InvalidRequestError(f"timeout_ms {request.timeout_ms}: at least 0")
+        request.timeout_ms = min(request.timeout_ms or VOTER_TIMEOUT_MS, self._limits.admin_timeout_max_ms)
+        return request.timeout_ms + VOTER_SLACK_MS
 
     # The metadata log.
 
     async def metadata_records(self, request: pb.MetadataRecordsRequest, caller: Caller, send: Send) -> None:
         if request.from_offset < 0:
             raise InvalidRequestError(f"from_offset {request.from_offset}: offsets begin at 0")
-        controller = self._link.controller
+        controller, stale_ms = self._link.controller, self._link.stale_ms()
         if controller is not None:
+            if stale_ms is not None:
+                await send(pb.MetadataRecordsResponse(stale_ms=stale_ms))
             await _Records(controller, self._work, send).run(Offset(request.from_offset), follow=request.follow)
         elif caller.is_node:
             raise NotLeaderError(f"node {self._link.me} is no controller", leader=None)
         else:
             method: Method = method_named("Cluster", "MetadataRecords")
-            await self._link.relay(method, request, send, timeout_ms=self._limits.admin_timeout_ms)
+            may_recall = request.allow_stale and stale_ms is not None
+            timeout_ms = int(STALE_AFTER_S * 1000) if may_recall else self._limits.admin_timeout_ms
+            try:
+                await self._link.relay(method, request, send, timeout_ms=timeout_ms)
+            except CallTimeoutError:
+                if not may_recall:
+                    raise
+                await self._recall_records(send)
+
+    async def _recall_records(self, send: Send) -> None:
+        """This broker's copy, as a snapshot."""
+        image, offset, epoch = self._link.image, self._link.metadata_offset, self._link.metadata_epoch
+        await send(pb.MetadataRecordsResponse(stale_ms=self._link.stale_ms() or 0))
+        data = await self._work.run(snapshot_bytes, image, None)
+        await _send_pieces(send, offset, epoch, data)
 
 
 class _Records:
@@ -257,13 +286,16 @@ class _Records:
         epoch = self._controller.driver.core.log.epoch_before(offset)
         assert epoch is not None, "what is applied is in the log, or in its snapshot"
         assert isinstance(job, SnapshotJob), "an image is encoded elsewhere"
-        data = await self._work.run(job.encode, *job.values)
-        for position in range(0, len(data), SNAPSHOT_PIECE_BYTES):
-            piece = data[position : position + SNAPSHOT_PIECE_BYTES]
-            is_last = position + len(piece) == len(data)
-            part = pb.MetadataSnapshotPiece(end_offset=offset, epoch=epoch, data=piece, is_last=is_last)
-            await self._send(pb.MetadataRecordsResponse(snapshot=part))
+        await _send_pieces(self._send, offset, epoch, await self._work.run(job.encode, *job.values))
         return offset
+
+
+async def _send_pieces(send: Send, offset: int, epoch: int, data: bytes) -> None:
+    for position in range(0, len(data), SNAPSHOT_PIECE_BYTES):
+        piece = data[position : position + SNAPSHOT_PIECE_BYTES]
+        is_last = position + len(piece) == len(data)
+        part = pb.MetadataSnapshotPiece(end_offset=offset, epoch=epoch, data=piece, is_last=is_last)
+        await send(pb.MetadataRecordsResponse(snapshot=part))
 
 
 def _entry_message(offset: int, entry: Entry) -> pb.MetadataEntry:
@@ -343,7 +375,9 @@ def _known_voter(controller: ControllerNode, node: int, directory: bytes) -> Mem
         there = ", ".join(str(member.node) for member in membership.voters)
         raise VoterNotFoundError(f"node {node} is not a voter; the voters are {there}")
     if directory and found.directory != directory:
-        raise InvalidVoterKeyError(f"voter {node} has the directory {found.directory.hex()}, not {directory.hex()}")
+        raise InvalidVoterKeyError(
+            f"voter {node} has the directory id {directory_text(found.directory)}, not {directory_text(directory)}"
+        )
     return found
 
 
@@ -352,26 +386,21 @@ async def _describe(controller: ControllerNode, _request: pb.DescribeQuorumReque
 
 
 async def _add(controller: ControllerNode, request: pb.AddVoterRequest) -> pb.AddVoterResponse:
-    if controller.driver.core.log.membership.voter(NodeId(request.node)) is not None:
-        raise DuplicateVoterError(f"node {request.node} is a voter already")
-    await controller.driver.change_membership(add=_member(request.node, request.directory_id, request.endpoints))
+    wanted = _member(request.node, request.directory_id, request.endpoints)
+    await controller.voters.add(wanted, timeout_ms=request.timeout_ms)
     return pb.AddVoterResponse()
 
 
 async def _remove(controller: ControllerNode, request: pb.RemoveVoterRequest) -> pb.RemoveVoterResponse:
     _known_voter(controller, request.node, request.directory_id)
-    await controller.driver.change_membership(remove=NodeId(request.node))
+    await controller.voters.remove(NodeId(request.node))
     return pb.RemoveVoterResponse()
 
 
 async def _update(controller: ControllerNode, request: pb.UpdateVoterRequest) -> pb.UpdateVoterResponse:
     known = _known_voter(controller, request.node, request.directory_id)
     wanted = _member(request.node, known.directory, request.endpoints)
-    if wanted != known:
-        await controller.driver.change_membership(update=wanted)
-    else:
-        # Nothing to change; but it may not be committed yet.
-        await controller.driver.applied(Offset(controller.driver.core.log.membership_offset + 1))
+    await controller.voters.update(wanted, timeout_ms=request.timeout_ms)
     return pb.UpdateVoterResponse()
 
 

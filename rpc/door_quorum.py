@@ -7,17 +7,21 @@
 
 The active controller is found as brokers find it: any controller says who leads. A change whose outcome is not known is
 not repeated: the caller hears REQUEST_TIMED_OUT or NETWORK_EXCEPTION and decides. A question is asked again.
+
+A caller that accepts an old answer (`prefer_active`) gets one when this node does not hear from an active controller
+and none has answered within STALE_AFTER_S. It comes with its age.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
 
 from tidelog.metadata.broker_side import ControllerClient
+from tidelog.metadata.controller import ANSWERS
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.machine import is_question
 from tidelog.metadata.requests import decode_reply, decode_request, encode_request
@@ -41,6 +45,11 @@ from tidelog.world.transport import Stream, Transport
 _NOTHING_DONE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED})
 _QUESTION_TIMEOUT_MS = 2_000
 """A controller that does not answer a question for so long is left for another."""
+STALE_AFTER_S = 0.7
+"""How long an active controller is looked for before an old answer is given, where that is allowed."""
+STALE_POLL_S = 0.1
+FRESH_MS = 3_000
+"""A broker's copy of the metadata is not called old below this age: new entries come twice a second as a rule."""
 
 Local = Callable[[ControllerNode], Awaitable[Any]]
 Remote = Callable[[NodeId, int], Awaitable[Any]]
@@ -57,13 +66,17 @@ class QuorumLink:
         client: ControllerClient,
         controller: ControllerNode | None = None,
         tail: MetadataTail | None = None,
+        brokers: Transport | None = None,
     ) -> None:
+        """`brokers` knows brokers by their registrations; `transport` knows controllers."""
         assert controller is not None or tail is not None, "a node is a controller or has a tail"
         self.cluster_id = cluster_id
         self.controller = controller
         self._transport = transport
         self._client = client
         self._tail = tail
+        self._brokers = brokers
+        self._made_s: float | None = None
 
     @property
     def me(self) -> NodeId:
@@ -85,6 +98,60 @@ class QuorumLink:
             return self._tail.offset
         assert self.controller is not None, "a node is a controller or has a tail"
         return self.controller.machine.offset
+
+    @property
+    def metadata_epoch(self) -> int:
+        """Of the last entry in `image`, on a node with a tail."""
+        assert self._tail is not None, "only brokers have a tail"
+        return self._tail.epoch
+
+    def stale_ms(self) -> int | None:
+        """How old this node's copy is, if it does not hear from an active controller; None if it does."""
+        if self.controller is not None:
+            driver = self.controller.driver
+            if driver.hears_leader():
+                return None
+            return self._age_ms(driver.describe().without_leader_ms)
+        age_ms = self._age_ms(None)
+        return None if self._client.leader is not None or age_ms < FRESH_MS else age_ms
+
+    def _age_ms(self, without_leader_ms: int | None) -> int:
+        tail_ms = None if self._tail is None else self._tail.stale_ms()
+        known = [age for age in (tail_ms, without_leader_ms) if age is not None]
+        if known:
+            return max(known)
+        # It has never had all that there is in this life: what it read from its disk is older than this.
+        now_s = asyncio.get_running_loop().time()
+        if self._made_s is None:
+            self._made_s = now_s
+        return max(FRESH_MS, int((now_s - self._made_s) * 1000))
+
+    async def prefer_active(self, asking: Coroutine[Any, Any, Any]) -> tuple[Any, int | None]:
+        """(the answer of an active controller, None), or (None, age of this node's copy in ms) if there is none."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        task = loop.create_task(asking)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=STALE_POLL_S)
+                if not task.done() and loop.time() - begun_s >= STALE_AFTER_S:
+                    stale_ms = self.stale_ms()
+                    if stale_ms is not None:
+                        return None, stale_ms
+            return task.result(), None
+        except TransportError:
+            return None, self.stale_ms() or 0
+        finally:
+            task.cancel()
+
+    async def ask_or_recall(self, question: object, *, timeout_ms: int) -> tuple[Any, int | None]:
+        """The active controller's reply and None; else the reply of this node's copy, and its age in ms."""
+        reply, stale_ms = await self.prefer_active(self.ask(question, timeout_ms=timeout_ms))
+        return (reply, None) if stale_ms is None else (ANSWERS[type(question)](self.image, question), stale_ms)
+
+    def controllers(self) -> Sequence[NodeId]:
+        """Those that this node knows of."""
+        return self._client.known()
 
     async def until(self, condition: Callable[[ClusterImage], bool]) -> None:
         """Returns when this node's copy is so."""
@@ -133,9 +200,14 @@ class QuorumLink:
         return await self._reach(local, remote, is_repeatable=is_repeatable, timeout_ms=timeout_ms)
 
     async def forward_to(self, node: NodeId, method: Method, request: Message, *, timeout_ms: int) -> Any:
-        """The answer of one node, a broker."""
-        name = FORWARDED + method.wire_name
-        data = await self._transport.call(node, name, request.SerializeToString(), timeout_ms=timeout_ms)
+        """The answer of one node, a broker, at the address that it has registered."""
+        name, data = FORWARDED + method.wire_name, request.SerializeToString()
+        broker = self.image.brokers.get(node)
+        if self._brokers is None and self.controller is not None and broker is not None:
+            address = self.controller.broker_address(broker)
+            data = await self._transport.call_at(node, address, name, data, timeout_ms=timeout_ms)
+        else:
+            data = await (self._brokers or self._transport).call(node, name, data, timeout_ms=timeout_ms)
         return method.response.FromString(data)
 
     async def _reach(self, local: Local, remote: Remote, *, is_repeatable: bool, timeout_ms: int) -> Any:

@@ -21,6 +21,25 @@ async def describe_quorum(link: QuorumLink, *, timeout_ms: int) -> pb.DescribeQu
     return found
 
 
+async def describe_or_recall(link: QuorumLink, *, timeout_ms: int) -> pb.DescribeQuorumResponse:
+    """By the active controller, else as this node sees the quorum; `stale_ms` is set then."""
+    found, stale_ms = await link.prefer_active(describe_quorum(link, timeout_ms=timeout_ms))
+    if stale_ms is None:
+        assert isinstance(found, pb.DescribeQuorumResponse), "the response of its method"
+        return found
+    if link.controller is not None:
+        message = quorum_message(link.controller.driver.describe())
+    else:
+        # A broker alone knows who the controllers are, and no more.
+        members = [pb.QuorumMember(node=node, is_voter=True, error="it does not answer") for node in link.controllers()]
+        for member in members:
+            member.log_end_offset = member.lag = member.silent_ms = -1
+        message = pb.DescribeQuorumResponse(node=link.me, role="broker", leader=-1, members=members)
+        message.without_leader_ms = stale_ms
+    message.stale_ms = stale_ms
+    return message
+
+
 async def described_by(controller: ControllerNode) -> pb.DescribeQuorumResponse:
     await controller.driver.read_index()  # raises unless it leads now
     return quorum_message(controller.driver.describe())
@@ -56,4 +75,5 @@ def _member_message(member: MemberReport) -> pb.QuorumMember:
         lag=-1 if member.lag is None else member.lag,
         silent_ms=-1 if member.silent_ms is None else member.silent_ms,
         is_recovering=not member.counts,
+        stuck_ms=member.stuck_ms or 0,
     )

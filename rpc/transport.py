@@ -4,7 +4,8 @@
     /tidelog.node.Stream/<service>    bidirectional: a message of the stream is a frame; an empty one is the order to
                                       close, so that a stream that just ends is known to be broken
 
-    metadata of a request       tidelog-cluster, tidelog-node (the caller)
+    metadata of a request       tidelog-cluster, tidelog-node (the caller), tidelog-target (the node that is meant:
+                                another one refuses, and carries nothing out)
     initial metadata back       tidelog-cluster, tidelog-node (the answerer): a wrong address is noticed, not believed
     trailing metadata           tidelog-error-bin: an error of the catalogue, as `encode_error` writes it
 
@@ -46,6 +47,7 @@ CALL_PREFIX = "/tidelog.node.Call/"
 STREAM_PREFIX = "/tidelog.node.Stream/"
 CLUSTER_KEY = "tidelog-cluster"
 NODE_KEY = "tidelog-node"
+TARGET_KEY = "tidelog-target"
 ERROR_KEY = "tidelog-error-bin"
 
 KEEPALIVE_MS = 1_500
@@ -186,18 +188,31 @@ class GrpcTransport:
             raise
 
     async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
-        channel = self._channel(node)
-        running = channel.unary_unary(CALL_PREFIX + method)(request, metadata=self._metadata, timeout=timeout_ms / 1000)
+        channel, metadata = self._channel(node), self._metadata_for(node)
+        running = channel.unary_unary(CALL_PREFIX + method)(request, metadata=metadata, timeout=timeout_ms / 1000)
         try:
             response = await running
-            self._check_answerer(node, await running.initial_metadata())
         except aio.AioRpcError as error:
             raise self._error(node, channel, method, error) from error
         return bytes(response)
 
+    async def call_at(self, node: NodeId, address: str, method: str, request: bytes, *, timeout_ms: int) -> bytes:
+        async with aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            metadata, timeout_s = self._metadata_for(node), timeout_ms / 1000
+            try:
+                response = await channel.unary_unary(CALL_PREFIX + method)(
+                    request, metadata=metadata, timeout=timeout_s
+                )
+            except aio.AioRpcError as error:
+                raise self._error(node, channel, method, error, address) from error
+            return bytes(response)
+
+    def _metadata_for(self, node: NodeId) -> tuple[tuple[str, str], ...]:
+        return (*self._metadata, (TARGET_KEY, str(node)))
+
     async def open_stream(self, node: NodeId, service: str) -> Stream:
         channel = self._channel(node)
-        call = channel.stream_stream(STREAM_PREFIX + service)(metadata=self._metadata)
+        call = channel.stream_stream(STREAM_PREFIX + service)(metadata=self._metadata_for(node))
         try:
             is_accepted = self._check_answerer(node, await call.initial_metadata())
             if not is_accepted or call.done():
@@ -231,19 +246,23 @@ class GrpcTransport:
             node=node,
         )
 
-    def _error(self, node: NodeId, channel: aio.Channel, what: str, error: aio.AioRpcError) -> TidelogError:
+    def _error(
+        self, node: NodeId, channel: aio.Channel, what: str, error: aio.AioRpcError, at: str | None = None
+    ) -> TidelogError:
+        """`at`: the address of a channel that its caller closes."""
+        address = at or self._addresses.get(node, "no address")
         for key, value in error.trailing_metadata() or ():
             if key == ERROR_KEY:
                 remote = decode_error(value if isinstance(value, bytes) else value.encode())
                 if remote.code is ErrorCode.INCONSISTENT_CLUSTER_ID:
-                    return WrongClusterError(str(remote), node=node)
+                    return WrongClusterError(f"{address} answers: {remote}", node=node)
                 return remote
-        address = self._addresses.get(node, "no address")
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return CallTimeoutError(f"node {node} at {address} did not answer {what} in time", node=node)
         if error.code() in _UNREACHABLE:
             # A channel that was refused waits before it connects again; whoever asks next has waited long enough.
-            self._discard(node, channel, grace_s=CLOSE_GRACE_S)
+            if at is None:
+                self._discard(node, channel, grace_s=CLOSE_GRACE_S)
             message = f"node {node} at {address}: {_reason(error)}"
             if _never_left(error):
                 return UnreachableError(message, node=node, is_refused=_is_refused(error))
@@ -310,6 +329,10 @@ class GrpcTransport:
         if cluster != self._cluster_id or not node.isdecimal():
             error = WrongClusterError(f"this is node {self._me} of cluster {self._cluster_id}, you are of {cluster}")
             await _abort(context, error)
+        target = str(told.get(TARGET_KEY, self._me))
+        if target != str(self._me):
+            message = f"this is node {self._me} of cluster {self._cluster_id}, not node {target}"
+            await _abort(context, WrongClusterError(message))
         return NodeId(int(node))
 
 

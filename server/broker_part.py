@@ -81,10 +81,10 @@ class BrokerPart:
         work: Work,
         clock: Clock,
         random: Random,
+        between_brokers: GrpcTransport,
         admission_work: Work | None = None,
-        between_brokers: GrpcTransport | None = None,
     ) -> BrokerPart:
-        """`between_brokers` is for replication, where brokers have a listener of their own for it."""
+        """`transport` reaches controllers, `between_brokers` other brokers where they have registered."""
         tail = MetadataTail(
             disk=directories.metadata.disk,
             path=TAIL_DIRECTORY,
@@ -111,7 +111,7 @@ class BrokerPart:
         )
         replicas = Replicas(
             me=config.node,
-            transport=between_brokers or transport,
+            transport=between_brokers,
             logs=logs,
             tail=tail,
             agent=agent,
@@ -121,8 +121,7 @@ class BrokerPart:
             admission_work=admission_work,
         )
         tail.subscribe(addresses_of(transport, config.names("controller.listener.names")))
-        if between_brokers is not None:
-            tail.subscribe(addresses_of(between_brokers, [config.between_brokers.name]))
+        tail.subscribe(addresses_of(between_brokers, [config.between_brokers.name]))
         coordinator = GroupCoordinator(replicas, tail, clock)
         return cls(config, directories, tail, logs, agent, replicas, coordinator)
 
@@ -175,6 +174,16 @@ class BrokerPart:
             return "the broker is not registered yet: no active controller has answered"
         return "the broker is registered, and not let in yet: it reads the metadata"
 
+    def trouble(self, grace_ms: int) -> str | None:
+        """Why this broker does not do its work any more."""
+        if not self.is_ready:
+            return "the broker was fenced by the controller"
+        stale_ms = self.tail.stale_ms()
+        if self.agent.client.leader is None and (stale_ms is None or stale_ms > grace_ms):
+            age = "" if stale_ms is None else f" for {stale_ms / 1000:.1f} s"
+            return f"no active controller has answered{age}: {self.tail.trouble or 'what this broker knows may be old'}"
+        return None
+
     async def shut_down(self, timeout_ms: int) -> None:
         """Move leaderships away, as far as that goes in this time."""
         self._clean_epoch = self.agent.broker_epoch
@@ -202,6 +211,7 @@ class BrokerPart:
         yield gauge("partitions_leading", status.leaders, "Partitions that this broker leads.")
         yield gauge("partitions_following", status.followers, "Partitions that it follows.")
         yield gauge("partitions_offline", status.offline, "Replicas here without a usable log.")
+        yield gauge("partitions_cut_off", status.cut_off, "Followed here, while their leader cannot be reached.")
         yield gauge("partitions_under_replicated", status.under_replicated, "Led here, with replicas out of sync.")
         yield gauge("partitions_under_min_isr", status.under_min_isr, "Led here, read-only for acks=all.")
         yield gauge("partitions_at_min_isr", status.at_min_isr, "Led here, with no redundancy to lose.")

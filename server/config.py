@@ -29,6 +29,7 @@ from tidelog.server.config_sources import (
     SourceError,
     read_file,
     resolve,
+    unknown_variable,
     variable_of,
 )
 from tidelog.server.listeners import (
@@ -103,6 +104,8 @@ class NodeConfig:
     entries: tuple[Entry, ...] = ()
     ignored: tuple[str, ...] = ()
     """Keys of a `.properties` file that mean nothing here."""
+    warnings: tuple[str, ...] = ()
+    """Variables that look like settings and are none."""
 
     @property
     def own(self) -> Listener:
@@ -177,6 +180,7 @@ class _Reader:
     is_properties: bool
     problems: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     given: dict[str, Given] = field(default_factory=dict)
     cluster: dict[str, Given] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
@@ -194,9 +198,7 @@ class _Reader:
                 continue
             key = variables.get(variable)
             if key is None:
-                near = difflib.get_close_matches(variable, variables, n=1, cutoff=0.6)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                self.problems.append(f"the variable {variable} is no setting{hint}")
+                self.warnings.append(unknown_variable(variable, variables))
                 continue
             self.given.pop(ALIASES.get(key, key), None)
             self.cluster.pop(key, None)
@@ -270,6 +272,7 @@ class _Reader:
             cluster={key: given.text for key, given in self.cluster.items()},
             entries=tuple(self._entries()),
             ignored=tuple(self.ignored),
+            warnings=tuple(self.warnings),
         )
 
     def _paths(self, paths: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ nothing here is listed. Everything is checked before the node starts: an unknown
 is allowed and the nearest known key, and the exit code is 2. `tidelog config check` does only that, `tidelog config
 show` prints value, source and default.
 
-- `TIDELOG_<KEY>` overrides a key: `TIDELOG_LOG_DIRS` is `log.dirs`.
+- `TIDELOG_<KEY>` overrides a key: `TIDELOG_LOG_DIRS` is `log.dirs`. A variable that is no setting is a
+  warning; an unknown key of the file is an error.
 - `${env:NAME}`, `${file:PATH}` and `${credential:NAME}` (systemd's credentials) inside of a value are filled in; such
   values are not shown again.
 - Times and sizes may carry a unit: `30s`, `7d`, `512MiB`.

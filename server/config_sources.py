@@ -8,16 +8,23 @@ ${env:NAME} ${file:PATH} ${credential:NAME}   inside of a value; what comes so i
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 PREFIX = "TIDELOG_"
 NOT_SETTINGS = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_PROFILE", "TIDELOG_TRACEBACK", "TIDELOG_PURE"})
 """Variables of the command itself."""
 SECRET_BYTES_MAX = 64 << 10
+NAME_LENGTH_MAX = 100
+_OF_KUBERNETES = re.compile(
+    r"TIDELOG_(?:[A-Z0-9_]+_)?"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
+)
+"""What Kubernetes sets for a service whose name begins with `tidelog`. No setting's variable has this form."""
 _REFERENCE = re.compile(r"\$\{(?P<kind>[a-z]+):(?P<what>[^}]*)\}")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
@@ -117,6 +124,16 @@ def _unescaped(text: str) -> str:
 
 def variable_of(key: str) -> str:
     return PREFIX + key.replace(".", "_").replace("-", "_").upper()
+
+
+def unknown_variable(variable: str, known: Iterable[str]) -> str:
+    """The warning about a variable that is no setting. It is never an error: whoever starts the process may set
+    variables of its own, as Kubernetes does for every service of a namespace."""
+    if _OF_KUBERNETES.fullmatch(variable):
+        return f"the variable {variable} is ignored: it is no setting, Kubernetes sets it for a service"
+    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.6) if len(variable) < NAME_LENGTH_MAX else []
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"the variable {variable[:NAME_LENGTH_MAX]} is ignored: it is no setting{hint}"
 
 
 def resolve(text: str, environ: Mapping[str, str]) -> tuple[str, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
+from uuid import UUID
 
 from tidelog.metadata.controller import Controller
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
@@ -20,6 +21,8 @@ from tidelog.server.controllers import METHOD, encode_rows
 from tidelog.server.directories import NodeDirectories
 from tidelog.server.initial_configs import InitialConfigs
 from tidelog.server.metrics import Sample, counter, gauge
+from tidelog.server.quorum_check import ask_controllers, check_answers
+from tidelog.server.storage import Voters
 from tidelog.world.clock import Clock
 from tidelog.world.work import Work
 
@@ -29,8 +32,11 @@ HAND_OVER_MS = 3_000
 class ControllerPart:
     """Made by `open`; `close` ends it."""
 
-    def __init__(self, node: ControllerNode, storage: RaftStorage, initial: InitialConfigs) -> None:
+    def __init__(
+        self, node: ControllerNode, storage: RaftStorage, initial: InitialConfigs, membership: Membership
+    ) -> None:
         self.node = node
+        self._boot_membership = membership
         self.initial = initial
         self._storage = storage
         self._is_started = False
@@ -69,7 +75,7 @@ class ControllerPart:
             work=work,
             on_failure=on_failure,
         )
-        part = cls(node, storage, InitialConfigs(node, config.cluster, config.path))
+        part = cls(node, storage, InitialConfigs(node, config.cluster, config.path), boot.membership)
         transport.serve(METHOD, part._controllers)
         return part
 
@@ -79,6 +85,18 @@ class ControllerPart:
     @property
     def membership(self) -> Membership:
         return self.node.driver.core.log.membership
+
+    async def check_first_start(self, config: NodeConfig, cluster_id: str) -> None:
+        """A directory that was never started: raises `KnownVoterError` if the quorum has heard from this voter."""
+        heard = self.node.driver.heard
+        if heard.nodes == ():
+            members = self._boot_membership.voters
+            own = next((UUID(bytes=member.directory) for member in members if member.node == config.node), None)
+            rows = tuple((one.node, one.endpoints[0][1], None) for one in members if one.endpoints)
+            answers = await ask_controllers(config, cluster_id, Voters(rows))
+            if own is not None:
+                check_answers(config, cluster_id, own, answers, needs_all=False)
+            await heard.add(config.node)
 
     async def start(self) -> None:
         self._is_started = True
@@ -92,6 +110,11 @@ class ControllerPart:
     def waits_for(self) -> str | None:
         """Why there is no leader; None if there is one."""
         return None if self.node.driver.core.leader is not None else self.node.driver.waits_for()
+
+    def trouble(self, grace_ms: int) -> str | None:
+        """Why this controller does not do its work: no leader is known or heard for longer than this."""
+        driver = self.node.driver
+        return driver.waits_for() if driver.describe().without_leader_ms > grace_ms else None
 
     def samples(self) -> Iterable[Sample]:
         yield gauge("controller_active", float(self.node.is_active), "1 while this controller is the active one.")

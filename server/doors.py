@@ -49,6 +49,7 @@ class PublicDoors:
         *,
         controller: ControllerPart | None,
         broker: BrokerPart | None,
+        between_brokers: GrpcTransport | None,
         work: Work,
         random: Random,
     ) -> None:
@@ -62,6 +63,7 @@ class PublicDoors:
             client=client,
             controller=None if controller is None else controller.node,
             tail=None if broker is None else broker.tail,
+            brokers=between_brokers,
         )
         responses = ResponseMemory(limits)
         self._service = None if broker is None else PartitionService(broker.replicas, service_config(config))

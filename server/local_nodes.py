@@ -29,10 +29,10 @@ from uuid import UUID
 
 from tidelog.model.errors import StorageError, TransportError
 from tidelog.model.ids import NodeId
-from tidelog.server.config import load
+from tidelog.server.config import NodeConfig, load
 from tidelog.server.listeners import Address, Door
 from tidelog.server.ports import check_free
-from tidelog.server.storage import Voters, format_node
+from tidelog.server.storage import Voters, format_node, read_meta
 from tidelog.server.uuids import from_text, random_uuid, to_text
 
 HOST = "localhost"
@@ -153,6 +153,7 @@ class LocalNodes:
             self.path(number).mkdir(exist_ok=True)
             (self.path(number) / "node.toml").write_text(self._config(number), encoding="utf-8")
             config = load(str(self.path(number) / "node.toml"), {})
+            self._check_not_lost(number, config)
             asyncio.run(
                 format_node(
                     config,
@@ -161,6 +162,17 @@ class LocalNodes:
                     ignore_formatted=True,
                     random=SystemRandom(),
                 )
+            )
+
+    def _check_not_lost(self, number: int, config: NodeConfig) -> None:
+        """A voter that has run must not be formatted again under its old directory id."""
+        has_run = (self.path(number) / "node.log").exists()
+        is_formatted = os.path.isdir(config.metadata_dir) and read_meta(config.metadata_dir) is not None
+        if config.is_controller and has_run and not is_formatted:
+            raise StorageError(
+                f"{config.metadata_dir} is gone, and node {number} has run before: it has forgotten its votes and must "
+                f"not vote again. Put the directory back, or remove {self.data} to begin with an empty cluster",
+                path=config.metadata_dir,
             )
 
     def _voters(self) -> Voters:

@@ -54,6 +54,8 @@ LOGGER = logging.getLogger(__name__)
 READY_POLL_S = 0.02
 STATUS_EVERY_S = 2.0
 HEALTH_EVERY_S = 0.2
+TROUBLE_AFTER_MS = 3_000
+"""So long a node may be without a leader of the quorum before it says that it is not ready."""
 ADMISSION_HELPERS = 2
 """Processes that decode what clients send to topics that ask for it; started when first needed."""
 
@@ -130,6 +132,8 @@ class Node:
         config = self.config
         if config.ignored:
             LOGGER.warning("ignored, since they mean nothing here: %s", ", ".join(config.ignored))
+        for warning in config.warnings:
+            LOGGER.warning("%s", warning)
         for listener in config.listeners:
             if listener.door is Door.KAFKA and not config.is_broker:
                 LOGGER.warning("listener %s is not opened: only a broker serves Kafka clients", listener.name)
@@ -142,7 +146,7 @@ class Node:
                 check_free(address)
         more = [one.address for one in config.between_nodes if one is not config.own]
         self._transport = transport = NodeTransport(config.node, directories.cluster_id, config.own.address, more)
-        if config.has_own_between_brokers:
+        if config.is_broker:
             self._between_brokers = BrokerTransport(transport, directories.cluster_id, config.between_brokers.address)
         self._known = KnownControllers(transport, directories.cluster_id, self._first_controllers(), config.bootstrap)
         if config.is_controller:
@@ -155,7 +159,8 @@ class Node:
                 random=self._random,
                 on_failure=self.fail,
             )
-        if config.is_broker:
+            await self._controller.check_first_start(config, directories.cluster_id)
+        if self._between_brokers is not None:
             self._broker = await BrokerPart.open(
                 config,
                 directories,
@@ -180,6 +185,7 @@ class Node:
             self.controllers,
             controller=self._controller,
             broker=self._broker,
+            between_brokers=self._between_brokers,
             work=self._work,
             random=self._random,
         )
@@ -196,6 +202,7 @@ class Node:
         await self._doors.start()
         if self.config.http is not None:
             pages = {"/metrics": self._metrics_page, "/healthz": self._health_page}
+            pages |= {"/readyz": self._health_page, "/livez": self._alive_page}
             self.http = HttpServer(self.config.http, pages, where_doors_are(self.config.listeners, self.config.http))
             await self.http.start()
         self._work.begin_serving()
@@ -260,12 +267,13 @@ class Node:
         LOGGER.info("ready")
         is_serving = True
         while True:
-            # Fenced later: whoever looks at the health of the door goes elsewhere.
+            # Fenced, or without a quorum: whoever looks at the health of the API goes elsewhere.
             await asyncio.sleep(HEALTH_EVERY_S)
-            if is_serving != (self._broker is None or self._broker.is_ready):
+            why = self.trouble()
+            if is_serving != (why is None):
                 is_serving = not is_serving
                 await self._doors.set_serving(is_serving)
-                LOGGER.info("let in again" if is_serving else "fenced by the controller")
+                LOGGER.warning("ready again" if why is None else "not ready: %s", *([] if why is None else [why]))
 
     def waits_for(self) -> str | None:
         """Why the node is not ready; None if it is."""
@@ -275,12 +283,24 @@ class Node:
             return self._broker.waits_for()
         return None
 
+    def trouble(self) -> str | None:
+        """Why a node that was ready does not do all of its work now; None if it does. An election is no trouble."""
+        why = None if self._broker is None else self._broker.trouble(TROUBLE_AFTER_MS)
+        if self._controller is not None and why is not None:
+            # It knows more: whom the quorum waits for.
+            return self._controller.trouble(0) or why
+        return why if self._controller is None else self._controller.trouble(TROUBLE_AFTER_MS)
+
     async def _health_page(self) -> Page:
-        why = None if self.is_ready else self.waits_for() or "starting"
-        if self.is_ready and self._broker is not None and not self._broker.is_ready:
-            why = "the broker was fenced by the controller"
-        document = {"node": int(self.config.node), "state": self.state, "waits_for": why}
+        """Whether the node does its work, by what it knows itself."""
+        why = self.trouble() if self.is_ready else self.waits_for() or "starting"
+        state = "waiting" if self.state == "ready" and why is not None else self.state
+        document = {"node": int(self.config.node), "state": state, "waits_for": why}
         return Page(json.dumps(document) + "\n", 200 if why is None else 503, "application/json")
+
+    async def _alive_page(self) -> Page:
+        """Whether the process runs: a restart does not bring back a quorum, so that is not asked here."""
+        return Page(json.dumps({"node": int(self.config.node), "state": self.state}) + "\n", 200, "application/json")
 
     async def _metrics_page(self) -> Page:
         gatherers: list[Gatherer] = [self._samples]
@@ -295,7 +315,8 @@ class Node:
     def _samples(self) -> Iterable[Sample]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield gauge("node_info", 1, "This node.", node=str(self.config.node), version=__version__)
-        yield gauge("node_ready", float(self.is_ready), "1 when the node does its work.")
+        is_ready = self.is_ready and self.trouble() is None
+        yield gauge("node_ready", float(is_ready), "1 when the node does its work.")
         yield counter("process_cpu_seconds_total", usage.ru_utime + usage.ru_stime, "Processor time.")
         yield gauge("process_resident_bytes", _resident_bytes(), "Memory.")
         yield gauge("loop_lag_worst_seconds", self._watchdog.take_worst_s(), "Longest delay since the last scrape.")

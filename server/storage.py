@@ -17,6 +17,7 @@ The first voters: `--standalone` (this one), `--initial-controllers` (these, wit
 joins a running group by `quorum add`), or, as with older Kafka, `controller.quorum.voters` of the file: then directory
 ids follow from cluster id and node id, since nobody knows those of the others. Such a directory must not be formatted a
 second time for the same cluster: a voter that has forgotten its votes must come back as another one (R10).
+`server.quorum_check` asks the other controllers before that.
 """
 
 from __future__ import annotations
@@ -358,6 +359,35 @@ def _look(config: NodeConfig, report: DirectoryReport) -> None:
             report.problems.append("it was not formatted for a controller: epoch and vote are not there")
 
 
+def replace_voter(config: NodeConfig, cluster_id: str = "ID") -> str:
+    """What to do with a voter whose disk is lost, in words."""
+    return (
+        f"Replace the voter: `tidelog quorum remove --node-id {config.node}`, then `tidelog storage format --config "
+        f"{config.path} --cluster-id {cluster_id} --no-initial-controllers`, start the node, and `tidelog quorum add "
+        f"--node-id {config.node} --directory-id NEW --endpoint {config.own.advertised}` with the new directory id"
+    )
+
+
+def _not_formatted(config: NodeConfig, path: str) -> str:
+    """What is wrong, and what is safe to do about it: a new directory and a lost one look the same."""
+    new = f"tidelog storage format --config {config.path} --cluster-id ID"
+    if path != config.metadata_dir:
+        return (
+            f"{path} is not formatted. If it is new, or its disk was replaced: {new} --ignore-formatted; it gets a new "
+            "directory id, and replicas that were there are copied from other brokers"
+        )
+    if not config.is_controller:
+        return (
+            f"{path} is not formatted. If the node is new, or its disk was replaced: {new} --ignore-formatted; "
+            "replicas that were there are copied from other brokers"
+        )
+    return (
+        f"{path} is not formatted. If this node has never run: {new}, with the first voters (see docs/operations.md, "
+        f"'A new cluster'). If its disk was lost or replaced, it must not come back as the voter that it was. "
+        f"{replace_voter(config)}"
+    )
+
+
 def check_node(config: NodeConfig) -> tuple[str, dict[str, Meta]]:
     """(cluster id, directory -> meta) of the directories that can be used; raises if the node must not start.
 
@@ -374,10 +404,7 @@ def check_node(config: NodeConfig) -> tuple[str, dict[str, Meta]]:
                 raise
             continue
         if meta is None and (path == config.metadata_dir or os.path.isdir(path)):
-            raise UnformattedDirectoryError(
-                f"{path} is not formatted: tidelog storage format --config {config.path} --cluster-id ID (see --help)",
-                path=path,
-            )
+            raise UnformattedDirectoryError(_not_formatted(config, path), path=path)
         if meta is None:
             continue
         own = own or meta

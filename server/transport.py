@@ -3,8 +3,11 @@
 A node that is broker and controller calls itself. What it advertises may be a name that only others can resolve, or an
 address that leads around the machine: a controller that could not reach its own broker would fence it.
 
-    NodeTransport       listens on every listener between nodes; calls controllers, and whoever it is told to
-    BrokerTransport     where brokers have a listener of their own: calls them there, serves nothing by itself
+    NodeTransport       listens on every listener between nodes; calls controllers, where the quorum says they are
+    BrokerTransport     calls brokers, where they have registered; serves nothing by itself
+
+The two have addresses and connections of their own: what the quorum says of a voter is never used to reach the broker
+with the same node id, so that a wrong endpoint of a voter does not cut off a broker.
 """
 
 from __future__ import annotations

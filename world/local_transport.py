@@ -164,6 +164,9 @@ class LocalTransport:
         except TidelogError as error:
             raise decode_error(encode_error(error)) from error
 
+    async def call_at(self, node: NodeId, address: str, method: str, request: bytes, *, timeout_ms: int) -> bytes:
+        return await self.call(node, method, request, timeout_ms=timeout_ms)
+
     async def open_stream(self, node: NodeId, service: str) -> Stream:
         found = self._find(node)
         handler = found._services.get(service)

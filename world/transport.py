@@ -63,6 +63,11 @@ class Transport(Protocol):
         """Raises `TransportError` (unreachable, timed out, broken: the call may have happened) or `RemoteError`."""
         ...
 
+    async def call_at(self, node: NodeId, address: str, method: str, request: bytes, *, timeout_ms: int) -> bytes:
+        """As `call`, over a new connection to this address, which is used for nothing else and not remembered. Raises
+        `WrongClusterError` if another node answers there."""
+        ...
+
     async def open_stream(self, node: NodeId, service: str) -> Stream:
         """Returns when the peer has accepted it; raises `TransportError` or `RemoteError`."""
         ...

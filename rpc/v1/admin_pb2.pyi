@@ -269,8 +269,11 @@ class DescribeTopicsRequest(_message.Message):
     TOPIC_IDS_FIELD_NUMBER: _builtins.int
     ALL_TOPICS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ALLOW_STALE_FIELD_NUMBER: _builtins.int
     all_topics: _builtins.bool
     timeout_ms: _builtins.int
+    allow_stale: _builtins.bool
+    """If no active controller answers at once, take what the answering node knows; `stale_ms` is set then."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -282,10 +285,11 @@ class DescribeTopicsRequest(_message.Message):
         topic_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         all_topics: _builtins.bool = ...,
         timeout_ms: _builtins.int = ...,
+        allow_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "timeout_ms", b"timeout_ms", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "allow_stale", b"allow_stale", "timeout_ms", b"timeout_ms", "topic_ids", b"topic_ids", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,6 +300,9 @@ class DescribeTopicsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
+    stale_ms: _builtins.int
+    """Set: no active controller answered. This is what the answering node knew so many milliseconds ago."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicDescription]:
         """Names first, then ids, in the order of the request; by name if all are asked for."""
@@ -304,12 +311,15 @@ class DescribeTopicsResponse(_message.Message):
         self,
         *,
         topics: _abc.Iterable[Global___TopicDescription] | None = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___DescribeTopicsResponse: _TypeAlias = DescribeTopicsResponse  # noqa: Y015
 
@@ -543,7 +553,10 @@ class DescribeConfigsRequest(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ALLOW_STALE_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
+    allow_stale: _builtins.bool
+    """If no active controller answers at once, take what the answering node knows; `stale_ms` is set then."""
     @_builtins.property
     def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigResource]: ...
     @_builtins.property
@@ -556,10 +569,11 @@ class DescribeConfigsRequest(_message.Message):
         resources: _abc.Iterable[Global___ConfigResource] | None = ...,
         keys: _abc.Iterable[_builtins.str] | None = ...,
         timeout_ms: _builtins.int = ...,
+        allow_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "resources", b"resources", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_stale", b"allow_stale", "keys", b"keys", "resources", b"resources", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -570,18 +584,24 @@ class DescribeConfigsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESOURCES_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
+    stale_ms: _builtins.int
+    """Set: no active controller answered. This is what the answering node knew so many milliseconds ago."""
     @_builtins.property
     def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribedConfig]: ...
     def __init__(
         self,
         *,
         resources: _abc.Iterable[Global___DescribedConfig] | None = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "resources", b"resources", "stale_ms", b"stale_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___DescribeConfigsResponse: _TypeAlias = DescribeConfigsResponse  # noqa: Y015
 
@@ -857,7 +877,10 @@ class ListReassignmentsRequest(_message.Message):
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ALLOW_STALE_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
+    allow_stale: _builtins.bool
+    """If no active controller answers at once, take what the answering node knows; `stale_ms` is set then."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TopicPartition]:
         """Empty: all."""
@@ -867,10 +890,11 @@ class ListReassignmentsRequest(_message.Message):
         *,
         partitions: _abc.Iterable[_common_pb2.TopicPartition] | None = ...,
         timeout_ms: _builtins.int = ...,
+        allow_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_stale", b"allow_stale", "partitions", b"partitions", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -881,18 +905,24 @@ class ListReassignmentsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
+    stale_ms: _builtins.int
+    """Set: no active controller answered. This is what the answering node knew so many milliseconds ago."""
     @_builtins.property
     def reassignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___OngoingReassignment]: ...
     def __init__(
         self,
         *,
         reassignments: _abc.Iterable[Global___OngoingReassignment] | None = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reassignments", b"reassignments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "reassignments", b"reassignments", "stale_ms", b"stale_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___ListReassignmentsResponse: _TypeAlias = ListReassignmentsResponse  # noqa: Y015
 
@@ -1023,7 +1053,10 @@ class DescribeBrokersRequest(_message.Message):
 
     BROKERS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ALLOW_STALE_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
+    allow_stale: _builtins.bool
+    """If no active controller answers at once, take what the answering node knows; `stale_ms` is set then."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Empty: all. BROKER_ID_NOT_REGISTERED if one is not there."""
@@ -1033,10 +1066,11 @@ class DescribeBrokersRequest(_message.Message):
         *,
         brokers: _abc.Iterable[_builtins.int] | None = ...,
         timeout_ms: _builtins.int = ...,
+        allow_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_stale", b"allow_stale", "brokers", b"brokers", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1047,18 +1081,24 @@ class DescribeBrokersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BROKERS_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
+    stale_ms: _builtins.int
+    """Set: no active controller answered. This is what the answering node knew so many milliseconds ago."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerDescription]: ...
     def __init__(
         self,
         *,
         brokers: _abc.Iterable[Global___BrokerDescription] | None = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "brokers", b"brokers", "stale_ms", b"stale_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___DescribeBrokersResponse: _TypeAlias = DescribeBrokersResponse  # noqa: Y015
 
@@ -1451,15 +1491,19 @@ class DescribeFeaturesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ALLOW_STALE_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
+    allow_stale: _builtins.bool
+    """If no active controller answers at once, take what the answering node knows; `stale_ms` is set then."""
     def __init__(
         self,
         *,
         timeout_ms: _builtins.int = ...,
+        allow_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_stale", b"allow_stale", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1470,18 +1514,24 @@ class DescribeFeaturesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FEATURES_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
+    stale_ms: _builtins.int
+    """Set: no active controller answered. This is what the answering node knew so many milliseconds ago."""
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___Feature]: ...
     def __init__(
         self,
         *,
         features: _abc.Iterable[Global___Feature] | None = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "features", b"features", "stale_ms", b"stale_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___DescribeFeaturesResponse: _TypeAlias = DescribeFeaturesResponse  # noqa: Y015
 

@@ -75,6 +75,7 @@ class MetadataResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     LISTENER_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     controller: _builtins.int
     """The node id of the active controller; -1 if none is known."""
@@ -84,6 +85,8 @@ class MetadataResponse(_message.Message):
     """
     listener: _builtins.str
     """The listener whose endpoints are told."""
+    stale_ms: _builtins.int
+    """Set: the answering node does not hear from an active controller. This is what it knew so many milliseconds ago."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Broker]:
         """Live brokers that have the listener."""
@@ -99,12 +102,15 @@ class MetadataResponse(_message.Message):
         topics: _abc.Iterable[Global___Topic] | None = ...,
         metadata_offset: _builtins.int = ...,
         listener: _builtins.str = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "controller", b"controller", "listener", b"listener", "metadata_offset", b"metadata_offset", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "brokers", b"brokers", "cluster_id", b"cluster_id", "controller", b"controller", "listener", b"listener", "metadata_offset", b"metadata_offset", "stale_ms", b"stale_ms", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___MetadataResponse: _TypeAlias = MetadataResponse  # noqa: Y015
 
@@ -251,6 +257,7 @@ class DescribeClusterResponse(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     controller: _builtins.int
     """-1 if none is known."""
@@ -259,6 +266,8 @@ class DescribeClusterResponse(_message.Message):
     version: _builtins.str
     """Its software version."""
     metadata_offset: _builtins.int
+    stale_ms: _builtins.int
+    """As in MetadataResponse."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterBroker]: ...
     def __init__(
@@ -270,12 +279,15 @@ class DescribeClusterResponse(_message.Message):
         node: _builtins.int = ...,
         version: _builtins.str = ...,
         metadata_offset: _builtins.int = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "controller", b"controller", "metadata_offset", b"metadata_offset", "node", b"node", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "brokers", b"brokers", "cluster_id", b"cluster_id", "controller", b"controller", "metadata_offset", b"metadata_offset", "node", b"node", "stale_ms", b"stale_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
 
@@ -319,16 +331,24 @@ class DescribeQuorumRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOCAL_FIELD_NUMBER: _builtins.int
+    ALLOW_STALE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
     """Ask this very node how it sees the quorum, instead of the active controller. It must be a controller."""
+    allow_stale: _builtins.bool
+    """If no active controller answers at once, take what the answering node knows; `stale_ms` is set then."""
+    timeout_ms: _builtins.int
+    """0: the server's default."""
     def __init__(
         self,
         *,
         local: _builtins.bool = ...,
+        allow_stale: _builtins.bool = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_stale", b"allow_stale", "local", b"local", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +371,7 @@ class DescribeQuorumResponse(_message.Message):
     OBSERVERS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_OFFSET_FIELD_NUMBER: _builtins.int
     SNAPSHOT_EPOCH_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     """The node that answers, and its role: "leader", "follower", "candidate", ..."""
     role: _builtins.str
@@ -367,6 +388,8 @@ class DescribeQuorumResponse(_message.Message):
     """How long no leader has been known to this node."""
     snapshot_offset: _builtins.int
     snapshot_epoch: _builtins.int
+    stale_ms: _builtins.int
+    """As in MetadataResponse."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumMember]: ...
     @_builtins.property
@@ -389,12 +412,15 @@ class DescribeQuorumResponse(_message.Message):
         observers: _abc.Iterable[Global___QuorumObserver] | None = ...,
         snapshot_offset: _builtins.int = ...,
         snapshot_epoch: _builtins.int = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_end_offset", b"durable_end_offset", "epoch", b"epoch", "high_watermark", b"high_watermark", "leader", b"leader", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "members", b"members", "node", b"node", "observers", b"observers", "role", b"role", "snapshot_epoch", b"snapshot_epoch", "snapshot_offset", b"snapshot_offset", "without_leader_ms", b"without_leader_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "durable_end_offset", b"durable_end_offset", "epoch", b"epoch", "high_watermark", b"high_watermark", "leader", b"leader", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "members", b"members", "node", b"node", "observers", b"observers", "role", b"role", "snapshot_epoch", b"snapshot_epoch", "snapshot_offset", b"snapshot_offset", "stale_ms", b"stale_ms", "without_leader_ms", b"without_leader_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
 
 Global___DescribeQuorumResponse: _TypeAlias = DescribeQuorumResponse  # noqa: Y015
 
@@ -412,6 +438,7 @@ class QuorumMember(_message.Message):
     LAG_FIELD_NUMBER: _builtins.int
     SILENT_MS_FIELD_NUMBER: _builtins.int
     IS_RECOVERING_FIELD_NUMBER: _builtins.int
+    STUCK_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     directory_id: _builtins.bytes
     """16 bytes: the directory that holds its vote and log."""
@@ -428,6 +455,8 @@ class QuorumMember(_message.Message):
     """Time since it was last heard."""
     is_recovering: _builtins.bool
     """It lost synced data and recovers: it neither votes nor counts."""
+    stuck_ms: _builtins.int
+    """How long it has lagged behind without a step forward; 0 if it has everything, or moves on."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___VoterEndpoint]: ...
     def __init__(
@@ -443,10 +472,11 @@ class QuorumMember(_message.Message):
         lag: _builtins.int = ...,
         silent_ms: _builtins.int = ...,
         is_recovering: _builtins.bool = ...,
+        stuck_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_id", b"directory_id", "endpoints", b"endpoints", "error", b"error", "is_connected", b"is_connected", "is_recovering", b"is_recovering", "is_voter", b"is_voter", "lag", b"lag", "log_end_offset", b"log_end_offset", "node", b"node", "silent_ms", b"silent_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_id", b"directory_id", "endpoints", b"endpoints", "error", b"error", "is_connected", b"is_connected", "is_recovering", b"is_recovering", "is_voter", b"is_voter", "lag", b"lag", "log_end_offset", b"log_end_offset", "node", b"node", "silent_ms", b"silent_ms", "stuck_ms", b"stuck_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -510,7 +540,7 @@ class AddVoterRequest(_message.Message):
     directory_id: _builtins.bytes
     """16 bytes; `tidelog storage info` of the node shows it."""
     timeout_ms: _builtins.int
-    """How long to wait until it votes; it goes on after that. 0: the server's default (60 s)."""
+    """How long it may take until it votes; after that it is removed again. 0: the server's default (60 s)."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___VoterEndpoint]: ...
     def __init__(
@@ -640,19 +670,23 @@ class MetadataRecordsRequest(_message.Message):
 
     FROM_OFFSET_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    ALLOW_STALE_FIELD_NUMBER: _builtins.int
     from_offset: _builtins.int
     """Entries from here on; 0: from the beginning, which begins with a snapshot as a rule."""
     follow: _builtins.bool
     """Go on as entries are committed; otherwise the stream ends at what is committed now."""
+    allow_stale: _builtins.bool
+    """If no controller answers at once, a broker sends a snapshot of what it knows; `stale_ms` is set then."""
     def __init__(
         self,
         *,
         from_offset: _builtins.int = ...,
         follow: _builtins.bool = ...,
+        allow_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "from_offset", b"from_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_stale", b"allow_stale", "follow", b"follow", "from_offset", b"from_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -664,6 +698,9 @@ class MetadataRecordsResponse(_message.Message):
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    STALE_MS_FIELD_NUMBER: _builtins.int
+    stale_ms: _builtins.int
+    """As in MetadataResponse; in the first response."""
     @_builtins.property
     def snapshot(self) -> Global___MetadataSnapshotPiece: ...
     @_builtins.property
@@ -673,13 +710,19 @@ class MetadataRecordsResponse(_message.Message):
         *,
         snapshot: Global___MetadataSnapshotPiece | None = ...,
         entries: Global___MetadataEntries | None = ...,
+        stale_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "part", b"part", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "entries", b"entries", "part", b"part", "snapshot", b"snapshot", "stale_ms", b"stale_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "part", b"part", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms", "entries", b"entries", "part", b"part", "snapshot", b"snapshot", "stale_ms", b"stale_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stale_ms: _TypeAlias = _typing.Literal["stale_ms"]  # noqa: Y015
+    _WhichOneofArgType__stale_ms: _TypeAlias = _typing.Literal["_stale_ms", b"_stale_ms"]  # noqa: Y015
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["snapshot", "entries"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_ms) -> _WhichOneofReturnType__stale_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
 Global___MetadataRecordsResponse: _TypeAlias = MetadataRecordsResponse  # noqa: Y015

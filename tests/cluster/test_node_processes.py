@@ -30,7 +30,7 @@ from tidelog.cli.main import RefusedError
 from tidelog.log.batch import encode_columns
 from tidelog.metadata.broker_side import CLEAN_STOP_KEY
 from tidelog.rpc.v1 import admin_pb2, cluster_pb2, log_pb2
-from tidelog.server.local_nodes import NodeEndedError, free_ports
+from tidelog.server.local_nodes import NodeEndedError, free_ports, is_free
 from tidelog.testing import LocalCluster
 from tidelog.world.real.store import LmdbStore
 
@@ -288,6 +288,7 @@ def test_a_controller_joins_votes_and_leaves(tmp_path: Path) -> None:
             try:
                 at = ("--bootstrap", f"localhost:{cluster.ports(1).grpc}")
                 where = f"localhost:{node}"
+                until(lambda: not is_free(node), "it listens")
                 tidelog("quorum", "add", "--node-id", "9", "--directory-id", directory, "--endpoint", where, *at)
                 found = json.loads(tidelog("quorum", "describe", "--output", "json", *at).stdout)
                 members = {member["node"]: member for member in found["members"]}

@@ -257,6 +257,9 @@ class SimTransport:
 
     # -- calls
 
+    async def call_at(self, node: NodeId, address: str, method: str, request: bytes, *, timeout_ms: int) -> bytes:
+        return await self.call(node, method, request, timeout_ms=timeout_ms)
+
     async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
         self.check_alive("call")
         answer = self.loop.create_future()

@@ -86,7 +86,7 @@ def shown(capsys: Capture, files: Files, path: str = "/", *more: str) -> Any:
     code, out, err = run(capsys, "show", "--data", str(files.path), path, "--output", "json", *more)
     assert (code, err) == (0, "")
     document = json.loads(out)
-    assert list(document) == ["path", "value", "problems"]
+    assert list(document) == ["path", "value", "problems", "stale", "age_ms"]
     return document["value"]
 
 

@@ -172,7 +172,7 @@ class TestConfig:
 
     def test_the_keys_of_the_document(self, capsys: Capture, config: str) -> None:
         found = json.loads(run(capsys, "config", "show", "-c", config, "--output", "json")[1])
-        assert list(found) == ["path", "settings", "listeners", "ignored"]
+        assert list(found) == ["path", "settings", "listeners", "ignored", "warnings"]
         assert list(found["settings"][0]) == ["key", "value", "source", "default", "is_of_cluster"]
         assert list(found["listeners"][0]) == ["name", "door", "listens", "advertised"]
 
@@ -204,7 +204,10 @@ class TestServer:
     def test_a_directory_that_is_not_formatted_ends_with_2_and_the_command(self, config: str, tmp_path: Path) -> None:
         done = serve(config)
         assert done.returncode == 2, "nobody starts it again and again"
-        assert f"{tmp_path}/data is not formatted: tidelog storage format --config" in done.stderr
+        assert f"{tmp_path}/data is not formatted. If this node has never run: tidelog storage format" in done.stderr
+        assert "If its disk was lost or replaced, it must not come back as the voter that it was" in done.stderr
+        assert "`tidelog quorum remove --node-id 1`" in done.stderr
+        assert "--no-initial-controllers`, start the node, and `tidelog quorum add --node-id 1" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_a_directory_of_another_node_ends_with_2(self, capsys: Capture, config: str) -> None:

@@ -131,16 +131,16 @@ def test_who_is_expected_has_a_full_session_once() -> None:
 
 
 class ProbeTransport:
-    """What a probe needs; notes the addresses that it sets."""
+    """What a probe needs; notes the addresses that it calls."""
 
     def __init__(self, end: Callable[[], bytes]) -> None:
         self.addresses: dict[NodeId, str] = {}
         self.end = end
 
-    def set_address(self, node: NodeId, address: str) -> None:
-        self.addresses[node] = address
+    me = NodeId(99)
 
-    async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
+    async def call_at(self, node: NodeId, address: str, method: str, request: bytes, *, timeout_ms: int) -> bytes:
+        self.addresses[node] = address
         return self.end()
 
 
@@ -169,7 +169,7 @@ def broker_at(number: int, host: str) -> Broker:
 
 
 @pytest.mark.sim
-def test_a_probe_goes_to_the_brokers_address_and_leaves_controllers_where_the_quorum_says() -> None:
+def test_a_probe_goes_to_the_address_that_a_broker_has_registered_also_if_it_votes() -> None:
     with Quorum(10) as quorum:
         quorum.start()
         same = UUID(int=9).bytes
@@ -179,7 +179,7 @@ def test_a_probe_goes_to_the_brokers_address_and_leaves_controllers_where_the_qu
         )
         assert probed(quorum, broker_at(11, "fd00::7"), lambda: same)[0] == {NodeId(11): "[fd00::7]:9092"}
         for node in CONTROLLERS:
-            assert probed(quorum, broker_at(int(node), "elsewhere"), lambda: same)[0] == {}
+            assert probed(quorum, broker_at(int(node), "elsewhere"), lambda: same)[0] == {node: "elsewhere:9092"}
 
 
 @pytest.mark.sim

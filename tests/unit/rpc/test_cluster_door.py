@@ -8,16 +8,17 @@ from uuid import UUID
 import pytest
 from door_quorum import CONTROLLERS, DoorQuorum
 
+from tidelog.cli.quorum import describe_document
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.records import decode_records
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.snapshot import decode_snapshot
-from tidelog.model.errors import ErrorCode, RemoteError
+from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.raft.config import RaftConfig
 from tidelog.raft.driver import DriverConfig
-from tidelog.raft.membership import Membership
+from tidelog.raft.membership import Member, Membership, directory_text
 from tidelog.rpc.v1 import admin_pb2, log_pb2
 from tidelog.rpc.v1 import cluster_pb2 as pb
 
@@ -185,6 +186,88 @@ def test_a_controller_is_added_through_a_broker_and_removed_through_a_standby() 
         assert refused(quorum, asked, "RemoveVoter", removal).code is ErrorCode.VOTER_NOT_FOUND
 
 
+NEW = bytes([4]) * 16
+
+
+def adding(**fields: Any) -> pb.AddVoterRequest:
+    return pb.AddVoterRequest(**{"node": 4, "directory_id": NEW, "endpoints": [endpoint()], **fields})
+
+
+def test_a_voter_that_does_not_answer_is_refused_before_anything_is_proposed() -> None:
+    with DoorQuorum(12) as quorum:
+        quorum.start()
+        before = membership(quorum)
+        refusal = refused(quorum, standby(quorum), "AddVoter", adding())
+        assert refusal.code is ErrorCode.INVALID_REQUEST
+        assert "node 4 at host:9192" in str(refusal)
+        assert "nothing was changed. Start the node first, or correct --endpoint" in str(refusal)
+        assert membership(quorum) is before
+
+
+def test_a_voter_with_another_directory_than_was_said_is_refused() -> None:
+    with DoorQuorum(13) as quorum:
+        quorum.start()
+        quorum.start(NodeId(4))
+        before = membership(quorum)
+        refusal = refused(quorum, quorum.active(), "AddVoter", adding(directory_id=bytes([5]) * 16))
+        has, said = directory_text(NEW), directory_text(bytes([5]) * 16)
+        assert f"node 4 at host:9192 has the directory id {has}, not {said}: nothing was changed" in str(refusal)
+        assert membership(quorum) is before
+
+
+def test_an_endpoint_of_a_voter_where_nobody_answers_is_refused() -> None:
+    with DoorQuorum(14) as quorum:
+        quorum.start()
+        target = standby(quorum)
+        asked = next(node for node in CONTROLLERS if node not in (target, quorum.active()))
+        before = membership(quorum)
+        quorum.kill(target)
+        request = pb.UpdateVoterRequest(node=target, endpoints=[endpoint("typo:9192")])
+        assert "nothing was changed" in str(refused(quorum, asked, "UpdateVoter", request))
+        assert membership(quorum) is before
+
+
+@pytest.mark.parametrize("ends", ["while it is added", "before it is added again"])
+def test_a_voter_that_does_not_catch_up_is_removed_again_and_further_changes_are_possible(ends: str) -> None:
+    with DoorQuorum(15) as quorum:
+        quorum.start()
+        quorum.start(NodeId(4))
+        active = quorum.active()
+        before = membership(quorum)
+        answers: list[BaseException] = []
+
+        async def add(controller: ControllerNode) -> None:
+            try:
+                await controller.voters.add(Member(NodeId(4), NEW, (("CONTROLLER", "host:9192"),)), timeout_ms=3_000)
+            except TidelogError as error:
+                answers.append(error)
+
+        process, controller = quorum.controllers[active]
+        task = process.spawn(add(controller))
+        quorum.world.run_until(lambda: membership(quorum).learner(NodeId(4)) is not None, timeout=10)
+        quorum.kill(NodeId(4))  # it has answered the probe, and is gone
+        if ends == "while it is added":
+            task.cancel()  # whoever asked is gone, and the change ends by its own deadline
+        quorum.world.run_until(lambda: membership(quorum) == before, timeout=10)
+        if ends != "while it is added":
+            quorum.world.run_until(task.done, timeout=10)
+            assert "node 4 did not catch up in 3 s: it was removed again, and the voters are as before" in str(answers)
+        quorum.start(NodeId(4))
+        ask(quorum, active, "AddVoter", adding())
+        assert [member.node for member in membership(quorum).voters] == [1, 2, 3, 4]
+
+
+def test_a_voter_that_is_gone_is_removed_while_a_majority_of_the_others_is_there() -> None:
+    with DoorQuorum(16) as quorum:
+        quorum.start()
+        quorum.start(NodeId(4))
+        ask(quorum, quorum.active(), "AddVoter", adding())
+        quorum.kill(NodeId(4))
+        quorum.world.run_until(lambda: bool(quorum.active()), timeout=20)
+        ask(quorum, quorum.active(), "RemoveVoter", pb.RemoveVoterRequest(node=4))
+        assert [member.node for member in membership(quorum).voters] == [1, 2, 3]
+
+
 @pytest.mark.case("R18")
 @pytest.mark.parametrize("role", ["active", "standby", "broker"])
 def test_the_endpoints_of_a_voter_are_corrected_in_the_log(role: str) -> None:
@@ -252,6 +335,114 @@ def test_the_only_voter_is_not_removed() -> None:
         quorum.active()
         assert refused(quorum, 1, "RemoveVoter", pb.RemoveVoterRequest(node=1)).code is ErrorCode.INVALID_REQUEST
         assert len(membership(quorum).voters) == 1
+
+
+def test_a_voter_that_stays_behind_is_not_called_good() -> None:
+    with DoorQuorum(17) as quorum:
+        quorum.start()
+        behind = standby(quorum)
+        quorum.kill(behind)
+        quorum.start_brokers(11)
+        quorum.world.run_for(8)
+        found = ask(quorum, quorum.active(), "DescribeQuorum", pb.DescribeQuorumRequest())
+        document = describe_document(found)
+        states = {member["node"]: member["state"] for member in document["members"]}
+        stuck_ms = {member.node: member.stuck_ms for member in found.members}
+        assert stuck_ms.pop(behind) > 5_000
+        assert states.pop(behind) != "good"
+        assert set(states.values()) == {"good"}
+        assert max(stuck_ms.values()) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, "good"),
+        ({"lag": 3, "stuck_ms": 20_000}, "behind by 3 entries for 20 s: see its log"),
+        ({"silent_ms": 9_000}, "silent for 9 s"),
+        ({"is_recovering": True}, "recovers"),
+        ({"error": "refused"}, "refused"),
+        ({"lag": -1}, "connected"),
+    ],
+)
+def test_the_state_of_a_member_is_said_in_words(fields: dict[str, Any], state: str) -> None:
+    response = pb.DescribeQuorumResponse(members=[pb.QuorumMember(node=1, directory_id=NEW, **fields)])
+    (member,) = describe_document(response)["members"]
+    assert member["state"] == state
+
+
+# Without a quorum.
+
+
+def lose_quorum(quorum: DoorQuorum) -> NodeId:
+    """Only one controller is left, and it knows that it hears nobody; the one that is left."""
+    left = standby(quorum)
+    quorum.world.run_until(lambda: "orders" in quorum.controller(left).image.topic_ids, timeout=20)
+    for node in [node for node in quorum.controllers if node != left]:
+        quorum.kill(node)
+    driver = quorum.controller(left).driver
+    quorum.world.run_until(lambda: driver.core.leader is None, timeout=20)
+    quorum.world.run_for(6)
+    return left
+
+
+@pytest.mark.parametrize("role", ["controller", "broker"])
+def test_a_node_without_a_quorum_answers_reads_with_what_it_knows_and_says_how_old_it_is(role: str) -> None:
+    with DoorQuorum(20) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        quorum.create("orders", replication_factor=1)
+        until_known(quorum, "orders")
+        left = lose_quorum(quorum)
+        asked = int(left) if role == "controller" else 11
+        questions: list[tuple[str, str, Any]] = [
+            ("Cluster", "DescribeQuorum", pb.DescribeQuorumRequest(allow_stale=True)),
+            ("Cluster", "Metadata", pb.MetadataRequest(topics=["orders"])),
+            ("Cluster", "DescribeCluster", pb.DescribeClusterRequest()),
+            ("Admin", "DescribeBrokers", admin_pb2.DescribeBrokersRequest(allow_stale=True)),
+            ("Admin", "DescribeTopics", admin_pb2.DescribeTopicsRequest(all_topics=True, allow_stale=True)),
+            ("Admin", "ListReassignments", admin_pb2.ListReassignmentsRequest(allow_stale=True)),
+            ("Admin", "DescribeFeatures", admin_pb2.DescribeFeaturesRequest(allow_stale=True)),
+        ]
+        for service, name, request in questions:
+            answer = quorum.api(asked, service, name, request, timeout_s=1.0)
+            assert answer.HasField("stale_ms"), name
+            assert answer.stale_ms > 1_000, name
+        described = quorum.api(asked, "Admin", "DescribeTopics", questions[4][2], timeout_s=1.0)
+        assert [topic.name for topic in described.topics] == ["orders"]
+        members = quorum.api(asked, "Cluster", "DescribeQuorum", questions[0][2], timeout_s=1.0).members
+        assert [member.node for member in members] == [1, 2, 3]
+        request = admin_pb2.DescribeBrokersRequest(timeout_ms=1_000)
+        with pytest.raises(RemoteError, match="no answer of an active controller"):
+            quorum.api(asked, "Admin", "DescribeBrokers", request, timeout_s=5.0)
+
+
+def test_the_metadata_log_is_shown_by_a_node_without_a_quorum() -> None:
+    with DoorQuorum(21) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        quorum.create("orders", replication_factor=1)
+        until_known(quorum, "orders")
+        left = lose_quorum(quorum)
+        request = pb.MetadataRecordsRequest(allow_stale=True)
+        for asked in (int(left), 11):
+            if asked == 11:
+                quorum.kill(left)
+            first, *parts = quorum.api_stream(asked, "Cluster", "MetadataRecords", request, timeout_s=2.0)
+            assert first.stale_ms > 1_000
+            assert "orders" in replayed(parts)[0].topic_ids
+
+
+def test_a_node_with_a_quorum_does_not_call_its_answers_old() -> None:
+    with DoorQuorum(22) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        for asked in (quorum.active(), standby(quorum), 11):
+            request = admin_pb2.DescribeBrokersRequest(allow_stale=True)
+            assert not quorum.api(asked, "Admin", "DescribeBrokers", request).HasField("stale_ms")
+            described = ask(quorum, asked, "DescribeQuorum", pb.DescribeQuorumRequest(allow_stale=True))
+            assert (described.HasField("stale_ms"), described.role) == (False, "leader")
+            assert not ask(quorum, asked, "Metadata", pb.MetadataRequest()).HasField("stale_ms")
 
 
 # The metadata log.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -342,6 +343,44 @@ def test_an_address_of_another_node_is_noticed() -> None:
         pair.a.set_address(NodeId(3), f"127.0.0.1:{pair.b.port}")
         with pytest.raises(WrongClusterError, match="is node 2 of cluster c, not node 3"):
             await pair.a.open_stream(NodeId(3), "hold")
+
+    run("grpc", job)
+
+
+def test_a_call_that_arrives_at_another_node_is_refused_and_not_carried_out() -> None:
+    async def job(pair: Pair) -> None:
+        carried_out: list[bytes] = []
+
+        async def note(_caller: NodeId, request: bytes) -> bytes:
+            carried_out.append(request)
+            return b"done"
+
+        pair.b.serve("note", note)
+        address = f"127.0.0.1:{pair.b.port}"
+        pair.a.set_address(NodeId(3), address)
+        with pytest.raises(WrongClusterError, match=f"{address} answers: this is node 2 of cluster c, not node 3"):
+            await pair.a.call(NodeId(3), "note", b"1", timeout_ms=5_000)
+        with pytest.raises(WrongClusterError, match="this is node 2 of cluster c, not node 4"):
+            await pair.a.call_at(NodeId(4), address, "note", b"2", timeout_ms=5_000)
+        assert carried_out == []
+        assert await pair.a.call_at(B, address, "note", b"3", timeout_ms=5_000) == b"done"
+        assert carried_out == [b"3"]
+
+    run("grpc", job)
+
+
+def test_a_call_at_an_address_changes_nothing_for_other_calls() -> None:
+    async def job(pair: Pair) -> None:
+        async def name(_caller: NodeId, _request: bytes) -> bytes:
+            return b"here"
+
+        pair.b.serve("name", name)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            nobody = server.getsockname()[1]
+        with pytest.raises(UnreachableError, match=f"node 2 at 127.0.0.1:{nobody}") as refusal:
+            await pair.a.call_at(B, f"127.0.0.1:{nobody}", "name", b"?", timeout_ms=5_000)
+        assert refusal.value.is_refused
+        assert await pair.a.call(B, "name", b"?", timeout_ms=5_000) == b"here"
 
     run("grpc", job)
 

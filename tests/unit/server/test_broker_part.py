@@ -15,7 +15,7 @@ from tidelog.server.broker_part import BrokerPart
 from tidelog.server.config import NodeConfig, load
 from tidelog.server.directories import NodeDirectories
 from tidelog.server.storage import STATE, format_node, standalone
-from tidelog.server.transport import NodeTransport
+from tidelog.server.transport import BrokerTransport, NodeTransport
 from tidelog.world.real.clock import SystemClock
 from tidelog.world.real.work import InlineWork
 
@@ -45,6 +45,7 @@ def live(config: NodeConfig, job: Callable[[BrokerPart, NodeDirectories], Awaita
             lambda: (),
             start_work=work,
             work=work,
+            between_brokers=BrokerTransport(transport, directories.cluster_id, config.own.address),
             admission_work=work,
             clock=SystemClock(),
             random=Random(1),

@@ -9,10 +9,22 @@ import pytest
 from tidelog.metadata.config_table import TABLES, Scope
 from tidelog.rpc.first_bytes import Speech
 from tidelog.server.config import ConfigError, NodeConfig, load, with_unit
-from tidelog.server.config_sources import SourceError, flatten, read_properties, resolve, variable_of
+from tidelog.server.config_sources import SourceError, flatten, read_properties, resolve, unknown_variable, variable_of
 from tidelog.server.listeners import Door, where_doors_are
 from tidelog.server.settings_table import ALIASES, SETTINGS, TABLE
 
+OF_KUBERNETES = {
+    "TIDELOG_PORT": "tcp://10.0.0.1:9092",
+    "TIDELOG_SERVICE_HOST": "10.0.0.1",
+    "TIDELOG_SERVICE_PORT": "9092",
+    "TIDELOG_SERVICE_PORT_KAFKA": "9092",
+    "TIDELOG_PORT_9092_TCP": "tcp://10.0.0.1:9092",
+    "TIDELOG_PORT_9092_TCP_PROTO": "tcp",
+    "TIDELOG_PORT_9092_TCP_PORT": "9092",
+    "TIDELOG_PORT_9092_TCP_ADDR": "10.0.0.1",
+    "TIDELOG_HEADLESS_SERVICE_HOST": "10.0.0.2",
+    "TIDELOG_HEADLESS_PORT": "tcp://10.0.0.2:9192",
+}
 GOOD = 'node.id = 1\nlog.dirs = ["data"]\n'
 
 
@@ -144,10 +156,27 @@ class TestEnvironment:
         assert sources["node.id"] == "node.toml"
         assert sources["broker.rack"] == "default"
 
-    def test_a_variable_that_is_no_setting_is_refused(self, tmp_path: Path) -> None:
-        assert problems(tmp_path, GOOD, TIDELOG_LOG_DRIS="/x") == [
-            "the variable TIDELOG_LOG_DRIS is no setting; did you mean TIDELOG_LOG_DIRS?"
-        ]
+    def test_an_unknown_variable_is_a_warning_with_the_nearest_name(self, tmp_path: Path) -> None:
+        config = loaded(tmp_path, GOOD, TIDELOG_LOG_DRIS="/x", TIDELOG_QQQQQQQ="1")
+        assert config.log_dirs == (str(tmp_path / "data"),)
+        assert config.warnings == (
+            "the variable TIDELOG_LOG_DRIS is ignored: it is no setting; did you mean TIDELOG_LOG_DIRS?",
+            "the variable TIDELOG_QQQQQQQ is ignored: it is no setting",
+        )
+
+    def test_variables_that_kubernetes_sets_for_a_service_do_not_stop_a_node(self, tmp_path: Path) -> None:
+        config = loaded(tmp_path, GOOD, **OF_KUBERNETES)
+        assert len(config.warnings) == len(OF_KUBERNETES)
+        for warning in config.warnings:
+            assert warning.endswith("is ignored: it is no setting, Kubernetes sets it for a service")
+
+    def test_a_known_variable_with_a_bad_value_stays_an_error(self, tmp_path: Path) -> None:
+        (problem,) = problems(tmp_path, GOOD, TIDELOG_NODE_ID="tcp://10.0.0.1:9092")
+        assert problem.startswith("node.id=tcp://10.0.0.1:9092 (TIDELOG_NODE_ID): ")
+
+    def test_no_setting_has_a_variable_that_kubernetes_sets(self) -> None:
+        for key in (*TABLE, *ALIASES, *TABLES[Scope.CLUSTER]):
+            assert "Kubernetes" not in unknown_variable(variable_of(key), ()), key
 
     def test_variables_of_the_command_are_left_alone(self, tmp_path: Path) -> None:
         loaded(tmp_path, GOOD, TIDELOG_BOOTSTRAP="x", TIDELOG_TRACEBACK="1", TIDELOG_PROFILE="p")

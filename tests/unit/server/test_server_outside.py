@@ -27,7 +27,7 @@ from tidelog.server.listeners import Address
 from tidelog.server.local_nodes import Layout, LocalNodes, Ports, free_ports, is_free
 from tidelog.server.notify import ServiceManager
 from tidelog.server.ports import check_free
-from tidelog.server.transport import NodeTransport
+from tidelog.server.transport import BrokerTransport, NodeTransport
 from tidelog.server.watchdog import LoopWatchdog
 
 
@@ -288,6 +288,30 @@ def test_an_address_that_is_not_ours_is_said() -> None:
         check_free(Address("192.0.2.1", 9292))
     with pytest.raises(TransportError, match="cannot listen on no-such-host"):
         check_free(Address("no-such-host.invalid", 9292))
+
+
+def test_the_address_of_a_voter_is_not_used_to_reach_the_broker_of_that_node() -> None:
+    async def main() -> None:
+        async def name(_caller: NodeId, _request: bytes) -> bytes:
+            return b"here"
+
+        one, other, typo = free_ports(3)
+        mine = NodeTransport(NodeId(1), "cluster", Address("localhost", one))
+        brokers = BrokerTransport(mine, "cluster", Address("localhost", one))
+        there = NodeTransport(NodeId(2), "cluster", Address("localhost", other))
+        there.serve("name", name)
+        await there.start()
+        try:
+            brokers.set_address(NodeId(2), f"localhost:{other}")  # as it has registered
+            mine.set_address(NodeId(2), f"localhost:{typo}")  # as the quorum says
+            assert await brokers.call(NodeId(2), "name", b"?", timeout_ms=5_000) == b"here"
+            with pytest.raises(TransportError, match=f"localhost:{typo}"):
+                await mine.call(NodeId(2), "name", b"?", timeout_ms=5_000)
+        finally:
+            for transport in (brokers, mine, there):
+                await transport.close()
+
+    asyncio.run(main())
 
 
 def test_a_node_reaches_itself_whatever_it_advertises() -> None:

@@ -1,0 +1,138 @@
+"""Before a controller's directory is formatted: does the quorum know this voter already?
+
+A voter that has lost its disk must not vote again under its old directory id: it has forgotten its votes and what it
+has acknowledged. A random id is always safe, since nobody counts it. An id that is given (`--initial-controllers`) or
+follows from the node id (`controller.quorum.voters`) is safe only the first time. So the other controllers are asked:
+
+    answer                                                   format with first voters
+    nobody answers                                           done, with a warning: the first start of a cluster is so
+    they know this voter, and no leader was ever elected     done: the cluster is being started
+    all others answer, and none has ever heard from it       done: it is the last one to be started
+    they know this node, anything else                       refused
+    they have a leader, and do not know this node            refused: it joins with --no-initial-controllers
+
+Another directory of the same node that is formatted is the same proof as an answer: the node was there before.
+
+The same is asked when a directory is started for the first time, since nobody may have answered when it was formatted.
+Then one controller that has heard from this voter is enough to refuse, and nobody else has to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from uuid import UUID
+
+from grpc import aio  # type: ignore[import-untyped]
+
+from tidelog.metadata.voter_changes import IDENTITY, Identity
+from tidelog.model.errors import CorruptStateError, WrongDirectoryError
+from tidelog.model.ids import NodeId
+from tidelog.raft.membership import directory_text
+from tidelog.rpc.transport import CALL_PREFIX, CHANNEL_OPTIONS, CLUSTER_KEY, NODE_KEY
+from tidelog.server.config import NodeConfig
+from tidelog.server.storage import Voters, read_meta, replace_voter
+
+ASK_TIMEOUT_S = 2.0
+
+
+class KnownVoterError(WrongDirectoryError):
+    """The directory must not be formatted as a first voter: the quorum knows this node."""
+
+    @property
+    def advice(self) -> str:
+        return "a node that has forgotten its votes must not vote again under its old directory id"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the other controllers said."""
+
+    asked: tuple[str, ...]
+    found: tuple[tuple[str, Identity], ...]
+    """(address, identity) of those that answered."""
+
+
+async def ask_controllers(
+    config: NodeConfig, cluster_id: str, voters: Voters, *, timeout_s: float = ASK_TIMEOUT_S
+) -> Answers:
+    """Every other controller that the file or the first voters name, all at once."""
+    rows = [*config.voters, *((node, address) for node, address, _ in voters.members)]
+    named = [*(address for node, address in rows if node != config.node), *config.bootstrap]
+    own = {address for node, address in rows if node == config.node} | {str(config.own.advertised)}
+    asked = tuple(address for address in dict.fromkeys(named) if address not in own)
+    answers = await asyncio.gather(*(_ask(config.node, cluster_id, address, timeout_s) for address in asked))
+    found = tuple((address, one) for address, one in zip(asked, answers, strict=True) if one is not None)
+    return Answers(asked, tuple(row for row in found if row[1].node != config.node))
+
+
+async def _ask(me: NodeId, cluster_id: str, address: str, timeout_s: float) -> Identity | None:
+    """None: nobody is there, or not a controller of this cluster."""
+    metadata = ((CLUSTER_KEY, cluster_id), (NODE_KEY, str(me)))
+    async with aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        try:
+            data = await channel.unary_unary(CALL_PREFIX + IDENTITY)(b"?", metadata=metadata, timeout=timeout_s)
+            return Identity.decode(bytes(data))
+        except (aio.AioRpcError, CorruptStateError):
+            return None
+
+
+def check_first_voters(config: NodeConfig, cluster_id: str, voters: Voters, answers: Answers) -> None:
+    """Raises `KnownVoterError` if a directory with these first voters could vote twice, or found a second quorum."""
+    if not voters.members:
+        return
+    wanted = next((directory for node, _, directory in voters.members if node == config.node), None)
+    for path in config.directories:
+        if path != config.metadata_dir and os.path.isdir(path) and read_meta(path) is not None:
+            raise KnownVoterError(
+                f"{config.metadata_dir} is to hold the vote of node {config.node}, and {path} says that this node was "
+                f"formatted before: a voter whose disk is lost must not come back under an id that it had. "
+                f"{replace_voter(config, cluster_id)}",
+                path=config.metadata_dir,
+            )
+    check_answers(config, cluster_id, wanted, answers, needs_all=True)
+
+
+def check_answers(
+    config: NodeConfig, cluster_id: str, wanted: UUID | None, answers: Answers, *, needs_all: bool
+) -> None:
+    """Raises `KnownVoterError`. `wanted` is the directory id that this node is to vote with; None: a new one.
+    `needs_all`: all other voters have to say that they never heard from it, not only those that answer."""
+    elected = [(address, one) for address, one in answers.found if one.epoch > 0 or one.leads]
+    if not elected:
+        return
+    address, newest = max(elected, key=lambda row: (row[1].epoch, row[1].log_end))
+    known = next((directory for node, directory, _ in newest.members if node == config.node), None)
+    if wanted is not None and wanted.bytes == known:
+        others = [node for node, _, votes in newest.members if votes and node != config.node]
+        answered = {one.node: one for _, one in answers.found}
+        is_heard = any(not one.never_heard(config.node) for one in answered.values())
+        if not is_heard and (not needs_all or all(node in answered for node in others)):
+            return
+    voting = ", ".join(str(node) for node, _, votes in newest.members if votes)
+    if known is None:
+        raise KnownVoterError(
+            f"cluster {cluster_id} has a quorum already (node {newest.node} at {address} says that {voting} vote), and "
+            f"node {config.node} is not part of it: format it with --no-initial-controllers instead, start it, and run "
+            f"`tidelog quorum add --node-id {config.node} --directory-id ID --endpoint {config.own.advertised}`",
+            path=config.metadata_dir,
+        )
+    raise KnownVoterError(
+        f"the quorum of cluster {cluster_id} has voter {config.node} with directory id {directory_text(known)} already "
+        f"(node {newest.node} at {address} says so): a voter whose disk is lost must not come back under an id that it "
+        f"had. {replace_voter(config, cluster_id)}",
+        path=config.metadata_dir,
+    )
+
+
+def unknown_note(config: NodeConfig, cluster_id: str, voters: Voters, answers: Answers) -> str | None:
+    """What to say when nobody could be asked, and the id is one that this voter may have had."""
+    own = next((directory for node, _, directory in voters.members if node == config.node), None)
+    if own is None or not answers.asked or answers.found:
+        return None
+    return (
+        f"none of the other controllers answers ({', '.join(answers.asked)}), so it is not known whether voter "
+        f"{config.node} was there before. At the first start of a cluster that is as it should be. If its disk was "
+        f"lost, do not start this node: empty {config.metadata_dir} again. {replace_voter(config, cluster_id)}"
+    )

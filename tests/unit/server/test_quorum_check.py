@@ -1,0 +1,111 @@
+"""Whether a controller's directory may be formatted with first voters, by what the other controllers say."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from tidelog.metadata.voter_changes import Identity
+from tidelog.model.errors import StorageError
+from tidelog.model.ids import NodeId
+from tidelog.server.config import NodeConfig, load
+from tidelog.server.local_nodes import Layout, LocalNodes, Ports, free_ports
+from tidelog.server.quorum_check import Answers, KnownVoterError, ask_controllers, check_first_voters, unknown_note
+from tidelog.server.storage import Voters, format_node, standalone
+from tidelog.server.uuids import from_text, random_uuid, to_text
+
+CLUSTER = to_text(random_uuid(Random(1)))
+IDS = {node: random_uuid(Random(node)) for node in (1, 2, 3, 4)}
+FIRST = Voters(tuple((NodeId(node), f"host-{node}:9192", IDS[node]) for node in (1, 2, 3)))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> NodeConfig:
+    path = tmp_path / "node.toml"
+    path.write_text('node.id = 3\nlog.dirs = ["a", "b"]\n', encoding="utf-8")
+    return load(str(path), {})
+
+
+def says(
+    node: int, *, epoch: int = 5, heard: tuple[int, ...] | None = (), third: UUID | None = IDS[3]
+) -> tuple[str, Identity]:
+    members = [(NodeId(one), IDS[one].bytes, True) for one in (1, 2)]
+    if third is not None:
+        members.append((NodeId(3), third.bytes, True))
+    nodes = None if heard is None else tuple(NodeId(one) for one in heard)
+    return f"host-{node}:9192", Identity(NodeId(node), IDS[node].bytes, epoch, 9, False, tuple(members), nodes)
+
+
+def answers(*found: tuple[str, Identity]) -> Answers:
+    return Answers(("host-1:9192", "host-2:9192"), found)
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ([says(1, heard=(3,)), says(2)], f"has voter 3 with directory id {to_text(IDS[3])} already"),
+        ([says(1, heard=None), says(2)], "has voter 3 with directory id"),
+        ([says(1)], "has voter 3 with directory id"),
+        ([says(1, third=IDS[4]), says(2, third=IDS[4])], f"has voter 3 with directory id {to_text(IDS[4])} already"),
+        ([says(1, third=None)], "has a quorum already"),
+    ],
+    ids=["heard", "heard is not known", "one does not answer", "another directory", "not a member"],
+)
+def test_a_voter_that_the_quorum_may_have_heard_is_refused(
+    config: NodeConfig, found: list[tuple[str, Identity]], why: str
+) -> None:
+    with pytest.raises(KnownVoterError, match=why) as refusal:
+        check_first_voters(config, CLUSTER, FIRST, answers(*found))
+    assert "--no-initial-controllers" in str(refusal.value)
+    with pytest.raises(KnownVoterError, match="already"):
+        check_first_voters(config, CLUSTER, standalone(config), answers(*found))
+    check_first_voters(config, CLUSTER, Voters(()), answers(*found))  # it joins, with a new directory id
+
+
+@pytest.mark.parametrize(
+    "found",
+    [[], [says(1, epoch=0, heard=(3,))], [says(1), says(2)]],
+    ids=["nobody answers", "nobody was ever elected", "nobody has heard from it"],
+)
+def test_a_voter_that_never_took_part_is_formatted(config: NodeConfig, found: list[tuple[str, Identity]]) -> None:
+    check_first_voters(config, CLUSTER, FIRST, answers(*found))
+    note = unknown_note(config, CLUSTER, FIRST, answers(*found))
+    assert (note is None) == bool(found)
+    assert unknown_note(config, CLUSTER, standalone(config), answers(*found)) is None, "a new id is always safe"
+
+
+def test_a_lost_metadata_directory_beside_a_formatted_log_directory_is_refused(config: NodeConfig) -> None:
+    asyncio.run(format_node(config, CLUSTER, FIRST, ignore_formatted=False, random=Random(1)))
+    for path in sorted(Path(config.metadata_dir).rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(KnownVoterError, match="this node was formatted before"):
+        check_first_voters(config, CLUSTER, FIRST, answers())
+    check_first_voters(config, CLUSTER, Voters(()), answers())
+
+
+def test_controllers_that_do_not_run_are_asked_and_do_not_answer(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    path = tmp_path / "node.toml"
+    path.write_text(
+        f'node.id = 3\nlog.dirs = "a"\ncontroller.quorum.voters = "1@localhost:{port},3@localhost:9192"\n',
+        encoding="utf-8",
+    )
+    found = asyncio.run(ask_controllers(load(str(path), {}), CLUSTER, Voters(())))
+    assert found == Answers((f"localhost:{port}",), ())
+
+
+def test_a_development_cluster_does_not_format_a_lost_voter_again(tmp_path: Path) -> None:
+    nodes = LocalNodes(tmp_path, Layout.fresh([Ports(*free_ports(4))]))
+    nodes.prepare()
+    assert from_text(nodes.layout.directories[0]) is not None
+    nodes.prepare()
+    (nodes.path(1) / "data").rename(tmp_path / "lost")
+    nodes.prepare()  # it has never run
+    (nodes.path(1) / "node.log").write_text("ready\n", encoding="utf-8")
+    (nodes.path(1) / "data").rename(tmp_path / "lost-again")
+    with pytest.raises(StorageError, match="it has forgotten its votes"):
+        nodes.prepare()
