@@ -111,6 +111,10 @@ def _add_produce(commands: Any) -> None:
     )
     made.add_argument("topic", metavar="TOPIC")
     made.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value")
+    made.add_argument("--key", metavar="TEXT", help="the key of every record")
+    made.add_argument(
+        "--file", action="append", default=[], metavar="PATH", help="send this file as one record ('-': all of stdin)"
+    )
     made.add_argument("--headers", action="append", default=[], metavar="NAME=VALUE", help="a header for every record")
     made.add_argument("--partition", type=int, metavar="P", help="default: by the key, else in turn")
     made.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")

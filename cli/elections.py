@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
             places = {options.topic: options.partition or [place.partition for place in topic.partitions]}
         if options.unclean and not options.validate_only:
             what = options.topic or "every partition without a leader"
-            if not session.is_sure(options, f"Acknowledged records of {what} may be lost. Elect uncleanly?"):
+            if not await session.is_sure(options, f"Acknowledged records of {what} may be lost. Elect uncleanly?"):
                 return EXIT_REFUSED
         rows = await AdminClient(cluster).elect_leaders(
             places, is_unclean=options.unclean, validate_only=options.validate_only

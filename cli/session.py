@@ -15,6 +15,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: what
 
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import EXIT_REFUSED, RefusedError
+from tidelog.cli.stdin_chunks import LineReader
+from tidelog.cli.stopping import terminated_in_loop
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.config import ClientConfig
 from tidelog.client.errors import NoClusterError, UnknownTopicError
@@ -54,6 +56,11 @@ def errors_told() -> Iterator[None]:
 
 
 async def _run(addresses: Sequence[str], job: Job) -> int:
+    with terminated_in_loop():
+        return await _run_job(addresses, job)
+
+
+async def _run_job(addresses: Sequence[str], job: Job) -> int:
     cluster = ClusterClient(
         addresses, GrpcConnections(), random=random.Random(), clock=SystemClock(), config=ClientConfig()
     )
@@ -81,12 +88,24 @@ def tell(message: str) -> None:
     print(f"tidelog: {message}", file=sys.stderr, flush=True)
 
 
-def is_sure(options: argparse.Namespace, question: str) -> bool:
-    """Ask on a terminal, unless --yes; a program that calls is taken at its word."""
+async def is_sure(options: argparse.Namespace, question: str) -> bool:
+    """Ask on a terminal, unless --yes; a program that calls is taken at its word. Ctrl-C and the end of the input are
+    no consent, and the event loop goes on while the user thinks."""
     if options.yes or not sys.stdin.isatty():
         return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+    answer = b""
+    try:
+        async for lines in LineReader(sys.stdin.fileno()).batches():
+            answer = lines[0]
+            break
+        else:
+            print(file=sys.stderr)
+    except asyncio.CancelledError:
+        print(file=sys.stderr)
+        tell("nothing was changed")
+        raise
+    if answer.strip().lower() in (b"y", b"yes"):
         return True
     tell("nothing was changed")
     return False

@@ -254,7 +254,7 @@ def run_delete(options: argparse.Namespace) -> int:
             # What is asked about is what is there: a name that is wrong is told before the question.
             checked = await admin.delete_topics(options.topic, validate_only=True)
             named = ", ".join(row.name for row in checked if not row.HasField("error"))
-            if named and not session.is_sure(options, f"Delete {named} and all records at {cluster.answered}?"):
+            if named and not await session.is_sure(options, f"Delete {named} and all records at {cluster.answered}?"):
                 return EXIT_REFUSED
         rows = await admin.delete_topics(options.topic, validate_only=options.validate_only)
         accepted = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,) if options.if_exists else ()
