@@ -170,7 +170,8 @@ def _print_group(description: GroupDescription, lags: Sequence[PartitionLag]) ->
         facts.append(description.assignor)
     facts.append(f"coordinator {description.coordinator} ({description.coordinator_address})")
     facts.append(f"lag {_total(lags)}")
-    print(f"{table.bold(description.group, sys.stdout)}: {', '.join(facts)}")
+    said = table.wrapped(f"{description.group}: {', '.join(facts)}", sys.stdout)
+    print(said.replace(description.group, table.bold(description.group, sys.stdout), 1))
     if lags:
         cells = [
             [

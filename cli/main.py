@@ -69,6 +69,11 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"no such {what}: {unknown}" + (f"; did you mean '{near[0]}'?" if near else ""))
         return found, rest
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse ignores that the reader has gone; here it ends the command as everywhere."""
+        if message:
+            (sys.stderr if file is None else file).write(message)
+
     def error(self, message: str) -> NoReturn:
         match = _CHOICE.fullmatch(message)
         if match is not None:

@@ -24,10 +24,10 @@ from typing import Any
 
 from tidelog.cli import session, stdin_chunks, table
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.pairs import pairs_of
 from tidelog.cli.progress import Progress
 from tidelog.cli.records import chosen_partitions
 from tidelog.cli.stopping import stop_requested_in_loop
-from tidelog.cli.topics import pairs_of
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import UnknownTopicError
 from tidelog.client.writer import Acknowledged, Writer, WriterConfig

@@ -36,7 +36,22 @@ NOBODY = "127.0.0.1:1"
     ("arguments", "message"),
     [
         (["consume", "t", "--offset", "3"], "a number as --offset belongs to a --partition"),
-        (["consume", "t", "--max-messages", "-1"], "--max-messages -1: from 0 on"),
+        (["consume", "t", "--max-messages", "-1"], "argument --max-messages: -1: it is 0 at least"),
+        (["consume"], "names of topics, or --pattern REGEX that matches them"),
+        (["consume", "t", "--pattern", "x"], "names of topics, or --pattern REGEX that matches them"),
+        (["consume", "--pattern", "("], "--pattern '(': no regular expression"),
+        (["consume", "a", "b", "--partition", "0"], "--partition goes with one topic"),
+        (["consume", "t", "--format", "%q"], "--format: '%q' is no field; there are %t topic, %p partition"),
+        (["consume", "t", "--format", "a%"], "--format: '%' is no field"),
+        (["consume", "t", "--format", "\\q"], "is no escape; there are \\n, \\t"),
+        (["consume", "t", "--format", "%v", "--keys"], "--format says all that is printed"),
+        (["consume", "t", "--last", "-1"], "argument --last: -1: it is 0 at least"),
+        (["consume", "t", "--last", "5", "--group", "g"], "--last does not go with --group"),
+        (["topics", "create", "t", "--partitions", "-1"], "argument --partitions: -1: it is 1 at least"),
+        (["topics", "create", "t", "--partitions", "0"], "argument --partitions: 0: it is 1 at least"),
+        (["topics", "create", "t", "--partitions", "many"], "argument --partitions: 'many' is no whole number"),
+        (["topics", "create", "t", "--replication-factor", "0"], "argument --replication-factor: 0: it is 1 at least"),
+        (["topics", "alter", "t", "--partitions", "0"], "argument --partitions: 0: it is 1 at least"),
         (["configs", "alter", "--topic", "t"], "nothing to change"),
         (["configs", "alter", "--topic", "t", "--set", "retention.ms"], "--set 'retention.ms': KEY=VALUE"),
         (["configs", "describe", "--broker", "one"], "--broker 'one': the id of a broker"),
@@ -108,7 +123,7 @@ def test_objects_have_keys_headers_partitions_and_bytes() -> None:
     full = {"value": {"a": 1}, "key": {"base64": "AP8="}, "headers": {"h": None}, "partition": 3, "timestamp": 5}
     assert reader.read(json.dumps(full).encode()) == Line(b'{"a":1}', b"\x00\xff", (("h", None),), 3, 5)
     record = Record(7, 5, b"k", b"\xff", (("h", b"1"), ("h", b"2")))
-    again = reader.read(json.dumps(record_document(1, record)).encode())
+    again = reader.read(json.dumps(record_document("t", 1, record)).encode())
     assert again == Line(b"\xff", b"k", (("h", b"1"), ("h", b"2")), 1, 5), "what consume prints can be sent again"
 
 
