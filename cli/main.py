@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from tidelog import __version__
 from tidelog.cli import client_grammar, demo_grammar, node_grammar
+from tidelog.cli.examples import examples_of
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
@@ -68,6 +69,10 @@ class _Parser(argparse.ArgumentParser):
             what = "option" if unknown.startswith("-") else "argument"
             self.error(f"no such {what}: {unknown}" + (f"; did you mean '{near[0]}'?" if near else ""))
         return found, rest
+
+    def format_help(self) -> str:
+        shown = "".join(f"  {example}\n" for example in examples_of(self.prog))
+        return super().format_help() + (f"\nexamples:\n{shown}" if shown else "")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """argparse ignores that the reader has gone; here it ends the command as everywhere."""
