@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,16 @@ def test_the_calls_of_an_example_are_found() -> None:
     assert calls_of("tail -f x | tidelog produce a --key k") == [["produce", "a", "--key", "k"]]
     assert calls_of("source <(tidelog completion bash)") == [["completion", "bash"]]
     assert calls_of("tidelog a 'b|c' | tidelog d") == [["a", "b|c"], ["d"]]
+
+
+def test_the_page_names_the_commands_without_json() -> None:
+    without = {
+        program.removeprefix("tidelog ")
+        for program, made in ALL.items()
+        if "run" in made._defaults
+        and not any("--output" in one.option_strings and "json" in (one.choices or ()) for one in made._actions)
+    }
+    page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    sentence = page[page.index("Commands do not have it that") : page.index("What takes long")]
+    named = set(re.findall(r"`([^`]+)`", " ".join(sentence.split())))
+    assert {name for name in without if name.split()[0] != "demo"} | {"demo"} == named
