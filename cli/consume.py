@@ -259,7 +259,7 @@ async def chosen_topics(cluster: ClusterClient, options: argparse.Namespace) -> 
 
 def check_options(options: argparse.Namespace) -> None:
     if bool(options.topic) == (options.pattern is not None):
-        raise WrongCallError("names of topics, or --pattern REGEX that matches them")
+        raise WrongCallError("give names of topics, or --pattern REGEX that matches them, and not both")
     if options.pattern is not None:
         try:
             re.compile(options.pattern)

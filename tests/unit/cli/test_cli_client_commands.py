@@ -37,8 +37,8 @@ NOBODY = "127.0.0.1:1"
     [
         (["consume", "t", "--offset", "3"], "a number as --offset belongs to a --partition"),
         (["consume", "t", "--max-messages", "-1"], "argument --max-messages: -1: it is 0 at least"),
-        (["consume"], "names of topics, or --pattern REGEX that matches them"),
-        (["consume", "t", "--pattern", "x"], "names of topics, or --pattern REGEX that matches them"),
+        (["consume"], "give names of topics, or --pattern REGEX that matches them, and not both"),
+        (["consume", "t", "--pattern", "x"], "give names of topics, or --pattern REGEX"),
         (["consume", "--pattern", "("], "--pattern '(': no regular expression"),
         (["consume", "a", "b", "--partition", "0"], "--partition goes with one topic"),
         (["consume", "t", "--format", "%q"], "--format: '%q' is no field; there are %t topic, %p partition"),
