@@ -94,9 +94,7 @@ def _add_topics(topics: Any) -> None:
         describe.add_argument(option, action="store_true", help=says)
     alter = _command(topics, "alter", "topics:run_alter", "give a topic more partitions")
     alter.add_argument("topic", metavar="NAME", nargs="+")
-    alter.add_argument(
-        "--partitions", type=_from_1, required=True, metavar="N", help="how many it shall have, all told"
-    )
+    alter.add_argument("--partitions", type=_from_1, required=True, metavar="N", help="how many it shall have in all")
     _dry_run(alter)
     delete = _command(topics, "delete", "topics:run_delete", "delete topics and their records")
     delete.add_argument("topic", metavar="NAME", nargs="+")

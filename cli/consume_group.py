@@ -55,7 +55,7 @@ class _Member:
         with self._consumer as consumer:
             topics = list(dict.fromkeys(self._options.topic))
             for topic in topics:
-                consumer.partitions_for(topic)  # a topic that is not there is told, not waited for
+                consumer.partitions_for(topic)  # a missing topic is an error at once
             consumer.subscribe(
                 topics or None,
                 pattern=self._options.pattern,

@@ -15,8 +15,8 @@ import pytest
 import tidelog
 from tidelog.testing import LocalCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-WAIT_S = 30.0
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ import pytest
 import tidelog
 from tidelog.testing import LocalCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-WAIT_S = 30.0
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +138,11 @@ def test_each_line_of_a_pipe_is_stored_as_it_comes_and_a_signal_says_what_was_st
 
 
 def test_a_signal_ends_the_json_document_of_what_was_stored(cluster: LocalCluster) -> None:
-    with started(cluster, "produce", "told", "--output", "json") as process:
+    with started(cluster, "produce", "reported", "--output", "json") as process:
         assert process.stdin is not None
         process.stdin.write(b"one\n")
         process.stdin.flush()
-        await_values(cluster, "told", [b"one"])
+        await_values(cluster, "reported", [b"one"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 143
         assert process.stdout is not None
