@@ -1,6 +1,7 @@
 """The grammar of the commands that talk to a cluster; nothing is imported until one of them runs."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from tidelog.cli import group_grammar, node_grammar
@@ -42,6 +43,25 @@ def _command(
     return made
 
 
+def _whole_from(least: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number, `least` at least."""
+
+    def whole(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number") from None
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number}: it is {least} at least")
+        return number
+
+    return whole
+
+
+_from_0 = _whole_from(0)
+_from_1 = _whole_from(1)
+
+
 def _dry_run(made: argparse.ArgumentParser) -> None:
     made.add_argument("--validate-only", action="store_true", help="check everything, change nothing")
 
@@ -53,8 +73,8 @@ def _yes(made: argparse.ArgumentParser) -> None:
 def _add_topics(topics: Any) -> None:
     create = _command(topics, "create", "topics:run_create", "create topics")
     create.add_argument("topic", metavar="NAME", nargs="+", help="1 to 249 letters, digits, '.', '_', '-'")
-    create.add_argument("--partitions", type=int, metavar="N", help="default: the cluster's num.partitions")
-    create.add_argument("--replication-factor", type=int, metavar="N", help="default: default.replication.factor")
+    create.add_argument("--partitions", type=_from_1, metavar="N", help="default: the cluster's num.partitions")
+    create.add_argument("--replication-factor", type=_from_1, metavar="N", help="default: default.replication.factor")
     create.add_argument(
         "--replica-assignment", metavar="LIST", help="instead of both: brokers of each partition, like 1:2:3,2:3:1"
     )
@@ -75,7 +95,7 @@ def _add_topics(topics: Any) -> None:
         describe.add_argument(option, action="store_true", help=says)
     alter = _command(topics, "alter", "topics:run_alter", "give a topic more partitions")
     alter.add_argument("topic", metavar="NAME", nargs="+")
-    alter.add_argument("--partitions", type=int, required=True, metavar="N", help="how many it shall have, all told")
+    alter.add_argument("--partitions", type=_from_1, required=True, metavar="N", help="how many it shall have in all")
     _dry_run(alter)
     delete = _command(topics, "delete", "topics:run_delete", "delete topics and their records")
     delete.add_argument("topic", metavar="NAME", nargs="+")
@@ -112,6 +132,10 @@ def _add_produce(commands: Any) -> None:
     )
     made.add_argument("topic", metavar="TOPIC")
     made.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value")
+    made.add_argument("--key", metavar="TEXT", help="the key of every record")
+    made.add_argument(
+        "--file", action="append", default=[], metavar="PATH", help="send this file as one record ('-': all of stdin)"
+    )
     made.add_argument("--headers", action="append", default=[], metavar="NAME=VALUE", help="a header for every record")
     made.add_argument("--partition", type=int, metavar="P", help="default: by the key, else in turn")
     made.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")
@@ -131,20 +155,28 @@ def _add_consume(commands: Any) -> None:
         "partitions, what was printed is committed, and the next one goes on there.",
         has_output=False,
     )
-    made.add_argument("topic", metavar="TOPIC")
+    made.add_argument("topic", metavar="TOPIC", nargs="*")
+    made.add_argument("--pattern", metavar="REGEX", help="instead of names: all topics whose whole name matches")
     where = made.add_mutually_exclusive_group()
     where.add_argument("--from-beginning", action="store_true", help="from the first record on")
     where.add_argument("--offset", metavar="O", help="from here on: a number, earliest or latest")
     where.add_argument("--timestamp", metavar="T", help="from this time on: ms since 1970, or 2026-01-31T12:00[:00][Z]")
+    where.add_argument("--last", type=_from_0, metavar="N", help="from N offsets before the end of each partition on")
     made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
     made.add_argument("--group", metavar="G", help="as a member of this group, from what it has committed on")
-    made.add_argument("--max-messages", type=int, metavar="N", help="stop after so many")
-    made.add_argument("--timeout-ms", type=int, metavar="MS", help="stop when nothing came for so long")
+    made.add_argument("--max-messages", type=_from_0, metavar="N", help="stop after so many")
+    made.add_argument("--timeout-ms", type=_from_0, metavar="MS", help="stop when nothing came for so long")
     made.add_argument("--exit-at-end", action="store_true", help="stop at what is the end now")
     made.add_argument("--keys", action="store_true", help="print keys before values")
     made.add_argument("--key-separator", default="\t", metavar="TEXT", help="between what is printed (default: a tab)")
     made.add_argument("--headers", action="store_true", help="print headers")
     made.add_argument("--offsets", action="store_true", help="print partition, offset and time")
+    made.add_argument(
+        "--format",
+        metavar="TEXT",
+        help="print each record so: %%t topic, %%p partition, %%o offset, %%T timestamp, %%k key, %%v value, "
+        "%%h headers, %%K and %%S bytes of key and value, \\n, \\t",
+    )
     made.add_argument(
         "--output",
         choices=("lines", "json", "jsonl"),
@@ -219,7 +251,9 @@ def _add_reassign(reassign: Any) -> None:
     plan.add_argument("--save", metavar="FILE", help="write the plan here")
     execute = _command(reassign, "execute", "reassign:run_execute", "begin the moves of a plan")
     execute.add_argument("--plan", required=True, metavar="FILE")
-    execute.add_argument("--throttle", type=int, metavar="BYTES", help="bytes a second that each broker may use for it")
+    execute.add_argument(
+        "--throttle", type=_from_1, metavar="BYTES", help="bytes a second that each broker may use for it"
+    )
     execute.add_argument("--wait", action="store_true", help="until all moves are done")
     _dry_run(execute)
     status = _command(reassign, "status", "reassign:run_status", "what is under way; ends throttles when nothing is")
@@ -258,14 +292,14 @@ def _add_verify(verify: Any) -> None:
         verify, "produce", "verify:run_produce", "write numbered records, and note every acknowledgement"
     )
     produce.add_argument("topic", metavar="TOPIC")
-    produce.add_argument("--records", type=int, metavar="N", help="how many (default: until Ctrl-C)")
+    produce.add_argument("--records", type=_from_0, metavar="N", help="how many (default: until Ctrl-C)")
     produce.add_argument("--rate", type=float, default=1000.0, metavar="R", help="records a second (default 1000)")
     produce.add_argument("--batch", type=int, default=10, metavar="N", help="records of a batch (default 10)")
     produce.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")
     produce.add_argument("--timeout-ms", type=int, default=120_000, metavar="MS", help="to store a batch")
     consume = _command(verify, "consume", "verify:run_consume", "read everything, and note every record")
     consume.add_argument("topic", metavar="TOPIC")
-    consume.add_argument("--records", type=int, metavar="N", help="stop after so many")
+    consume.add_argument("--records", type=_from_0, metavar="N", help="stop after so many")
     consume.add_argument("--follow", action="store_true", help="go on at the end, until Ctrl-C")
     consume.add_argument("--group", metavar="G", help="as a member of this group; several may run at once")
     check = verify.add_parser(
@@ -295,8 +329,8 @@ def _add_bench(bench: Any) -> None:
     )
     for made in (produce, consume, latency):
         made.add_argument("--topic", metavar="NAME", help="write to this one (default: one of its own, deleted after)")
-        made.add_argument("--partitions", type=int, default=3, metavar="N", help="of its own topic (default 3)")
-        made.add_argument("--replication-factor", type=int, metavar="N", help="of its own topic")
+        made.add_argument("--partitions", type=_from_1, default=3, metavar="N", help="of its own topic (default 3)")
+        made.add_argument("--replication-factor", type=_from_1, metavar="N", help="of its own topic")
         made.add_argument("--record-bytes", type=int, default=100, metavar="N", help="of a value (default 100)")
         made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default 10)")
         made.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")

@@ -5,8 +5,9 @@ import json
 import sys
 
 from tidelog.cli import session, table
+from tidelog.cli.config_values import config_pairs_of
 from tidelog.cli.main import WrongCallError
-from tidelog.cli.topics import pairs_of, print_outcomes
+from tidelog.cli.topics import print_outcomes
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient
 from tidelog.rpc.v1 import admin_pb2 as pb
@@ -74,7 +75,7 @@ def run_alter(options: argparse.Namespace) -> int:
             (kinds.APPEND, "--append", options.append),
             (kinds.SUBTRACT, "--subtract", options.subtract),
         )
-        for key, value in pairs_of(items, option)
+        for key, value in config_pairs_of(items, option, resource.type)
     ]
     changes += [pb.ConfigChange(key=key, operation=kinds.DELETE) for key in options.delete]
     if not changes:

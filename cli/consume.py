@@ -1,16 +1,19 @@
-"""`tidelog consume TOPIC`: records as they come. Keys of the JSON documents are listed in docs/cli.md."""
+"""`tidelog consume TOPIC...`: records as they come. Keys of the JSON documents are listed in docs/cli.md."""
 
 import argparse
 import asyncio
 import base64
 import json
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Any
 
 from tidelog.cli import session, table
 from tidelog.cli.json_stream import JsonStream
-from tidelog.cli.main import EXIT_OK, WrongCallError
+from tidelog.cli.main import EXIT_OK, RefusedError, WrongCallError
+from tidelog.cli.progress import Progress
+from tidelog.cli.record_format import FormatError, RecordFormat, bytes_or_null, headers_text
 from tidelog.cli.records import chosen_partitions
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import PositionError, TruncatedError
@@ -23,6 +26,8 @@ from tidelog.model.ids import PartitionId
 
 POLL_MS = 500
 PATIENCE_MS = 15_000
+DISCOVER_S = 5.0
+"""Between two looks for new topics that match a pattern."""
 
 
 def timestamp_of(text: str, option: str = "--timestamp") -> int:
@@ -45,8 +50,9 @@ def text_of(data: bytes | None) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def record_document(partition: int, record: Record | ConsumerRecord) -> dict[str, Any]:
+def record_document(topic: str, partition: int, record: Record | ConsumerRecord) -> dict[str, Any]:
     return {
+        "topic": topic,
         "partition": partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
@@ -57,22 +63,27 @@ def record_document(partition: int, record: Record | ConsumerRecord) -> dict[str
 
 
 class Printer:
+    """Prints records to stdout as the options say. `close` ends a JSON document, however reading ended."""
+
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._separator: bytes = options.key_separator.encode()
+        self._format = None if options.format is None else RecordFormat(options.format)
         self._out = sys.stdout.buffer
         self._json: JsonStream | None = None
         if options.output == "json":
             self._json = JsonStream(sys.stdout)
             self._json.open_object()
-            self._json.put("topic", options.topic)
+            self._json.put("topic", options.topic[0] if len(options.topic) == 1 else None)
             self._json.open_array("records")
 
-    def put(self, partition: int, record: Record | ConsumerRecord) -> None:
+    def put(self, topic: str, partition: int, record: Record | ConsumerRecord) -> None:
         if self._json is not None:
-            self._json.item(record_document(partition, record))
+            self._json.item(record_document(topic, partition, record))
         elif self._options.output == "jsonl":
-            sys.stdout.write(json.dumps(record_document(partition, record)) + "\n")
+            sys.stdout.write(json.dumps(record_document(topic, partition, record)) + "\n")
+        elif self._format is not None:
+            self._out.write(self._format.apply(topic, partition, record))
         else:
             self._out.write(self._line(partition, record))
 
@@ -81,10 +92,10 @@ class Printer:
         if self._options.offsets:
             parts += [str(partition).encode(), str(record.offset).encode(), str(record.timestamp).encode()]
         if self._options.headers:
-            parts.append(",".join(f"{name}={_shown(value)}" for name, value in record.headers).encode())
+            parts.append(headers_text(record.headers).encode())
         if self._options.keys:
-            parts.append(b"null" if record.key is None else record.key)
-        parts.append(b"null" if record.value is None else record.value)
+            parts.append(bytes_or_null(record.key))
+        parts.append(bytes_or_null(record.value))
         return self._separator.join(parts) + b"\n"
 
     def flush(self) -> None:
@@ -99,18 +110,19 @@ class Printer:
         self.flush()
 
 
-def _shown(value: bytes | None) -> str:
-    return "null" if value is None else value.decode(errors="backslashreplace")
-
-
 async def start_offsets(
     cluster: ClusterClient, topic: TopicInfo, places: list[PartitionId], options: argparse.Namespace
 ) -> dict[PartitionId, int]:
     """Where to begin, by the options; a time after the last record is the end."""
     if options.offset is not None and options.offset.isdecimal():
+        await _check_offset(cluster, topic, places, int(options.offset))
         return dict.fromkeys(places, int(options.offset))
     if options.offset not in (None, "earliest", "latest"):
         raise WrongCallError(f"--offset {options.offset!r}: a number, earliest or latest")
+    if options.last is not None:
+        starts = await _offsets(cluster, topic, places, EARLIEST)
+        ends = await _offsets(cluster, topic, places, LATEST)
+        return {place: max(starts[place], ends[place] - options.last) for place in places}
     asked = EARLIEST if options.from_beginning or options.offset == "earliest" else LATEST
     if options.timestamp is not None:
         asked = timestamp_of(options.timestamp)
@@ -119,6 +131,24 @@ async def start_offsets(
     if missing:
         found |= await _offsets(cluster, topic, missing, LATEST)
     return found
+
+
+async def _check_offset(cluster: ClusterClient, topic: TopicInfo, places: list[PartitionId], offset: int) -> None:
+    """An offset outside of the log is refused: reading would wait for ever, or begin elsewhere."""
+    starts = await _offsets(cluster, topic, places, EARLIEST)
+    ends = await _offsets(cluster, topic, places, LATEST)
+    for place in places:
+        name = f"{topic.name}-{place.partition}"
+        if offset > ends[place]:
+            raise RefusedError(
+                f"--offset {offset} is past the end of {name}, whose next record gets offset {ends[place]} "
+                "(OFFSET_OUT_OF_RANGE); --offset latest waits for it"
+            )
+        if offset < starts[place]:
+            raise RefusedError(
+                f"--offset {offset} is before the start of {name}, whose first offset is {starts[place]} "
+                "(OFFSET_OUT_OF_RANGE); --offset earliest begins there"
+            )
 
 
 async def _offsets(
@@ -140,6 +170,7 @@ class _Consuming:
         self._printer = printer
         self.count = 0
         self.ends: dict[PartitionId, int] = {}
+        self._known: set[PartitionId] = set()
 
     @property
     def is_full(self) -> bool:
@@ -151,18 +182,43 @@ class _Consuming:
             self._reader.position(place) >= end for place, end in self.ends.items()
         )
 
+    async def add_topic(self, topic: TopicInfo, positions: dict[PartitionId, int]) -> None:
+        """Read these partitions too."""
+        if self._options.exit_at_end:
+            self.ends |= await _offsets(self._reader.cluster, topic, list(positions), LATEST)
+        self._known.update(positions)
+        self._reader.add_all([(topic, place, offset, -1) for place, offset in positions.items()])
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        heard_s = loop.time()
-        while not self.is_full and not self.is_at_end:
-            pieces = await self._poll()
-            for piece in pieces:
-                self._print(piece)
-            self._printer.flush()
-            if pieces:
-                heard_s = loop.time()
-            elif self._options.timeout_ms is not None and loop.time() - heard_s >= self._options.timeout_ms / 1000:
-                return
+        heard_s = looked_s = loop.time()
+        total = self._options.max_messages or sum(
+            max(0, end - self._reader.position(place)) for place, end in self.ends.items()
+        )
+        with Progress("reading", unit="records") as progress:
+            while not self.is_full and not self.is_at_end:
+                pieces = await self._poll()
+                for piece in pieces:
+                    self._print(piece)
+                self._printer.flush()
+                if total and not sys.stdout.isatty():
+                    progress.show(self.count, total)
+                if pieces:
+                    heard_s = loop.time()
+                elif self._options.timeout_ms is not None and loop.time() - heard_s >= self._options.timeout_ms / 1000:
+                    return
+                if self._options.pattern is not None and loop.time() - looked_s >= DISCOVER_S:
+                    await self._discover()
+                    looked_s = loop.time()
+
+    async def _discover(self) -> None:
+        """Topics and partitions that were created since: from their first record on."""
+        if self._options.exit_at_end:
+            return
+        for topic in await chosen_topics(self._reader.cluster, self._options):
+            fresh = [place for place in topic.partitions if place not in self._known]
+            if fresh:
+                await self.add_topic(topic, await _offsets(self._reader.cluster, topic, fresh, EARLIEST))
 
     async def _poll(self) -> list[Fetched]:
         wait_ms = POLL_MS if self._options.timeout_ms is None else min(POLL_MS, self._options.timeout_ms)
@@ -189,29 +245,58 @@ class _Consuming:
         for record in piece.records():
             if self.is_full or (end is not None and record.offset >= end):
                 return
-            self._printer.put(piece.partition.partition, record)
+            self._printer.put(piece.topic, piece.partition.partition, record)
             self.count += 1
 
 
+async def chosen_topics(cluster: ClusterClient, options: argparse.Namespace) -> list[TopicInfo]:
+    """Those that the options name, or those that match the pattern now."""
+    if options.pattern is None:
+        return [await cluster.topic(name) for name in dict.fromkeys(options.topic)]
+    pattern = re.compile(options.pattern)
+    return [topic for topic in await cluster.all_topics() if not topic.is_internal and pattern.fullmatch(topic.name)]
+
+
+def check_options(options: argparse.Namespace) -> None:
+    if bool(options.topic) == (options.pattern is not None):
+        raise WrongCallError("give names of topics, or --pattern REGEX that matches them, and not both")
+    if options.pattern is not None:
+        try:
+            re.compile(options.pattern)
+        except re.error as error:
+            raise WrongCallError(f"--pattern {options.pattern!r}: no regular expression: {error}") from error
+    if options.partition and len(set(options.topic)) != 1:
+        raise WrongCallError("--partition goes with one topic")
+    if options.offset is not None and options.offset.isdecimal() and not options.partition and options.group is None:
+        raise WrongCallError("a number as --offset belongs to a --partition")
+    if options.format is not None:
+        if options.output != "lines" or options.keys or options.headers or options.offsets:
+            raise WrongCallError("--format says all that is printed: leave --output, --keys, --headers, --offsets out")
+        try:
+            RecordFormat(options.format)
+        except FormatError as error:
+            raise WrongCallError(f"--format: {error}") from error
+
+
 def run(options: argparse.Namespace) -> int:
-    if options.max_messages is not None and options.max_messages < 0:
-        raise WrongCallError(f"--max-messages {options.max_messages}: from 0 on")
+    check_options(options)
     if options.group is not None:
         return _run_group(options)
-    if options.offset is not None and options.offset.isdecimal() and not options.partition:
-        raise WrongCallError("a number as --offset belongs to a --partition")
 
     async def job(cluster: ClusterClient) -> int:
-        topic = await cluster.topic(options.topic)
-        places = chosen_partitions(topic, options.partition)
-        positions = await start_offsets(cluster, topic, places, options)
+        topics = await chosen_topics(cluster, options)
+        if not topics:
+            session.tell(f"no topic matches {options.pattern!r} yet")
+        begin = []
+        for topic in topics:
+            places = chosen_partitions(topic, options.partition)
+            begin.append((topic, await start_offsets(cluster, topic, places, options)))
         reader = Reader(cluster, ReaderConfig(patience_ms=PATIENCE_MS))
         printer = Printer(options)
         consuming = _Consuming(options, reader, printer)
-        if options.exit_at_end:
-            consuming.ends = await _offsets(cluster, topic, places, LATEST)
-        reader.assign_topic(topic, positions)
         try:
+            for topic, positions in begin:
+                await consuming.add_topic(topic, positions)
             await consuming.run()
         except asyncio.CancelledError:
             session.tell(f"{table.count(consuming.count, 'record')} read")

@@ -1,18 +1,17 @@
-"""`tidelog consume TOPIC --group G`: a member of the group. What was printed is committed; Ctrl-C leaves the group.
+"""`tidelog consume TOPIC... --group G`: a member of the group. What was printed is committed; Ctrl-C leaves the group.
 
 Records are given out once they are printed and flushed: each poll says that those of the one before are done, and
-automatic commits take only these. A second Ctrl-C ends it at once, without a goodbye.
+automatic commits take only these. SIGTERM does the same as Ctrl-C; a second signal ends it at once, without a goodbye.
 """
 
 import argparse
-import signal
 import time
-from types import FrameType
 
 from tidelog.cli import session, table
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.consume import PATIENCE_MS, POLL_MS, Printer
-from tidelog.cli.main import EXIT_INTERRUPTED, EXIT_OK, WrongCallError
+from tidelog.cli.main import EXIT_OK, WrongCallError
+from tidelog.cli.stopping import stop_requested
 from tidelog.client.consumer import Consumer
 from tidelog.client.consumer_errors import WakeupError
 from tidelog.client.record import TopicPartition
@@ -22,7 +21,7 @@ RECORDS_MAX = 500
 
 
 def run(options: argparse.Namespace) -> int:
-    for name in ("partition", "timestamp"):
+    for name in ("partition", "timestamp", "last"):
         if getattr(options, name) is not None:
             raise WrongCallError(
                 f"--{name} does not go with --group: the group says who reads what, and "
@@ -50,30 +49,35 @@ class _Member:
         self._options = options
         self._consumer = consumer
         self._count = 0
-        self._is_stopped = False
+        self._signal: int | None = None
         self._ends: dict[TopicPartition, int] | None = None  # None: nothing was dealt yet
 
     def run(self) -> int:
         with self._consumer as consumer:
-            consumer.partitions_for(self._options.topic)  # a topic that is not there is told, not waited for
-            consumer.subscribe([self._options.topic], on_assigned=self._assigned, on_revoked=self._revoked)
+            topics = list(dict.fromkeys(self._options.topic))
+            for topic in topics:
+                consumer.partitions_for(topic)  # a missing topic is an error at once
+            consumer.subscribe(
+                topics or None,
+                pattern=self._options.pattern,
+                on_assigned=self._assigned,
+                on_revoked=self._revoked,
+            )
             printer = Printer(self._options)
-            before = signal.signal(signal.SIGINT, self._stop)
-            try:
-                self._read(printer)
-            except WakeupError:
-                pass  # Ctrl-C: what was printed is committed when the consumer closes
-            finally:
-                printer.close(self._count)
-                signal.signal(signal.SIGINT, before)
-        if not self._is_stopped:
+            with stop_requested(self._stop):
+                try:
+                    self._read(printer)
+                except WakeupError:
+                    pass  # a signal: what was printed is committed when the consumer closes
+                finally:
+                    printer.close(self._count)
+        if self._signal is None:
             return EXIT_OK
         session.tell(f"{table.count(self._count, 'record')} read")
-        return EXIT_INTERRUPTED
+        return 128 + self._signal
 
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._is_stopped = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def _stop(self, number: int) -> None:
+        self._signal = number
         self._consumer.wakeup()
 
     def _assigned(self, places: list[TopicPartition]) -> None:
@@ -87,12 +91,12 @@ class _Member:
     def _read(self, printer: Printer) -> None:
         begun_s = heard_s = time.monotonic()
         limit_ms = self._options.timeout_ms
-        while not self._is_stopped and not self._is_full and not self._is_at_end():
+        while self._signal is None and not self._is_full and not self._is_at_end():
             left = RECORDS_MAX if self._options.max_messages is None else self._options.max_messages - self._count
             wait_ms = POLL_MS if limit_ms is None else min(POLL_MS, limit_ms)
             records = self._consumer.poll(wait_ms, max_records=min(RECORDS_MAX, left))
             for record in records:
-                printer.put(record.partition, record)
+                printer.put(record.topic, record.partition, record)
                 self._count += 1
             printer.flush()
             is_joining = self._ends is None and time.monotonic() - begun_s < PATIENCE_MS / 1000

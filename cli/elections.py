@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
             await _tell_losses(AdminClient(cluster), places)
         if options.unclean and not options.validate_only:
             what = options.topic or "every partition without a leader"
-            if not session.is_sure(options, f"Acknowledged records of {what} may be lost. Elect uncleanly?"):
+            if not await session.is_sure(options, f"Acknowledged records of {what} may be lost. Elect uncleanly?"):
                 return EXIT_REFUSED
         rows = await AdminClient(cluster).elect_leaders(
             places, is_unclean=options.unclean, validate_only=options.validate_only

@@ -173,7 +173,8 @@ def _print_group(description: GroupDescription, lags: Sequence[PartitionLag]) ->
         facts.append(description.assignor)
     facts.append(f"coordinator {description.coordinator} ({description.coordinator_address})")
     facts.append(f"lag {_total(lags)}")
-    print(f"{table.bold(description.group, sys.stdout)}: {', '.join(facts)}")
+    said = table.wrapped(f"{description.group}: {', '.join(facts)}", sys.stdout)
+    print(said.replace(description.group, table.bold(description.group, sys.stdout), 1))
     if lags:
         cells = [
             [
@@ -311,7 +312,7 @@ def _print_changes(options: argparse.Namespace, changes: Sequence[OffsetChange])
 def run_delete(options: argparse.Namespace) -> int:
     async def job(core: AdminCore) -> int:
         names = list(dict.fromkeys(options.group))
-        if not session.is_sure(options, f"Delete {', '.join(names)} and what they have committed?"):
+        if not await session.is_sure(options, f"Delete {', '.join(names)} and what they have committed?"):
             return EXIT_REFUSED
         return _end(
             options, "groups", await core.delete_groups(names, timeout_ms=session.timeout_ms(options)), "deleted"
@@ -329,7 +330,7 @@ def run_delete_offsets(options: argparse.Namespace) -> int:
         except InvalidRequestError as error:
             raise WrongCallError(str(error)) from error
         told = ", ".join(map(str, places[:5])) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
-        if not session.is_sure(options, f"Forget what {options.group} has committed of {told}?"):
+        if not await session.is_sure(options, f"Forget what {options.group} has committed of {told}?"):
             return EXIT_REFUSED
         outcomes = await core.groups.delete_offsets(options.group, places, timeout_ms=session.timeout_ms(options))
         return _end(options, "partitions", outcomes, "forgotten")
@@ -343,7 +344,7 @@ def run_remove_members(options: argparse.Namespace) -> int:
 
     async def job(core: AdminCore) -> int:
         named = ", ".join([*options.member, *options.instance]) or "all members"
-        if not session.is_sure(options, f"Take {named} out of {options.group}?"):
+        if not await session.is_sure(options, f"Take {named} out of {options.group}?"):
             return EXIT_REFUSED
         outcomes = await core.remove_members(
             options.group, options.member, options.instance, timeout_ms=session.timeout_ms(options)

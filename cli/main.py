@@ -4,29 +4,36 @@
     1    it said no: a problem was found, the disk or the cluster refused
     2    the call was wrong: unknown command, bad option, no such path
     130  Ctrl-C            141  whoever read our output has gone (both quiet, as shells expect)
+    143  SIGTERM
 
 Data goes to stdout, talk to stderr. No traceback reaches a user unless TIDELOG_TRACEBACK=1 asks for it. Commands are
 imported when they run, so that `tidelog --version` costs an interpreter and this file.
 """
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 from tidelog import __version__
 from tidelog.cli import client_grammar, demo_grammar, node_grammar
+from tidelog.cli.examples import examples_of
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
 EXIT_WRONG_CALL = 2
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
+EXIT_TERMINATED = 143
 
 _CHOICE = re.compile(r"argument (?P<what>[^:]+): invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 
@@ -37,6 +44,10 @@ class WrongCallError(Exception):
 
 class RefusedError(Exception):
     """It cannot be done now, and the message is all that there is to say: no cluster answers, a port is taken."""
+
+
+class TerminatedError(BaseException):
+    """SIGTERM. Like KeyboardInterrupt: what is open is closed, and nothing catches it on the way."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,6 +69,15 @@ class _Parser(argparse.ArgumentParser):
             what = "option" if unknown.startswith("-") else "argument"
             self.error(f"no such {what}: {unknown}" + (f"; did you mean '{near[0]}'?" if near else ""))
         return found, rest
+
+    def format_help(self) -> str:
+        shown = "".join(f"  {example}\n" for example in examples_of(self.prog))
+        return super().format_help() + (f"\nexamples:\n{shown}" if shown else "")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse ignores that the reader has gone; here it ends the command as everywhere."""
+        if message:
+            (sys.stderr if file is None else file).write(message)
 
     def error(self, message: str) -> NoReturn:
         match = _CHOICE.fullmatch(message)
@@ -108,16 +128,65 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code of the process."""
+    _open_standard_streams()
+    with _terminated_by_signal():
+        try:
+            code = _run(sys.argv[1:] if arguments is None else arguments)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            _discard_output()
+            return EXIT_CLOSED_PIPE
+        except KeyboardInterrupt:
+            return _ended_by_signal(EXIT_INTERRUPTED)
+        except TerminatedError:
+            return _ended_by_signal(EXIT_TERMINATED)
+
+
+def _open_standard_streams() -> None:
+    """Opens /dev/null for a stream that was closed before the start (`>&-`); else a socket would get its number."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def _terminated_by_signal() -> Iterator[None]:
+    """SIGTERM raises `TerminatedError`, unless the command has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, handle)
     try:
-        code = _run(sys.argv[1:] if arguments is None else arguments)
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ended_by_signal(code: int) -> int:
+    try:
         sys.stdout.flush()
-        return code
     except BrokenPipeError:
-        # What is still buffered must not raise a second time when the interpreter closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_CLOSED_PIPE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        _discard_output()
+    return code
+
+
+def _discard_output() -> None:
+    """What is still buffered must not raise a second time when the interpreter closes its streams."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(sink, stream.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:

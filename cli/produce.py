@@ -1,9 +1,12 @@
 """`tidelog produce TOPIC`: lines of stdin become records. Keys of the JSON document are listed in docs/cli.md.
 
-Lines that come together go together: what is typed is sent at once, a file in batches. A record with a key goes to the
-partition that every Kafka client would choose (murmur2); those without one go to the partitions in turn. A topic that
-is not there is created by the first record, where the cluster allows it (`auto.create.topics.enable`): a name that was
-misspelt, and nothing to send, leaves no topic behind.
+Lines that arrive together are sent together, without a linger: a lone line is sent at once, a file in batches. Bytes
+are stored as they are; only the line feed that ends a line is removed. With `--file` each file is one record. The first
+Ctrl-C or SIGTERM ends the input: what was read is stored and reported. A second one does not wait for that.
+
+A record with a key goes to the partition that every Kafka client would choose (murmur2); those without one go to the
+partitions in turn. A topic that is not there is created by the first record, where the cluster allows it
+(`auto.create.topics.enable`): a name that was misspelt, and nothing to send, leaves no topic behind.
 """
 
 import argparse
@@ -13,15 +16,18 @@ import binascii
 import contextlib
 import json
 import os
+import stat
 import sys
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelog.cli import session, table
+from tidelog.cli import session, stdin_chunks, table
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.pairs import pairs_of
+from tidelog.cli.progress import Progress
 from tidelog.cli.records import chosen_partitions
-from tidelog.cli.stdin_chunks import lines
-from tidelog.cli.topics import pairs_of
+from tidelog.cli.stopping import stop_requested_in_loop
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import UnknownTopicError
 from tidelog.client.writer import Acknowledged, Writer, WriterConfig
@@ -31,8 +37,10 @@ from tidelog.log.columns import Headers
 from tidelog.model.errors import TidelogError
 
 BATCH_BYTES = 512 << 10
-RECORD_KEYS = frozenset({"key", "value", "headers", "partition", "timestamp", "offset"})
-"""What `consume --output jsonl` prints can be sent again; its offset says nothing then."""
+FILE_BYTES_MAX = WriterConfig().batch_bytes_max - (1 << 10)
+"""Of a file that is one record: a batch with its header must fit into one request."""
+RECORD_KEYS = frozenset({"key", "value", "headers", "partition", "timestamp", "offset", "topic"})
+"""What `consume --output jsonl` prints can be sent again; its offset and its topic say nothing then."""
 
 
 def acks_of(options: argparse.Namespace) -> int:
@@ -71,18 +79,29 @@ class LineReader:
         self._separator = None if options.key_separator is None else options.key_separator.encode()
         self._null = None if options.null_marker is None else options.null_marker.encode()
         self._headers = tuple((name, value.encode()) for name, value in pairs_of(options.headers, "--headers"))
+        self._key = None if options.key is None else options.key.encode()
         if self._separator == b"":
             raise WrongCallError("--key-separator: at least one character")
         if self._is_json and self._separator is not None:
             raise WrongCallError("--key-separator is for lines; an object of --input json has a key")
+        if self._key is not None and (self._is_json or self._separator is not None):
+            raise WrongCallError("--key is the key of every record; --key-separator and --input json give each its own")
+        if options.file and (self._is_json or self._separator is not None or self._null is not None):
+            raise WrongCallError(
+                "--file sends files as they are; --input, --key-separator, --null-marker are for lines"
+            )
         self._number = 0
+
+    def whole(self, data: bytes) -> Line:
+        """A file as one record."""
+        return Line(data, self._key, self._headers)
 
     def read(self, line: bytes) -> Line:
         self._number += 1
         if self._is_json:
             return self._object(line)
         if self._separator is None:
-            return Line(self._or_null(line), headers=self._headers)
+            return Line(self._or_null(line), self._key, self._headers)
         key, found, value = line.partition(self._separator)
         if not found:
             raise InputError(f"line {self._number}: no {self._separator.decode()!r} in it, which --key-separator names")
@@ -138,8 +157,11 @@ class LineReader:
 
 
 class _Producing:
-    def __init__(self, options: argparse.Namespace, cluster: ClusterClient, writer: Writer) -> None:
+    def __init__(
+        self, options: argparse.Namespace, cluster: ClusterClient, writer: Writer, on_error: Callable[[], None]
+    ) -> None:
         self._options = options
+        self._on_error = on_error
         self._cluster = cluster
         self._writer = writer
         self._count = 0
@@ -192,8 +214,14 @@ class _Producing:
             )
             result = await self._writer.send(self._options.topic, partition, batch)
             self.sent.append(result)
+            result.add_done_callback(self._ended)
         self._turn = (self._turn + 1) % max(1, self._count)
         self.settle()
+
+    def _ended(self, result: asyncio.Future[Acknowledged]) -> None:
+        """A batch that failed ends the input: stdin may be silent for a long time."""
+        if result.cancelled() or result.exception() is not None:
+            self._on_error()
 
     def settle(self) -> None:
         """Count what has ended."""
@@ -215,46 +243,122 @@ class _Producing:
         self.sent = left
 
 
+class _Input:
+    """The records that a call asks for: lines of stdin, or files."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._parsed = LineReader(options)
+        self._files = [(path, _opened(path)) for path in options.file]
+        self.lines = stdin_chunks.LineReader(sys.stdin.fileno())
+        self.signal: int | None = None
+        self.wrong: InputError | None = None
+        """What is no record; everything before it is stored."""
+
+    def stop(self, number: int | None = None) -> None:
+        self.signal = number if self.signal is None else self.signal
+        self.lines.stop()
+
+    async def batches(self) -> AsyncIterator[list[Line]]:
+        """Records that arrived together; those before a wrong line, then no more."""
+        if self._files:
+            for path, descriptor in self._files:
+                data = await _contents(path, descriptor)
+                if data is None:
+                    self.wrong = InputError(_too_large(path, f"more than {FILE_BYTES_MAX}"))
+                    return
+                yield [self._parsed.whole(data)]
+            return
+        try:
+            async for lines in self.lines.batches():
+                found: list[Line] = []
+                try:
+                    for line in lines:
+                        found.append(self._parsed.read(line))  # noqa: PERF401  those before a wrong line are kept
+                except InputError as error:
+                    self.wrong = error
+                yield found
+                if self.wrong is not None:
+                    return
+        except stdin_chunks.LineTooLongError as error:
+            self.wrong = InputError(str(error))
+
+
+async def _contents(path: str, descriptor: int) -> bytes | None:
+    try:
+        return await stdin_chunks.read_all(descriptor, bytes_max=FILE_BYTES_MAX)
+    finally:
+        if path != "-":
+            os.close(descriptor)
+
+
+def _too_large(path: str, size: str) -> str:
+    return f"--file {path}: it has {size} bytes; a record may have {FILE_BYTES_MAX} at most"
+
+
+def _opened(path: str) -> int:
+    if path == "-":
+        return sys.stdin.fileno()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise WrongCallError(f"--file {path}: {error.strerror}") from error
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise WrongCallError(f"--file {path}: is a directory")
+    if status.st_size > FILE_BYTES_MAX:
+        raise WrongCallError(_too_large(path, str(status.st_size)))
+    return descriptor
+
+
 def run(options: argparse.Namespace) -> int:
-    reader = LineReader(options)
     if options.timeout_ms <= 0:
         raise WrongCallError(f"--timeout-ms {options.timeout_ms}: above 0")
+    source = _Input(options)
 
     async def job(cluster: ClusterClient) -> int:
         config = WriterConfig(acks=acks_of(options), delivery_timeout_ms=options.timeout_ms)
         writer = Writer(cluster, config)
-        producing = _Producing(options, cluster, writer)
+        producing = _Producing(options, cluster, writer, source.stop)
         with contextlib.suppress(UnknownTopicError):
             await producing.locate(may_create=False)
-        wrong: InputError | None = None
-        try:
-            async for rows in lines(sys.stdin.fileno()):
-                try:
-                    for row in rows:
-                        await producing.add(reader.read(row))
-                except InputError as error:
-                    wrong = error  # what came before it is stored
-                await producing.send()
-                if wrong is not None or producing.error is not None:
-                    break
-            await writer.flush()
-            producing.settle()
-        finally:
-            await writer.close(is_flushed=False)
-            producing.settle()
-            if producing.is_located:
-                _report(options, producing)
-        if wrong is not None:
-            raise wrong
+        with stop_requested_in_loop(source.stop):
+            try:
+                await _produce(source, producing)
+                await writer.flush()
+            finally:
+                await writer.close(is_flushed=False)
+                producing.settle()
+                if producing.is_located:
+                    _report(options, producing, source)
+        if source.wrong is not None:
+            raise source.wrong
         if not producing.is_located:
-            _report(options, producing)
+            _report(options, producing, source)
             session.tell(f"nothing was read, and there is no topic '{options.topic}' yet")
+        if source.signal is not None:
+            return 128 + source.signal
         return EXIT_OK if producing.error is None else EXIT_REFUSED
 
     return session.run(options, job)
 
 
-def _report(options: argparse.Namespace, producing: _Producing) -> None:
+async def _produce(source: _Input, producing: _Producing) -> None:
+    """Sends what comes until the input ends, a line is wrong, or something could not be stored."""
+    status = os.fstat(sys.stdin.fileno())
+    total = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    with Progress("producing") as progress:
+        async for rows in source.batches():
+            for row in rows:
+                await producing.add(row)
+            await producing.send()
+            if total:
+                done = source.lines.bytes_read
+                progress.show(done, total, says=f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
+            if producing.error is not None:
+                return
+
+
+def _report(options: argparse.Namespace, producing: _Producing, source: _Input) -> None:
     error = producing.error
     if options.output == "json":
         document = {
@@ -273,8 +377,10 @@ def _report(options: argparse.Namespace, producing: _Producing) -> None:
             ],
         }
         print(json.dumps(document, indent=2))
-    elif os.isatty(sys.stderr.fileno()) or error is not None:
+    elif os.isatty(sys.stderr.fileno()) or error is not None or source.signal is not None:
         session.tell(f"{table.count(producing.records, 'record')} stored in {options.topic}")
+    if source.signal is not None and source.lines.incomplete_bytes:
+        session.tell(f"the last line had no end yet and was not stored ({source.lines.incomplete_bytes} bytes)")
     if error is not None:
         told = session.error_text(error) if isinstance(error, TidelogError) else repr(error)
         session.tell(f"{table.count(producing.failed, 'batch')} failed; the first: {told}")

@@ -1,7 +1,7 @@
 """`tidelog query SQL`: one SELECT over topics, by DuckDB in this process. Keys of the JSON document are in docs/cli.md.
 
 The tables that a query names are topics; a name with dots or dashes stands in double quotes. Each is read into memory
-by `read_arrow` before the query runs, from `--since` on to what is its end at that moment: a topic with more records
+by `read_topic` before the query runs, from `--since` on to what is its end at that moment: a topic with more records
 than `--records-max` is refused before a byte of it is read. The query may read files (`read_parquet('...')`), and
 changes nothing.
 """
@@ -23,11 +23,12 @@ from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.consume import text_of
 from tidelog.cli.log_rows import bytes_text
 from tidelog.cli.main import EXIT_OK, RefusedError, WrongCallError
+from tidelog.cli.progress import Progress
 from tidelog.client.admin_facade import Admin
 from tidelog.client.arrow import MissingExtraError, arrow
 from tidelog.client.consumer import Consumer
 from tidelog.client.durations import time_ms
-from tidelog.client.read_arrow import read_arrow
+from tidelog.client.read_arrow import read_topic
 from tidelog.world.real.clock import SystemClock
 
 BATCH_ROWS = 1_000
@@ -151,7 +152,14 @@ def _load(options: argparse.Namespace, database: Any, names: dict[str, bool], si
         if other != name:
             raise WrongCallError(f"'{other}' and '{name}' are one name in SQL: query one of them at a time")
         _check_size(name, bootstrap, since_ms, options.records_max, timeout_ms)
-        database.register(name, read_arrow(name, since=since_ms, bootstrap=list(bootstrap)))
+        database.register(name, _read(name, bootstrap, since_ms))
+
+
+def _read(topic: str, bootstrap: Sequence[str], since_ms: int | None) -> Any:
+    with Progress(f"reading {topic}", unit="records") as progress:
+        return read_topic(
+            topic, since_ms, None, partitions=None, columns=None, bootstrap=list(bootstrap), on_read=progress.show
+        )
 
 
 def _check_size(topic: str, bootstrap: Sequence[str], since_ms: int | None, records_max: int, timeout_ms: int) -> None:

@@ -250,7 +250,7 @@ def run_cancel(options: argparse.Namespace) -> int:
         if not found:
             session.tell("nothing is under way")
             return EXIT_OK
-        if not session.is_sure(options, f"Cancel {len(found)} moves?"):
+        if not await session.is_sure(options, f"Cancel {len(found)} moves?"):
             return EXIT_REFUSED
         cancelled = [pb.Reassignment(topic=row.topic, partition=row.partition) for row in found]
         code = print_partition_outcomes(options, await admin.alter_reassignments(cancelled), "cancelled")

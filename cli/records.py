@@ -33,7 +33,7 @@ def run_delete(options: argparse.Namespace) -> int:
         topic = await cluster.topic(options.topic)
         places = chosen_partitions(topic, options.partition)
         told = ", ".join(f"{topic.name}-{place.partition}" for place in places)
-        if not session.is_sure(options, f"Delete records of {told} before {options.before}?"):
+        if not await session.is_sure(options, f"Delete records of {told} before {options.before}?"):
             return EXIT_REFUSED
         done = await delete_records(cluster, [topic], dict.fromkeys(places, offset))
         code = EXIT_OK

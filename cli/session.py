@@ -15,6 +15,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: what
 
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import EXIT_REFUSED, RefusedError
+from tidelog.cli.stdin_chunks import LineReader
+from tidelog.cli.stopping import terminated_in_loop
 from tidelog.client.cluster import ClusterClient, error_in
 from tidelog.client.config import ClientConfig
 from tidelog.client.errors import NoClusterError, UnknownTopicError
@@ -66,6 +68,11 @@ def errors_told() -> Iterator[None]:
 
 
 async def _run(addresses: Sequence[str], job: Job, request_ms: int) -> int:
+    with terminated_in_loop():
+        return await _run_job(addresses, job, request_ms)
+
+
+async def _run_job(addresses: Sequence[str], job: Job, request_ms: int) -> int:
     config = ClientConfig(
         request_timeout_ms=request_ms, attempt_timeout_ms=min(request_ms, ClientConfig().attempt_timeout_ms)
     )
@@ -108,12 +115,24 @@ def stale_fields(stale_ms: int | None) -> dict[str, Any]:
     return {"stale": stale_ms is not None, "age_ms": stale_ms}
 
 
-def is_sure(options: argparse.Namespace, question: str) -> bool:
-    """Ask on a terminal, unless --yes; a program that calls is taken at its word."""
+async def is_sure(options: argparse.Namespace, question: str) -> bool:
+    """Ask on a terminal, unless --yes; a program that calls is taken at its word. Ctrl-C and the end of the input are
+    no consent, and the event loop goes on while the user thinks."""
     if options.yes or not sys.stdin.isatty():
         return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+    answer = b""
+    try:
+        async for lines in LineReader(sys.stdin.fileno()).batches():
+            answer = lines[0]
+            break
+        else:
+            print(file=sys.stderr)
+    except asyncio.CancelledError:
+        print(file=sys.stderr)
+        tell("nothing was changed")
+        raise
+    if answer.strip().lower() in (b"y", b"yes"):
         return True
     tell("nothing was changed")
     return False

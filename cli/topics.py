@@ -8,22 +8,14 @@ from typing import Any
 from uuid import UUID
 
 from tidelog.cli import session, table
+from tidelog.cli.config_values import config_pairs_of
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.partition_logs import UNKNOWN, PartitionLog, partition_id, partition_logs
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient
 from tidelog.model.errors import ErrorCode
+from tidelog.model.ids import PartitionId
 from tidelog.rpc.v1 import admin_pb2 as pb
-
-
-def pairs_of(items: list[str], option: str) -> list[tuple[str, str]]:
-    """KEY=VALUE, as given on a command line."""
-    found = []
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise WrongCallError(f"{option} {item!r}: KEY=VALUE")
-        found.append((key, value))
-    return found
 
 
 def _assignment(text: str | None) -> list[pb.Replicas]:
@@ -41,7 +33,9 @@ def run_create(options: argparse.Namespace) -> int:
         raise WrongCallError(
             "--replica-assignment says how many partitions and replicas there are; leave the others out"
         )
-    configs = [pb.ConfigPair(key=key, value=value) for key, value in pairs_of(options.config, "--config")]
+    configs = [
+        pb.ConfigPair(key=key, value=value) for key, value in config_pairs_of(options.config, "--config", "topic")
+    ]
     wanted = [
         pb.NewTopic(
             name=name,
@@ -141,15 +135,16 @@ def run_describe(options: argparse.Namespace) -> int:
             rows = [row for row in topic.partitions if asked is None or asked(row)]
             if not topic.HasField("error") and (rows or asked is None):
                 shown.append((topic, rows))
+        logs = await partition_logs(cluster, shown)
         if options.output == "json":
-            document = [describe_document(topic, rows) for topic, rows in shown]
+            document = [describe_document(topic, rows, logs) for topic, rows in shown]
             document += [_missing(topic) for topic in found if topic.HasField("error")]
             print(json.dumps({"topics": document, **session.stale_fields(admin.stale_ms)}, indent=2))
         elif asked is not None:
-            _print_partitions([(topic.name, row) for topic, rows in shown for row in rows])
+            _print_partitions([(topic, row) for topic, rows in shown for row in rows], logs, has_names=True)
         else:
             for number, (topic, rows) in enumerate(shown):
-                _print_topic(topic, rows, is_first=number == 0)
+                _print_topic(topic, rows, logs, is_first=number == 0)
         return session.tell_errors([(topic.name, topic) for topic in found])
 
     return session.run(options, job)
@@ -159,7 +154,15 @@ def _missing(topic: pb.TopicDescription) -> dict[str, Any]:
     return {"name": topic.name, "error": session.error_document(topic)}
 
 
-def describe_document(topic: pb.TopicDescription, rows: list[pb.PartitionDescription]) -> dict[str, Any]:
+Logs = dict[PartitionId, PartitionLog]
+
+
+def _log_of(topic: pb.TopicDescription, row: pb.PartitionDescription, logs: Logs) -> PartitionLog:
+    return logs.get(partition_id(topic, row), UNKNOWN)
+
+
+def describe_document(topic: pb.TopicDescription, rows: list[pb.PartitionDescription], logs: Logs) -> dict[str, Any]:
+    found = {row.partition: _log_of(topic, row, logs) for row in rows}
     return {
         "name": topic.name,
         "topic_id": _id(topic.topic_id),
@@ -182,6 +185,9 @@ def describe_document(topic: pb.TopicDescription, rows: list[pb.PartitionDescrip
                 "adding_replicas": list(row.adding_replicas),
                 "removing_replicas": list(row.removing_replicas),
                 "start_offset": row.start_offset,
+                "log_start_offset": found[row.partition].start_offset,
+                "end_offset": found[row.partition].end_offset,
+                "bytes": found[row.partition].bytes,
                 "advice": row.advice or None,
             }
             for row in rows
@@ -189,31 +195,38 @@ def describe_document(topic: pb.TopicDescription, rows: list[pb.PartitionDescrip
     }
 
 
-def _print_topic(topic: pb.TopicDescription, rows: list[pb.PartitionDescription], *, is_first: bool) -> None:
+def _print_topic(
+    topic: pb.TopicDescription, rows: list[pb.PartitionDescription], logs: Logs, *, is_first: bool
+) -> None:
     if not is_first:
         print()
     configs = ", ".join(f"{pair.key}={pair.value}" for pair in topic.configs)
     facts = f"{_size(len(topic.partitions), topic.replication_factor)}, id {_id(topic.topic_id)}"
-    print(f"{table.bold(topic.name, sys.stdout)}: {facts}{f'; {configs}' if configs else ''}")
-    _print_partitions([("", row) for row in rows])
+    said = table.wrapped(f"{topic.name}: {facts}{f'; {configs}' if configs else ''}", sys.stdout)
+    print(said.replace(topic.name, table.bold(topic.name, sys.stdout), 1))
+    _print_partitions([(topic, row) for row in rows], logs, has_names=False)
 
 
-def _print_partitions(rows: list[tuple[str, pb.PartitionDescription]]) -> None:
-    has_names = any(name for name, _ in rows)
-    headings = ["partition", "leader", "epoch", "replicas", "in sync", "min", "state"]
+def _print_partitions(
+    rows: list[tuple[pb.TopicDescription, pb.PartitionDescription]], logs: Logs, *, has_names: bool
+) -> None:
+    headings = ["partition", "leader", "epoch", "replicas", "in sync", "min", "start", "end", "bytes", "state"]
     cells = []
-    for name, row in rows:
+    for topic, row in rows:
         state = row.state + (f": {row.advice}" if row.advice else "")
         if row.adding_replicas or row.removing_replicas:
             state += f"; moving (+{_ids(row.adding_replicas) or 'none'} -{_ids(row.removing_replicas) or 'none'})"
         leader = row.leader if row.leader >= 0 else "none"
-        cell = [row.partition, leader, row.leader_epoch, _ids(row.replicas), _ids(row.isr), row.min_isr, state]
-        cells.append([name, *cell] if has_names else cell)
+        found = _log_of(topic, row, logs)
+        figures = ["-" if figure is None else figure for figure in (found.start_offset, found.end_offset, found.bytes)]
+        replicas = [_ids(row.replicas), _ids(row.isr)]
+        cell = [row.partition, leader, row.leader_epoch, *replicas, row.min_isr, *figures, state]
+        cells.append([topic.name, *cell] if has_names else cell)
     table.write(
         sys.stdout,
         ["topic", *headings] if has_names else headings,
         cells,
-        right=["partition", "leader", "epoch", "min"],
+        right=["partition", "leader", "epoch", "min", "start", "end", "bytes"],
     )
 
 
@@ -257,7 +270,7 @@ def run_delete(options: argparse.Namespace) -> int:
             # What is asked about is what is there: a name that is wrong is told before the question.
             checked = await admin.delete_topics(options.topic, validate_only=True)
             named = ", ".join(row.name for row in checked if not row.HasField("error"))
-            if named and not session.is_sure(options, f"Delete {named} and all records at {cluster.answered}?"):
+            if named and not await session.is_sure(options, f"Delete {named} and all records at {cluster.answered}?"):
                 return EXIT_REFUSED
         rows = await admin.delete_topics(options.topic, validate_only=options.validate_only)
         accepted = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,) if options.if_exists else ()

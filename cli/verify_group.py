@@ -1,20 +1,20 @@
 """`tidelog verify consume TOPIC --group G`: a member of a group that notes what it was given; several may run at once.
 
-It commits after each poll, and notes the commit when it is acknowledged. Ctrl-C ends it in order. Without --follow it
-ends when nothing has come for `IDLE_S`.
+It commits after each poll, and notes the commit when it is acknowledged. Ctrl-C or SIGTERM ends it in order. Without
+--follow it ends when nothing has come for `IDLE_S`.
 """
 
 import argparse
+import contextlib
 import json
 import secrets
-import signal
 import time
-from types import FrameType
 from typing import Any
 
 from tidelog.cli import session
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.main import EXIT_OK
+from tidelog.cli.stopping import stop_requested
 from tidelog.cli.verify import History, numbered, open_history
 from tidelog.client.consumer import Consumer
 from tidelog.client.consumer_errors import CommitFailedError, WakeupError
@@ -52,13 +52,8 @@ class _Member:
         with self._consumer as consumer:
             consumer.partitions_for(topic)  # a topic that is not there is told, not waited for
             consumer.subscribe([topic], on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._revoked)
-            before = signal.signal(signal.SIGINT, self._stop)
-            try:
+            with stop_requested(self._stop), contextlib.suppress(WakeupError):  # a signal ends it
                 self._poll_all()
-            except WakeupError:
-                pass  # Ctrl-C ends it
-            finally:
-                signal.signal(signal.SIGINT, before)
             held = sorted(consumer.assignment())
             self._recorder.drained({place.partition: consumer.position(place) for place in held})
         document: dict[str, Any] = {
@@ -75,9 +70,8 @@ class _Member:
             session.tell(f"{self._refused} commits were refused: the group had gone on without this member")
         return EXIT_OK
 
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+    def _stop(self, _number: int) -> None:
         self._is_stopped = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         self._consumer.wakeup()
 
     def _assigned(self, places: list[TopicPartition]) -> None:

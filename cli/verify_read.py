@@ -2,21 +2,20 @@
 
 Each partition is read from its start. Where a log was cut behind what had been read, that is noted, and reading goes on
 from there; any other position that the log does not have is an error. Without --follow it ends where the logs ended
-when it began. Ctrl-C ends it in order: what was given out is noted.
+when it began. Ctrl-C or SIGTERM ends it in order: what was given out is noted.
 """
 
 import argparse
 import json
 import secrets
-import signal
 import time
-from types import FrameType
 
 from tidelog.cli.channel import bootstrap_of
 from tidelog.cli.consume import PATIENCE_MS
 from tidelog.cli.main import EXIT_OK
 from tidelog.cli.progress import Progress
 from tidelog.cli.session import errors_told, timeout_setting
+from tidelog.cli.stopping import raise_for, stop_requested
 from tidelog.cli.verify import History, numbered, open_history
 from tidelog.client.consumer import Consumer
 from tidelog.client.consumer_errors import WakeupError
@@ -49,7 +48,7 @@ class _Reading:
         self._history = history
         self._name = secrets.token_hex(6)
         self._read = self._foreign = 0
-        self._is_stopped = False
+        self._signal: int | None = None
         self._starts: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, dict[str, int]] = {}
         """Where each log ended, and when that was asked, as a history notes it; nothing with --follow."""
@@ -63,26 +62,24 @@ class _Reading:
         consumer.assign(places)
         for place in places:
             consumer.seek(place, self._starts[place])
-        before = signal.signal(signal.SIGINT, self._stop)
-        try:
-            if not self._options.follow:
-                asked_ms = SystemClock().now_ms()
-                ends = consumer.end_offsets(*places)
-                self._ends = {place: {"log_end": ends[place], "asked_ms": asked_ms} for place in places}
-                self._left = places
-            self._read_all()
-        except WakeupError:
-            pass  # Ctrl-C ends it
-        finally:
-            signal.signal(signal.SIGINT, before)
-            self._tell()
-        if self._is_stopped and not self._options.follow:
-            raise KeyboardInterrupt
+        with stop_requested(self._stop):
+            try:
+                if not self._options.follow:
+                    asked_ms = SystemClock().now_ms()
+                    ends = consumer.end_offsets(*places)
+                    self._ends = {place: {"log_end": ends[place], "asked_ms": asked_ms} for place in places}
+                    self._left = places
+                self._read_all()
+            except WakeupError:
+                pass  # a signal ends it
+            finally:
+                self._tell()
+        if self._signal is not None and not self._options.follow:
+            raise_for(self._signal)
         return EXIT_OK
 
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._is_stopped = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def _stop(self, number: int) -> None:
+        self._signal = number
         self._consumer.wakeup()
 
     def _read_all(self) -> None:
@@ -99,7 +96,7 @@ class _Reading:
                     raise CallTimeoutError(f"nothing more of {self._options.topic} could be read in {PATIENCE_MS} ms")
 
     def _is_over(self) -> bool:
-        if self._is_stopped or (self._options.records is not None and self._read >= self._options.records):
+        if self._signal is not None or (self._options.records is not None and self._read >= self._options.records):
             return True
         if self._options.follow:
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidelog.client.arrow import NAMES, Part, arrow, schema_of, table_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 BOOTSTRAP = "localhost:9292"
+OnRead = Callable[[int, int], None]
 STALL_S = 60.0
 _POLL_MS = 500
 
@@ -45,6 +46,27 @@ def read_arrow(
     timestamp is at or after the one and before the other. Without them all there is. `partitions` are numbers; without
     them all. Within a partition records stand in their order. `options` are those of a consumer. Needs pyarrow.
     """
+    return read_topic(
+        topic, since, until, partitions=partitions, columns=columns, bootstrap=bootstrap, on_read=_ignore, **options
+    )
+
+
+def _ignore(_done: int, _total: int) -> None:
+    pass
+
+
+def read_topic(
+    topic: str,
+    since: When | None,
+    until: When | None,
+    *,
+    partitions: Iterable[int] | None,
+    columns: Sequence[str] | None,
+    bootstrap: object,
+    on_read: OnRead,
+    **options: Any,
+) -> pyarrow.Table:
+    """`read_arrow` that calls `on_read(done, total)`, in offsets, after every poll."""
     chosen = schema_of(columns).names
     now_ms = SystemClock().now_ms()
     bounds = [None if when is None else time_ms(when, now_ms) for when in (since, until)]
@@ -58,7 +80,7 @@ def read_arrow(
             # Nothing before the first record of that time is as young; what follows may be older, and is left out.
             first = consumer.offsets_for_times(dict.fromkeys(names, bounds[0]))
             starts |= {name: ends[name] if found is None else found.offset for name, found in first.items()}
-        parts = _read(consumer, starts, {name: end for name, end in ends.items() if starts[name] < end})
+        parts = _read(consumer, starts, {name: end for name, end in ends.items() if starts[name] < end}, on_read)
     needed = [name for name in NAMES if name in chosen or name == "timestamp"]
     table = table_of(parts, chosen if bounds == [None, None] else needed)
     return _within(table, *bounds).select(chosen)
@@ -79,13 +101,16 @@ def _within(table: pyarrow.Table, since_ms: int | None, until_ms: int | None) ->
     return table.filter(wanted)
 
 
-def _read(consumer: Consumer, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> list[Part]:
+def _read(
+    consumer: Consumer, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int], on_read: OnRead
+) -> list[Part]:
     """From the starts to the ends of these, each partition in one go."""
     consumer.assign(ends)
     for name in ends:
         consumer.seek(name, starts[name])
     found: dict[TopicPartition, list[Part]] = {name: [] for name in ends}
     left = dict(ends)
+    total = sum(end - starts[name] for name, end in ends.items())
     moved_s = time.monotonic()
     while left:
         parts = consumer.poll_parts(_POLL_MS)
@@ -96,6 +121,7 @@ def _read(consumer: Consumer, starts: dict[TopicPartition, int], ends: dict[Topi
             cut = min(end, bisect_left(columns.offsets, ends[name]))
             if cut > start:
                 found[name].append((topic, number, columns, start, cut))
+        on_read(total - sum(max(0, end - consumer.position(name)) for name, end in left.items()), total)
         for name in [name for name, end in left.items() if consumer.position(name) >= end]:
             del left[name]
             consumer.pause(name)

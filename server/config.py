@@ -46,8 +46,20 @@ from tidelog.server.listeners import (
 from tidelog.server.settings_table import ALIASES, BROKER, CONTROLLER, TABLE, Kind, Setting, Value
 
 _UNITS = {
-    "ms": {"ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000},
-    "bytes": {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 1000, "mb": 10**6, "gb": 10**9},
+    "ms": {"ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000},
+    "s": {"s": 1, "min": 60, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800},
+    "min": {"min": 1, "m": 1, "h": 60, "d": 1_440, "w": 10_080},
+    "bytes": {
+        "b": 1,
+        "kb": 1000,
+        "mb": 10**6,
+        "gb": 10**9,
+        "tb": 10**12,
+        "kib": 1 << 10,
+        "mib": 1 << 20,
+        "gib": 1 << 30,
+        "tib": 1 << 40,
+    },
 }
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _WITH_UNIT = re.compile(r"([0-9]{1,18})\s*([A-Za-z]{1,3})")

@@ -27,7 +27,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield made
 
 
-def on_terminal(cluster: LocalCluster, *arguments: str) -> tuple[str, str]:
+def on_terminal(cluster: LocalCluster, *arguments: str, stdin: Path | None = None) -> tuple[str, str]:
     """(stdout, what the terminal of stderr has got)."""
     ours, theirs = os.openpty()
     shown: list[bytes] = []
@@ -42,9 +42,10 @@ def on_terminal(cluster: LocalCluster, *arguments: str) -> tuple[str, str]:
     reading = threading.Thread(target=read)
     reading.start()
     try:
+        source = os.open(os.devnull if stdin is None else stdin, os.O_RDONLY)
         done = subprocess.run(
             [sys.executable, "-m", "tidelog", *arguments, "--output", "json"],
-            stdin=subprocess.DEVNULL,
+            stdin=source,
             stdout=subprocess.PIPE,
             stderr=theirs,
             text=True,
@@ -53,6 +54,7 @@ def on_terminal(cluster: LocalCluster, *arguments: str) -> tuple[str, str]:
             env={**os.environ, "TIDELOG_BOOTSTRAP": cluster.bootstrap, "TERM": "xterm", "PYTHONSAFEPATH": "1"},
         )
     finally:
+        os.close(source)
         os.close(theirs)
         reading.join()
         os.close(ours)
@@ -77,3 +79,21 @@ def test_a_verification_shows_how_far_it_is(cluster: LocalCluster, tmp_path: Pat
     out, said = on_terminal(cluster, "verify", "consume", "numbers", "--history", path)
     assert json.loads(out)
     assert re.search(r"\rreading \[#+\] 100%  300 of 300 records", said), said
+
+
+def test_a_file_that_is_sent_and_a_topic_that_is_read_show_how_far_they_are(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with tidelog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic("lines", partitions=1, replication_factor=1)
+    path = tmp_path / "lines"
+    path.write_text("".join(f"{number}\n" for number in range(1000)))
+    out, said = on_terminal(cluster, "produce", "lines", stdin=path)
+    assert json.loads(out)["records"] == 1000
+    assert re.search(r"\rproducing \[#+\] 100%  0.0 of 0.0 MB", said), said
+    out, said = on_terminal(cluster, "consume", "lines", "--from-beginning", "--exit-at-end")
+    assert json.loads(out)["count"] == 1000
+    assert re.search(r"\rreading \[#+\] 100%  1,000 of 1,000 records", said), said
+    out, said = on_terminal(cluster, "query", "select count(*) n from lines")
+    assert json.loads(out)["rows"] == [{"n": 1000}]
+    assert re.search(r"\rreading lines \[[#.]+\] +\d+%  [\d,]+ of 1,000 records", said), said

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.cli import main as cli
+from tidelog.cli import stdin_chunks
 from tidelog.cli.bench_figures import percentile, times_document
 from tidelog.cli.bench_raw import made_batch
 from tidelog.cli.consume import record_document, text_of, timestamp_of
@@ -19,7 +20,6 @@ from tidelog.cli.elections import loss_lines
 from tidelog.cli.main import WrongCallError
 from tidelog.cli.produce import InputError, Line, LineReader
 from tidelog.cli.reassign import read_plan
-from tidelog.cli.stdin_chunks import lines
 from tidelog.cli.topics import partition_filter
 from tidelog.cli.verify import Stand
 from tidelog.client.cluster import ClusterClient
@@ -37,7 +37,22 @@ NOBODY = "127.0.0.1:1"
     ("arguments", "message"),
     [
         (["consume", "t", "--offset", "3"], "a number as --offset belongs to a --partition"),
-        (["consume", "t", "--max-messages", "-1"], "--max-messages -1: from 0 on"),
+        (["consume", "t", "--max-messages", "-1"], "argument --max-messages: -1: it is 0 at least"),
+        (["consume"], "give names of topics, or --pattern REGEX that matches them, and not both"),
+        (["consume", "t", "--pattern", "x"], "give names of topics, or --pattern REGEX"),
+        (["consume", "--pattern", "("], "--pattern '(': no regular expression"),
+        (["consume", "a", "b", "--partition", "0"], "--partition goes with one topic"),
+        (["consume", "t", "--format", "%q"], "--format: '%q' is no field; there are %t topic, %p partition"),
+        (["consume", "t", "--format", "a%"], "--format: '%' is no field"),
+        (["consume", "t", "--format", "\\q"], "is no escape; there are \\n, \\t"),
+        (["consume", "t", "--format", "%v", "--keys"], "--format says all that is printed"),
+        (["consume", "t", "--last", "-1"], "argument --last: -1: it is 0 at least"),
+        (["consume", "t", "--last", "5", "--group", "g"], "--last does not go with --group"),
+        (["topics", "create", "t", "--partitions", "-1"], "argument --partitions: -1: it is 1 at least"),
+        (["topics", "create", "t", "--partitions", "0"], "argument --partitions: 0: it is 1 at least"),
+        (["topics", "create", "t", "--partitions", "many"], "argument --partitions: 'many' is no whole number"),
+        (["topics", "create", "t", "--replication-factor", "0"], "argument --replication-factor: 0: it is 1 at least"),
+        (["topics", "alter", "t", "--partitions", "0"], "argument --partitions: 0: it is 1 at least"),
         (["configs", "alter", "--topic", "t"], "nothing to change"),
         (["configs", "alter", "--topic", "t", "--set", "retention.ms"], "--set 'retention.ms': KEY=VALUE"),
         (["configs", "describe", "--broker", "one"], "--broker 'one': the id of a broker"),
@@ -49,6 +64,10 @@ NOBODY = "127.0.0.1:1"
         (["elect-leaders", "--all", "--partition", "1"], "--partition belongs to a --topic"),
         (["produce", "t", "--input", "json", "--key-separator", ":"], "--key-separator is for lines"),
         (["produce", "t", "--timeout-ms", "0"], "--timeout-ms 0: above 0"),
+        (["produce", "t", "--file", "nowhere.bin"], "--file nowhere.bin: No such file or directory"),
+        (["produce", "t", "--file", "/"], "--file /: is a directory"),
+        (["produce", "t", "--file", "x", "--input", "json"], "--file sends files as they are"),
+        (["produce", "t", "--key", "k", "--key-separator", ":"], "--key is the key of every record"),
         (["reassign", "execute", "--plan", "nowhere.json"], "--plan nowhere.json: no such file"),
         (["reassign", "plan", "--brokers", "1,b"], "--brokers '1,b': ids, like 1,2,3"),
         (["verify", "check", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
@@ -105,7 +124,7 @@ def test_objects_have_keys_headers_partitions_and_bytes() -> None:
     full = {"value": {"a": 1}, "key": {"base64": "AP8="}, "headers": {"h": None}, "partition": 3, "timestamp": 5}
     assert reader.read(json.dumps(full).encode()) == Line(b'{"a":1}', b"\x00\xff", (("h", None),), 3, 5)
     record = Record(7, 5, b"k", b"\xff", (("h", b"1"), ("h", b"2")))
-    again = reader.read(json.dumps(record_document(1, record)).encode())
+    again = reader.read(json.dumps(record_document("t", 1, record)).encode())
     assert again == Line(b"\xff", b"k", (("h", b"1"), ("h", b"2")), 1, 5), "what consume prints can be sent again"
 
 
@@ -136,25 +155,55 @@ def test_a_line_without_the_separator_is_told() -> None:
 def read_lines(fd: int, write: Callable[[], None]) -> list[bytes]:
     async def job() -> list[bytes]:
         asyncio.get_running_loop().call_later(0.01, write)
-        return [line async for rows in lines(fd) for line in rows]
+        return [line async for rows in stdin_chunks.LineReader(fd).batches() for line in rows]
 
     return asyncio.run(job())
 
 
-def test_stdin_is_read_line_by_line_from_pipes_and_files(tmp_path: Path) -> None:
+def test_only_the_line_feed_is_taken_from_a_line_of_a_pipe_or_a_file(tmp_path: Path) -> None:
     source, sink = os.pipe()
 
     def write() -> None:
         os.write(sink, b"one\r\ntw")
-        os.write(sink, b"o\n\nlast")
+        os.write(sink, b"o\n\n\x00\xff\rlast\r")
         os.close(sink)
 
-    assert read_lines(source, write) == [b"one", b"two", b"", b"last"]
+    assert read_lines(source, write) == [b"one\r", b"two", b"", b"\x00\xff\rlast\r"]
     os.close(source)
     path = tmp_path / "lines"
     path.write_bytes(b"a\nb\n")
     with path.open("rb") as file:
         assert read_lines(file.fileno(), lambda: None) == [b"a", b"b"]
+
+
+def test_a_lone_line_of_a_pipe_arrives_while_the_pipe_is_open_and_the_loop_runs() -> None:
+    source, sink = os.pipe()
+
+    async def job() -> None:
+        reader = stdin_chunks.LineReader(source)
+        batches = reader.batches()
+        for number in range(3):
+            os.write(sink, b"%d\n" % number)
+            async with asyncio.timeout(10):
+                assert await anext(batches) == [b"%d" % number]
+        # Nothing has arrived: the loop must run while the next line is awaited, and `stop` must end the wait.
+        os.write(sink, b"half")
+        asyncio.get_running_loop().call_later(0.05, reader.stop)
+        async with asyncio.timeout(10):
+            assert [rows async for rows in batches] == []
+        assert reader.incomplete_bytes in (0, 4)
+
+    asyncio.run(job())
+    os.close(sink)
+    os.close(source)
+
+
+def test_a_line_that_no_record_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stdin_chunks, "LINE_BYTES_MAX", 10)
+    path = tmp_path / "lines"
+    path.write_bytes(b"short\n" + b"x" * 11)
+    with path.open("rb") as file, pytest.raises(stdin_chunks.LineTooLongError, match="more than 10 bytes"):
+        read_lines(file.fileno(), lambda: None)
 
 
 # What is printed.

@@ -1,11 +1,13 @@
 """The frame of the command: exit codes, one-line errors, quiet endings."""
 
+import io
 import os
 import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -211,6 +213,46 @@ class TestTable:
             return [[number] for number in range(1000)]
 
         assert len(list(table.lines(["n"], rows()))) == 1001
+
+    ROWS: ClassVar = [[1, "controller, broker", "host-one:9192"], [22222, "broker", "host-two:9192"]]
+
+    @pytest.mark.parametrize("width", range(20, 60))
+    def test_a_table_is_never_wider_than_asked_for_and_loses_nothing(self, width: int) -> None:
+        found = list(table.lines(["node", "what it is", "address"], self.ROWS, right=["node"], width=width))
+        assert max(map(len, found)) <= width
+        every = "nodewhat it isaddress1controller, brokerhost-one:919222222brokerhost-two:9192"
+        if found[0].startswith(" node"):  # no paragraphs, which repeat the headings
+            assert sorted("".join("".join(found).split())) == sorted("".join(every.split()))
+
+    def test_cells_of_text_continue_below_and_figures_stay_whole(self) -> None:
+        found = list(table.lines(["node", "what it is", "address"], self.ROWS, right=["node"], width=33))
+        assert found == [
+            " node  what it is   address",
+            "    1  controller,  host-one:9192",
+            "       broker",
+            "22222  broker       host-two:9192",
+        ]
+
+    def test_a_heading_is_cut_before_a_row_becomes_a_paragraph(self) -> None:
+        headings, row = ["partition", "replicas", "bytes"], [0, "1,2", 100]
+        assert list(table.lines(headings, [row], right=["partition", "bytes"], width=20)) == [
+            "parti…  repl…  bytes",
+            "     0  1,2      100",
+        ]
+        wide = [*headings, "another one"]
+        assert list(table.lines(wide, [[*row, "x" * 8]], right=["partition", "bytes"], width=24)) == [
+            "partition: 0",
+            "replicas: 1,2",
+            "bytes: 100",
+            "another one: xxxxxxxx",
+        ]
+
+    def test_the_width_is_that_of_columns_or_of_the_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+        plain = io.StringIO()
+        assert table.width_of(plain) is None, "a file has no width"
+        monkeypatch.setenv("COLUMNS", "60")
+        assert table.width_of(plain) == 60
 
     def test_a_terminal_gets_a_bold_heading_unless_no_color_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("NO_COLOR", raising=False)

@@ -1,0 +1,107 @@
+"""Examples that stand at the end of every `--help`, by command. A test parses each of them with the real grammar."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("tidelog dev", "tidelog topics create orders --partitions 6", "echo hello | tidelog produce orders"),
+    "demo": ("tidelog demo", "tidelog demo --records 100000 --data demo-data"),
+    "demo log": ("tidelog demo log --records 2000 --data demo",),
+    "demo spark": ("tidelog demo spark",),
+    "log": ("tidelog log dump /var/lib/tidelog/1 --verify",),
+    "log dump": (
+        "tidelog log dump /var/lib/tidelog/1 --verify",
+        "tidelog log dump 00000000000000000000.log --records --output json",
+    ),
+    "storage": ("tidelog storage random-uuid", "tidelog storage info --config node.toml"),
+    "storage format": (
+        'tidelog storage format --config node.toml --cluster-id "$(tidelog storage random-uuid)" --standalone',
+    ),
+    "storage random-uuid": ("tidelog storage random-uuid",),
+    "storage info": ("tidelog storage info --config node.toml",),
+    "config": ("tidelog config check --config node.toml",),
+    "config check": ("tidelog config check --config node.toml",),
+    "config show": ("tidelog config show --config node.toml --all",),
+    "metadata": ("tidelog metadata show /topics/orders",),
+    "metadata show": (
+        "tidelog metadata show /topics/orders",
+        "tidelog metadata show / --data /var/lib/tidelog/1 --output json",
+    ),
+    "metadata dump": ("tidelog metadata dump --data /var/lib/tidelog/1",),
+    "quorum": ("tidelog quorum describe",),
+    "quorum describe": ("tidelog quorum describe --bootstrap host1:9292,host2:9292",),
+    "quorum add": ("tidelog quorum add --node-id 4 --directory-id Zm9vYmFyYmF6cXV1eHF1dQ --endpoint host4:9192",),
+    "quorum update-voter": (
+        "tidelog quorum update-voter --node-id 2 --directory-id Zm9vYmFyYmF6cXV1eHF1dQ --endpoint host2:9192",
+    ),
+    "quorum remove": ("tidelog quorum remove --node-id 4",),
+    "server": ("tidelog server --config /etc/tidelog/1.toml",),
+    "dev": ("tidelog dev", "tidelog dev --nodes 3 --ephemeral", "tidelog dev --data my-data --port-offset 100"),
+    "topics": ("tidelog topics create orders --partitions 6", "tidelog topics describe orders"),
+    "topics create": (
+        "tidelog topics create orders --partitions 6 --replication-factor 3 --config retention.ms=7d",
+        "tidelog topics create orders --replica-assignment 1:2:3,2:3:1",
+    ),
+    "topics list": ("tidelog topics list --exclude-internal",),
+    "topics describe": ("tidelog topics describe orders", "tidelog topics describe --under-replicated"),
+    "topics alter": ("tidelog topics alter orders --partitions 12",),
+    "topics delete": ("tidelog topics delete orders --yes",),
+    "configs": (
+        "tidelog configs describe --topic orders",
+        "tidelog configs alter --topic orders --set retention.ms=7d",
+    ),
+    "configs describe": ("tidelog configs describe --topic orders --all", "tidelog configs describe --broker 1"),
+    "configs alter": (
+        "tidelog configs alter --topic orders --set retention.ms=7d --set segment.bytes=64MiB",
+        "tidelog configs alter --cluster --set log.retention.ms=7d",
+    ),
+    "produce": (
+        "tail -f app.log | tidelog produce logs",
+        "echo 'alice:+10' | tidelog produce orders --key-separator :",
+        "tidelog produce pictures --file cat.png --key cat",
+        "tidelog consume orders --from-beginning --exit-at-end --output jsonl | tidelog produce copies --input json",
+    ),
+    "consume": (
+        "tidelog consume orders --from-beginning --max-messages 10",
+        "tidelog consume orders payments --last 5 --exit-at-end --format '%t %k %v %o\\n'",
+        "tidelog consume --pattern 'orders-.*' --group billing",
+    ),
+    "query": ('tidelog query "select decode(key) who, count(*) n from orders group by who" --since 1h',),
+    "groups": ("tidelog groups list", "tidelog groups describe billing"),
+    "groups list": ("tidelog groups list --state stable",),
+    "groups describe": ("tidelog groups describe billing",),
+    "groups reset-offsets": (
+        "tidelog groups reset-offsets billing --topic orders --to-earliest",
+        "tidelog groups reset-offsets billing --all-topics --by-duration 1h --execute",
+    ),
+    "groups delete": ("tidelog groups delete billing --yes",),
+    "groups delete-offsets": ("tidelog groups delete-offsets billing --topic orders:0,1",),
+    "groups remove-members": ("tidelog groups remove-members billing --all",),
+    "brokers": ("tidelog brokers list",),
+    "brokers list": ("tidelog brokers list --output json",),
+    "brokers describe": ("tidelog brokers describe 1",),
+    "brokers drain": ("tidelog brokers drain 3", "tidelog brokers drain 3 --undo"),
+    "brokers move-replicas": ("tidelog brokers move-replicas 1 --topic orders --directory /disk2/tidelog",),
+    "reassign": ("tidelog reassign plan --save plan.json", "tidelog reassign execute --plan plan.json --wait"),
+    "reassign plan": ("tidelog reassign plan --topic orders --brokers 1,2,3,4 --save plan.json",),
+    "reassign execute": ("tidelog reassign execute --plan plan.json --throttle 50000000 --wait",),
+    "reassign status": ("tidelog reassign status",),
+    "reassign cancel": ("tidelog reassign cancel --plan plan.json",),
+    "elect-leaders": ("tidelog elect-leaders --all", "tidelog elect-leaders --topic orders --partition 0"),
+    "delete-records": (
+        "tidelog delete-records orders --partition 0 --before 1000",
+        "tidelog delete-records orders --before end",
+    ),
+    "verify": ("tidelog verify produce numbers --records 1000 --history run.jsonl", "tidelog verify check run.jsonl"),
+    "verify produce": ("tidelog verify produce numbers --records 1000 --history run.jsonl",),
+    "verify consume": ("tidelog verify consume numbers --history run.jsonl",),
+    "verify check": ("tidelog verify check run.jsonl",),
+    "bench": ("tidelog bench produce --seconds 10",),
+    "bench produce": ("tidelog bench produce --seconds 10 --record-bytes 1000",),
+    "bench consume": ("tidelog bench consume --seconds 10 --arrow",),
+    "bench latency": ("tidelog bench latency --rate 100",),
+    "bench failover": ("tidelog bench failover --rounds 5", "tidelog bench failover --watch --seconds 60"),
+    "completion": ("source <(tidelog completion bash)", "tidelog completion fish | source"),
+}
+
+
+def examples_of(program: str) -> tuple[str, ...]:
+    """Of a command by its full name, like "tidelog topics create"."""
+    return EXAMPLES.get(program.removeprefix("tidelog").strip(), ())
