@@ -115,7 +115,7 @@ class ClassicRounds:
         return reply
 
     async def heartbeat(self, group_id: str, **fields: Any) -> None:
-        await self.mixed.thawed(group_id)
+        # Answered also while the group is frozen: it changes nothing, and a conversion may wait for replicas for long.
         if self.mixed.has_members(group_id):
             self.mixed.heartbeat(group_id, **fields)
             return

@@ -4,10 +4,10 @@
     a consumer member joins a classic group with members --> freeze its rounds --> machine --> drop the rounds
     the last consumer member is gone                     --> machine --> load the rounds, which begin with a rebalance
 
-While a group is converted its rounds are frozen: requests for them wait, deadlines do not count. So what the machine is
-given of the rounds is true until the conversion has committed or failed; the client that asked for it may be gone by
-then. A conversion that fails changes nothing, and the rounds go on. Requests that were dispatched to the protocol that
-the group had are dispatched again (`GroupMigratedError`).
+While a group is converted its rounds are frozen: requests that would change them wait, deadlines do not count. What the
+machine is given of the rounds is true until the conversion has committed or failed; the client that asked for it may be
+gone by then. A conversion that fails changes nothing, and the rounds go on. Requests that were dispatched to the
+protocol that the group had are dispatched again (`GroupMigratedError`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tidelog.coordinator.migration import check_upgrade, is_downgrade_due
 from tidelog.coordinator.requests import JOIN_EPOCH, Heartbeat, HeartbeatReply, LiveClassicGroup
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.model.errors import PolicyViolationError, TidelogError
-from tidelog.model.group_errors import CoordinatorNotAvailableError
+from tidelog.model.group_errors import CoordinatorNotAvailableError, RebalanceInProgressError
 
 if TYPE_CHECKING:
     from tidelog.coordinator.shard import Shard, ShardHost
@@ -89,9 +89,10 @@ class MixedGroups:
         group = self._shard.state.group(group_id)
         try:
             classic_members.heartbeat(group, group_id, member_id, instance_id, generation)
-        finally:
-            if group is not None and member_id in group.members and group.members[member_id].is_classic:
-                self._heard(group_id, member_id)
+        except RebalanceInProgressError:
+            self._heard(group_id, member_id)
+            raise
+        self._heard(group_id, member_id)
 
     def _heard(self, group_id: str, member_id: str) -> None:
         """The member lives; if the group waits for it to join or to sync, its rebalance timeout runs."""

@@ -230,3 +230,50 @@ def test_tidelog_consumers_and_classic_kafka_clients_share_a_group(cluster: Loca
         for member in members:
             member.stop()
     assert not owners.overlaps
+
+
+def kill_coordinator(cluster: LocalCluster, group: str, kind: str) -> int:
+    """Of a group that is of this kind; which node it was."""
+    until(lambda: kind_of(cluster, group) == kind, f"the group is of the kind {kind}")
+    with tidelog.Admin(cluster.bootstrap) as admin:
+        node = int(admin.describe_group(group).coordinator)
+    cluster.kill(node)
+    return node
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=3) as made:
+        yield from prepared(made)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("old", [Eager, Cooperative], ids=["eager", "cooperative"])
+def test_the_coordinator_is_killed_while_a_group_changes_its_protocol(
+    old: type[Member], own_cluster: LocalCluster
+) -> None:
+    """Once while members of both protocols share it, once when it has just become a classic group again."""
+    cluster, name = own_cluster, "killed-coordinator"
+    topic, owners = make_topic(cluster, name, PARTITIONS), Owners()
+    load = Load(cluster, topic)
+    members: list[Member] = [old(cluster, name, topic, owners=owners) for _ in range(2)]
+    everybody = list(members)
+    try:
+        until_shared(members, PARTITIONS)
+        members.append(NewProtocol(cluster, name, topic, owners=owners))
+        everybody.append(members[-1])
+        node = kill_coordinator(cluster, name, "consumer")
+        until_shared(members, PARTITIONS, timeout_s=2 * DEADLINE_S)
+        cluster.start(node)
+        members.pop().stop()
+        node = kill_coordinator(cluster, name, "classic")
+        until_shared(members, PARTITIONS, timeout_s=2 * DEADLINE_S)
+        cluster.start(node)
+        load.stop()
+        until_read(everybody, load.values)
+        until_committed(cluster, name)
+    finally:
+        load.stop()
+        for member in members:
+            member.stop()
+    assert not owners.overlaps

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from random import Random
 from typing import Any
 
 import pytest
-from group_cluster import GroupCluster
+from group_cluster import BROKERS, GroupCluster
 from mixed_model import encode_subscription
 from replication_cluster import RunningBroker
 
@@ -19,6 +20,7 @@ from tidelog.coordinator.state import validate
 from tidelog.model.errors import TidelogError, UnknownOutcomeError
 from tidelog.model.group_errors import (
     GroupFullError,
+    IllegalGenerationError,
     MemberIdRequiredError,
     NotCoordinatorError,
     RebalanceInProgressError,
@@ -295,14 +297,15 @@ def test_requests_that_wait_for_a_conversion_hear_that_the_coordinator_has_gone(
             upgrade = asyncio.ensure_future(found.groups.heartbeat(request))
             await asyncio.sleep(0.1)
             assert shard.rounds.mixed.is_frozen(GROUP)
-            beat = asyncio.ensure_future(one.beat(found.groups))
+            await one.beat(found.groups)
+            join = asyncio.ensure_future(one.join(found.groups))
             await asyncio.sleep(0.1)
-            assert not beat.done()
+            assert not join.done(), "it would change the rounds"
             found.replicas.end_role(shard.leading.replica)
             with pytest.raises(UnknownOutcomeError):
                 await upgrade
             with pytest.raises(NotCoordinatorError):
-                await beat
+                await join
             assert not shard.rounds.mixed.is_frozen(GROUP)
 
         cluster.on_broker(leader, work)
@@ -347,3 +350,89 @@ def test_a_consumer_that_dies_leaves_classic_members_a_classic_group() -> None:
         until_shared(cluster, [one], [])
 
     run(7, job)
+
+
+class Storm:
+    """Classic clients, members on streams and coordinators come, go and die."""
+
+    def __init__(self, cluster: GroupCluster, seed: int) -> None:
+        self.cluster = cluster
+        self.random = Random(seed)
+        self.clients: list[Client] = []
+        self.members: list[Any] = []
+        self.kinds: set[str] = set()
+
+    def step(self) -> None:
+        cluster, choice = self.cluster, self.random.random()
+        if choice < 0.15 and len(self.clients) < 3:
+            self.clients.append(Client(cooperative=self.random.random() < 0.5))
+        elif choice < 0.3 and len(self.members) < 2:
+            member = cluster.member(GROUP, "orders", join=False)
+            member.begin()
+            self.members.append(member)
+        elif choice < 0.4 and self.members:
+            self.members.pop().kill()
+        elif choice < 0.5 and self.clients:
+            self.clients.pop(0)  # without a word: its session ends
+        elif choice < 0.65 and len(cluster.brokers) == len(BROKERS):
+            cluster.kill(NodeId(cluster.coordinator(GROUP)))
+        elif len(cluster.brokers) < len(BROKERS):
+            cluster.start_brokers(*(broker for broker in BROKERS if NodeId(broker) not in cluster.brokers), wait=False)
+        self.follow()
+        cluster.world.run_for(self.random.choice((0.05, 0.5, 2.0)))
+        self.check()
+
+    def follow(self) -> None:
+        """All clients at once; what they cannot do now they do in the next step."""
+
+        async def one(service: GroupService, client: Client) -> None:
+            try:
+                async with asyncio.timeout(4):
+                    await (client.follow(service) if client.generation >= 0 else client.rejoin(service))
+            except (UnknownMemberIdError, IllegalGenerationError):
+                client.member_id, client.generation, client.held = "", -1, []
+            except (TidelogError, TimeoutError):
+                pass
+
+        async def work(found: RunningBroker) -> None:
+            await asyncio.gather(*(one(found.groups, client) for client in self.clients))
+
+        self.cluster.on_broker(self.cluster.coordinator(GROUP), work, timeout=120)
+
+    def check(self) -> None:
+        state = self.cluster.shard(GROUP).state
+        validate(state)
+        group = state.group(GROUP)
+        if group is not None:
+            protocols = {member.is_classic for member in group.members.values()}
+            self.kinds.add("mixed" if len(protocols) > 1 else group.kind)
+
+    def heal(self) -> None:
+        cluster = self.cluster
+        missing = [broker for broker in BROKERS if NodeId(broker) not in cluster.brokers]
+        if missing:
+            cluster.start_brokers(*missing)
+        if not self.clients:
+            self.clients.append(Client())
+
+        def is_shared() -> bool:
+            self.follow()
+            held = [number for client in self.clients for number in client.held]
+            held += [number for member in self.members for _, number in member.owned]
+            return sorted(held) == list(range(PARTITIONS))
+
+        eventually(cluster, is_shared)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_storm_over_a_mixed_group_ends_with_one_owner_for_each_partition(seed: int) -> None:
+    with GroupCluster(seed=100 + seed, offsets_partitions=1) as cluster:
+        cluster.topic("orders", partitions=PARTITIONS)
+        cluster.set_cluster("group.initial.rebalance.delay.ms", "100")
+        storm = Storm(cluster, seed)
+        for _ in range(30):
+            storm.step()
+        storm.heal()
+        storm.check()
+        assert "mixed" in storm.kinds
+        cluster.check()
