@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -17,8 +18,9 @@ from tidelog.coordinator.consumer_protocol import encode_assignment, parse_assig
 from tidelog.coordinator.requests import Heartbeat, OffsetToCommit
 from tidelog.coordinator.service import GroupService
 from tidelog.coordinator.state import validate
-from tidelog.model.errors import TidelogError, UnknownOutcomeError
+from tidelog.model.errors import RequestTimedOutError, TidelogError, UnknownOutcomeError
 from tidelog.model.group_errors import (
+    CoordinatorNotAvailableError,
     GroupFullError,
     IllegalGenerationError,
     MemberIdRequiredError,
@@ -89,6 +91,18 @@ class Client:
             member_epoch=self.generation,
         )
         return next(iter(done.values()))
+
+
+def new_consumer(service: GroupService) -> Heartbeat:
+    return Heartbeat(
+        group=GROUP,
+        member_id="new",
+        member_epoch=0,
+        view=service.view,
+        now_ms=service.now_ms(),
+        topics=("orders",),
+        owned=frozenset(),
+    )
 
 
 def on(cluster: GroupCluster, broker: int, job: Job) -> Any:
@@ -223,17 +237,7 @@ def test_joins_that_wait_for_a_round_are_answered_by_the_consumer_group() -> Non
             again = asyncio.ensure_future(one.rejoin(service))
             await asyncio.sleep(0.5)
             assert not waiting.done(), "the round waits for the other one"
-            topics = ("orders",)
-            request = Heartbeat(
-                group=GROUP,
-                member_id="new",
-                member_epoch=0,
-                view=service.view,
-                now_ms=service.now_ms(),
-                topics=topics,
-                owned=frozenset(),
-            )
-            reply = await service.heartbeat(request)
+            reply = await service.heartbeat(new_consumer(service))
             assert reply.member_epoch > 0
             await waiting
             await again
@@ -252,15 +256,7 @@ def test_an_upgrade_that_is_refused_leaves_the_rounds_as_they_were() -> None:
         on(cluster, leader, lambda service: begin(service, one, two))
 
         async def work(service: GroupService) -> None:
-            request = Heartbeat(
-                group=GROUP,
-                member_id="new",
-                member_epoch=0,
-                view=service.view,
-                now_ms=service.now_ms(),
-                topics=("orders",),
-                owned=frozenset(),
-            )
+            request = new_consumer(service)
             for _ in range(2):
                 with pytest.raises(GroupFullError):
                     await service.heartbeat(request)
@@ -285,16 +281,7 @@ def test_requests_that_wait_for_a_conversion_hear_that_the_coordinator_has_gone(
                 cluster.kill(broker)
 
         async def work(found: RunningBroker) -> None:
-            request = Heartbeat(
-                group=GROUP,
-                member_id="new",
-                member_epoch=0,
-                view=found.groups.view,
-                now_ms=found.groups.now_ms(),
-                topics=("orders",),
-                owned=frozenset(),
-            )
-            upgrade = asyncio.ensure_future(found.groups.heartbeat(request))
+            upgrade = asyncio.ensure_future(found.groups.heartbeat(new_consumer(found.groups)))
             await asyncio.sleep(0.1)
             assert shard.rounds.mixed.is_frozen(GROUP)
             await one.beat(found.groups)
@@ -311,6 +298,40 @@ def test_requests_that_wait_for_a_conversion_hear_that_the_coordinator_has_gone(
         cluster.on_broker(leader, work)
 
     run(5, job)
+
+
+def test_an_upgrade_that_cannot_be_stored_leaves_a_classic_group_and_succeeds_later() -> None:
+    def job(cluster: GroupCluster, leader: int) -> None:
+        one = Client(session_timeout_ms=120_000)
+        on(cluster, leader, lambda service: begin(service, one))
+        shard = cluster.shard(GROUP)
+        others = [broker for broker in list(cluster.brokers) if broker != leader]
+        for broker in others:
+            cluster.kill(broker)
+        cluster.until(lambda: len(shard.leading.replica.partition.isr) == 1, timeout=60)
+
+        async def refused(service: GroupService) -> None:
+            with pytest.raises((CoordinatorNotAvailableError, RequestTimedOutError)):
+                await service.heartbeat(new_consumer(service))
+            await one.beat(service)
+            assert service.describe_group(GROUP).kind == "classic"
+
+        on(cluster, leader, refused)
+        cluster.start_brokers(*others)
+
+        async def upgrade(service: GroupService) -> None:
+            with suppress(CoordinatorNotAvailableError, RequestTimedOutError):
+                await service.heartbeat(new_consumer(service))
+
+        def is_upgraded() -> bool:
+            on(cluster, leader, upgrade)
+            return cluster.describe(GROUP).type == "consumer"
+
+        eventually(cluster, is_upgraded)
+        assert not shard.rounds.mixed.is_frozen(GROUP)
+        on(cluster, leader, one.follow)
+
+    run(8, job)
 
 
 def test_a_classic_member_of_a_consumer_group_is_removed_when_it_is_silent_or_does_not_join() -> None:
