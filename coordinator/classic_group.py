@@ -6,7 +6,9 @@
     completing  --the leader has handed in the assignment and it is stored--> stable (syncs are answered)
                 --a join with something new, a leave, a lost member--> preparing (syncs: REBALANCE_IN_PROGRESS)
     stable      --the same--> preparing (heartbeats: REBALANCE_IN_PROGRESS, so that everybody joins again)
-    any         --the coordinator moves on (`close`)--> dead
+    any         --the coordinator moves on, or the group becomes a consumer group (`close`)--> dead
+
+A group that was a consumer group begins in preparing.
 
 Events in (`classic_requests`, `tick`, `stored`), effects out: answers to waiting requests, and a generation to store.
 Nothing of a round is stored but its outcome, and, for the sake of its offsets, that an empty group has begun one. A new
@@ -31,6 +33,7 @@ from enum import Enum
 from tidelog.coordinator.classic_requests import (
     ClassicEffects,
     ClassicHeartbeat,
+    GroupMigratedError,
     JoinedMember,
     JoinGroup,
     JoinReply,
@@ -77,6 +80,8 @@ class _Member:
     topics: tuple[str, ...]
     expires_ms: int
     assignment: bytes = b""
+    epoch: int = -1
+    """Its member epoch in the consumer group that this group was, until it joins again."""
     join_ticket: int | None = None
     sync_ticket: int | None = None
 
@@ -136,7 +141,10 @@ class ClassicGroup:
                 value.topics,
                 now_ms + each.session_timeout_ms,
                 each.assignment,
+                each.epoch,
             )
+        if any(each.epoch >= 0 for each in value.members):
+            self._prepare(now_ms, _Out())  # it was a consumer group, whose members have no generation in common
 
     @property
     def deadline_ms(self) -> int | None:
@@ -215,7 +223,7 @@ class ClassicGroup:
         if self._storing != generation:
             return out.finish()
         self._storing = -1
-        if isinstance(error, InconsistentGroupProtocolError):
+        if isinstance(error, GroupMigratedError):
             return self.close(error)
         if self.state is not ClassicState.COMPLETING or generation != self.generation:
             return out.finish()
@@ -440,7 +448,7 @@ class ClassicGroup:
         self.state = ClassicState.COMPLETING
         self._round_ends_ms = now_ms + self._longest_ms()
         for member in self.members.values():
-            member.assignment = b""
+            member.assignment, member.epoch = b"", -1
             if member.join_ticket is not None:
                 out.answers.append((member.join_ticket, self._join_reply(member)))
                 member.join_ticket = None
@@ -518,7 +526,7 @@ class ClassicGroup:
         member = self.members.get(member_id)
         if member is None:
             raise UnknownMemberIdError(f"{member_id!r} is no member of group {self.group_id!r}: join again")
-        if generation != self.generation:
+        if generation != self.generation and not 0 <= member.epoch <= generation < self.generation:
             raise IllegalGenerationError(
                 f"generation {generation} of group {self.group_id!r} is not the present one, {self.generation}"
             )

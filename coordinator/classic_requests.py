@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.records import ClassicMember, ClassicValue
+from tidelog.coordinator.requests import TopicsView
 from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.model.group_errors import RebalanceInProgressError
+
+
+class GroupMigratedError(RebalanceInProgressError):
+    """The group has changed its protocol since the request was dispatched: dispatch it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,39 @@ class StoreGeneration:
 
     group: str
     value: ClassicValue
+    now_ms: int
+
+
+# ---- Classic members of consumer groups, to the replicated machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicJoin:
+    """The reply is a `JoinReply`: it comes at once, and its generation is the member's new epoch."""
+
+    group: str
+    join: JoinGroup
+    view: TopicsView
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicSync:
+    """The reply is a `SyncReply` with what the coordinator has assigned."""
+
+    group: str
+    sync: SyncGroup
+    view: TopicsView
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Downgrade:
+    """A consumer group whose members all speak the classic protocol becomes a classic group, if the policy allows it.
+    The reply is None."""
+
+    group: str
+    view: TopicsView
     now_ms: int
 
 

@@ -6,6 +6,8 @@
 
 A ticket is a future here. Whoever waits for a round waits as long as the round takes; a caller that is gone is passed
 over. A group without members and without anybody on the way is not held: what is left of it stands in the log.
+
+Requests for a consumer group with members go to `mixed_groups`, and so does a join whose group becomes one meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
 from tidelog.coordinator.classic_requests import (
     ClassicEffects,
     ClassicHeartbeat,
+    GroupMigratedError,
     JoinGroup,
     JoinReply,
     LeaveGroup,
@@ -28,12 +31,9 @@ from tidelog.coordinator.classic_requests import (
     SyncGroup,
     SyncReply,
 )
+from tidelog.coordinator.mixed_groups import DISPATCHES_MAX, MixedGroups
 from tidelog.model.errors import OverloadedError, TidelogError
-from tidelog.model.group_errors import (
-    IllegalGenerationError,
-    InconsistentGroupProtocolError,
-    UnknownMemberIdError,
-)
+from tidelog.model.group_errors import IllegalGenerationError, UnknownMemberIdError
 
 if TYPE_CHECKING:
     from tidelog.coordinator.shard import Shard, ShardHost
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 STORE_RETRY_S = 0.5
-_OVERTAKEN = (InconsistentGroupProtocolError, IllegalGenerationError)
-"""The log has members of the other protocol, or has had since: it knows of none of this group."""
+_OVERTAKEN = (GroupMigratedError, IllegalGenerationError)
+"""The log has members of a consumer group, or has had since: it knows of none of this group."""
 ROUND = "round"
 """The first part of the keys of our deadlines; the second is the group."""
 
@@ -58,6 +58,9 @@ class ClassicRounds:
         self._ticket = 0
         self._storing: Counter[str] = Counter()
         """Generations that are under way to the log."""
+        self._idle: dict[str, asyncio.Future[None]] = {}
+        """Groups for whose generations somebody waits; resolved when none is under way."""
+        self.mixed = MixedGroups(shard, host)
 
     def __len__(self) -> int:
         """How many wait for an answer."""
@@ -76,18 +79,24 @@ class ClassicRounds:
 
     async def join(self, group_id: str, **fields: Any) -> JoinReply:
         """Fields of `JoinGroup`; the answer comes when the round is over."""
-        stored = self._shard.state.group(group_id)
-        if stored is not None and stored.members:
-            raise InconsistentGroupProtocolError(
-                f"group {group_id!r} has {len(stored.members)} members of the consumer protocol;"
-                " the classic protocol can be used once they have left"
+        for _ in range(DISPATCHES_MAX):
+            await self.mixed.thawed(group_id)
+            request = JoinGroup(
+                ticket=self._new_ticket(),
+                now_ms=self._host.steady_ms(),
+                new_member_id=self._new_member_id(fields.get("client_id", "")),
+                **fields,
             )
-        request = JoinGroup(
-            ticket=self._new_ticket(),
-            now_ms=self._host.steady_ms(),
-            new_member_id=self._new_member_id(fields.get("client_id", "")),
-            **fields,
-        )
+            try:
+                if self.mixed.has_members(group_id):
+                    return await self.mixed.join(group_id, request)
+                return await self._join_round(group_id, request)
+            except GroupMigratedError as error:
+                last = error
+        raise last
+
+    async def _join_round(self, group_id: str, request: JoinGroup) -> JoinReply:
+        stored = self._shard.state.group(group_id)
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = self._made(group_id)
@@ -97,18 +106,28 @@ class ClassicRounds:
         return reply
 
     async def sync(self, group_id: str, **fields: Any) -> SyncReply:
-        group = self._find(group_id)
+        await self.mixed.thawed(group_id)
         request = SyncGroup(ticket=self._new_ticket(), now_ms=self._host.steady_ms(), **fields)
+        if self.mixed.has_members(group_id):
+            return await self.mixed.sync(group_id, request)
+        group = self._find(group_id)
         reply: SyncReply = await self._wait(group, request.ticket, group.sync(request))
         return reply
 
     async def heartbeat(self, group_id: str, **fields: Any) -> None:
+        # Answered also while the group is frozen: it changes nothing, and a conversion may wait for replicas for long.
+        if self.mixed.has_members(group_id):
+            self.mixed.heartbeat(group_id, **fields)
+            return
         group = self._find(group_id)
         request = ClassicHeartbeat(ticket=self._new_ticket(), now_ms=self._host.steady_ms(), **fields)
         await self._wait(group, request.ticket, group.heartbeat(request))
 
     async def leave(self, group_id: str, members: tuple[tuple[str, str], ...]) -> tuple[TidelogError | None, ...]:
         """(member id, instance id) of each; the errors are in their order."""
+        await self.mixed.thawed(group_id)
+        if self.mixed.has_members(group_id):
+            raise GroupMigratedError(f"group {group_id!r} is a consumer group now")
         group = self._find(group_id)
         request = LeaveGroup(ticket=self._new_ticket(), now_ms=self._host.steady_ms(), members=members)
         errors: tuple[TidelogError | None, ...] = await self._wait(group, request.ticket, group.leave(request))
@@ -174,6 +193,10 @@ class ClassicRounds:
             self._storing[group_id] -= 1
             if not self._storing[group_id]:
                 del self._storing[group_id]
+                idle = self._idle.pop(group_id, None)
+                if idle is not None and not idle.done():
+                    # Not before its outcome is known to the group, below.
+                    asyncio.get_running_loop().call_soon(_resolve, idle)
         self._answer(effects, error)
         if self._groups.get(group.group_id) is group:
             self._carry_out(group, group.stored(store.value.generation, self._host.steady_ms(), error))
@@ -204,6 +227,14 @@ class ClassicRounds:
 
     # Time.
 
+    async def stored(self, group_id: str) -> None:
+        """Returns when no generation of the group is under way to the log."""
+        while self._storing[group_id]:
+            idle = self._idle.get(group_id)
+            if idle is None:
+                idle = self._idle[group_id] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(idle)
+
     def _set_deadline(self, group: ClassicGroup) -> None:
         is_empty = group.state is ClassicState.EMPTY and not group.members and not group.pending
         if group.state is ClassicState.DEAD or (is_empty and not self._storing[group.group_id]):
@@ -221,7 +252,7 @@ class ClassicRounds:
     def due(self, group_id: str) -> None:
         """A deadline of the group has passed."""
         group = self._groups.get(group_id)
-        if group is not None:
+        if group is not None and not self.mixed.is_frozen(group_id):
             self._carry_out(group, group.tick(self._host.steady_ms()))
 
     # Life.
@@ -231,12 +262,31 @@ class ClassicRounds:
         group = self._groups[group_id] = self._made(group_id)
         self._set_deadline(group)
 
+    def has_members(self, group_id: str) -> bool:
+        group = self._groups.get(group_id)
+        return group is not None and bool(group.members)
+
+    def thaw(self, group_id: str) -> None:
+        """Deadlines that have passed while the group was frozen come up now."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            self._set_deadline(group)
+
+    def drop(self, group_id: str, error: TidelogError) -> None:
+        """The rounds of the group are over; waiting requests get the error."""
+        group = self._groups.pop(group_id, None)
+        if group is not None:
+            self._answer(group.close(error))
+            self._set_deadline(group)
+
     def limits_changed(self) -> None:
         for group in self._groups.values():
             group.limits = self._host.limits
+        self.mixed.limits_changed()
 
     def end(self, error: TidelogError) -> None:
         groups, self._groups = self._groups, {}
+        self.mixed.end()
         for group in groups.values():
             self._answer(group.close(error))
         waiting, self._waiting = self._waiting, {}
@@ -244,3 +294,8 @@ class ClassicRounds:
             if not future.done():
                 future.set_exception(error)
                 future.exception()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

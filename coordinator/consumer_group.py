@@ -36,6 +36,9 @@ Invariants (`state.validate`, and the property tests):
 - what is in a member's old and new target is never revoked;
 - when all members answer, every one ends at its target, and every subscribed partition has an owner.
 
+Members of the classic protocol live in a consumer group too (`classic_members`), while the group changes from one
+protocol to the other (`migration`).
+
 Static members: one that leaves with -2 is away: it holds nothing, but keeps its place (`epoch` -2) until its session is
 over; who joins under the same instance id gets the place, with no change for the others. What a new target takes from
 a member that is away is free at once.
@@ -46,23 +49,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tidelog.coordinator.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Subscriber, assign
+from tidelog.coordinator.assignors import ASSIGNORS
+from tidelog.coordinator.classic_members import is_pending
+from tidelog.coordinator.classic_requests import GroupMigratedError
+from tidelog.coordinator.group_change import (
+    BORN,
+    MEMBER_KINDS,
+    GroupChange,
+    Records,
+    is_redealt,
+    retarget,
+    take_place,
+)
 from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.migration import upgrade_records
 from tidelog.coordinator.patterns import compile_pattern
 from tidelog.coordinator.records import (
     NO_PARTITIONS,
     CurrentValue,
-    GroupRecord,
-    GroupValue,
-    Key,
     Kind,
     MemberValue,
     Partitions,
     TargetValue,
-    Value,
-    classic_key,
-    group_key,
-    member_key,
     sorted_partitions,
 )
 from tidelog.coordinator.requests import (
@@ -76,7 +84,7 @@ from tidelog.coordinator.requests import (
     RemoveMembers,
     TopicsView,
 )
-from tidelog.coordinator.state import CoordinatorState, Group, apply_to_group
+from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.coordinator.subscriptions import Resolver, group_digest
 from tidelog.model.errors import InvalidRequestError, TidelogError
 from tidelog.model.group_errors import (
@@ -84,7 +92,6 @@ from tidelog.model.group_errors import (
     FencedMemberEpochError,
     GroupFullError,
     GroupIdNotFoundError,
-    InconsistentGroupProtocolError,
     InvalidGroupIdError,
     InvalidPatternError,
     InvalidSessionTimeoutError,
@@ -92,35 +99,8 @@ from tidelog.model.group_errors import (
     UnreleasedInstanceIdError,
     UnsupportedAssignorError,
 )
-from tidelog.model.maps import Map, sorted_items
 
-Records = list[GroupRecord]
-_MEMBER_KINDS = (Kind.MEMBER, Kind.TARGET, Kind.CURRENT)
 _NOBODY = MemberValue()
-_BORN = CurrentValue(epoch=JOIN_EPOCH)
-
-
-class _Change:
-    """A group and the records that have led it where it is now."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self._last: dict[Key, GroupRecord] = {}
-
-    @property
-    def records(self) -> Records:
-        """The last of each key, in the order in which they were made."""
-        return list(self._last.values())
-
-    def add(self, records: Iterable[GroupRecord]) -> None:
-        records = list(records)
-        self.group = apply_to_group(self.group, records)
-        for record in records:
-            self._last.pop(record.key, None)
-            self._last[record.key] = record
-
-    def put(self, kind: Kind, member_id: str, value: Value | None) -> GroupRecord:
-        return GroupRecord(member_key(kind, self.group.group_id, member_id), value)
 
 
 # ---- Requests
@@ -129,15 +109,12 @@ class _Change:
 def heartbeat(state: CoordinatorState, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
     _check(request, limits)
     group = state.group(request.group) or Group(request.group)
-    if group.classic is not None and group.classic.members:
-        raise InconsistentGroupProtocolError(
-            f"group {request.group!r} has {len(group.classic.members)} members of the classic protocol;"
-            " the consumer protocol can be used once they have left"
-        )
-    if request.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
-        return _leave(group, request)
     if request.member_epoch == JOIN_EPOCH:
         return _join(group, request, limits)
+    if group.classic is not None and group.classic.members:
+        raise UnknownMemberIdError(f"{request.member_id!r} is no member of classic group {request.group!r}: join it")
+    if request.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+        return _leave(group, request)
     return _go_on(group, request, limits)
 
 
@@ -146,7 +123,8 @@ def expire_member(state: CoordinatorState, request: ExpireMember, limits: GroupL
     current = None if group is None else group.currents.get(request.member_id)
     if group is None or current is None or current.epoch != request.member_epoch:
         return [], None
-    if request.is_rebalance and not current.revoking:
+    is_classic = group.members[request.member_id].is_classic
+    if request.is_rebalance and not (is_pending(group, request.member_id) if is_classic else current.revoking):
         return [], None  # its report and the timer have crossed
     return _without(group, [request.member_id], request.view, request.now_ms), None
 
@@ -158,7 +136,7 @@ def remove_members(
     if group is None:
         raise GroupIdNotFoundError(f"there is no group {request.group!r} here")
     if group.classic is not None and group.classic.members:
-        raise InconsistentGroupProtocolError(f"the members of group {request.group!r} are of the classic protocol")
+        raise GroupMigratedError(f"the members of group {request.group!r} are of the classic protocol")
     if not request.member_ids and not request.instance_ids:
         names = {member_id: member_id for member_id in sorted(group.members)}
     else:
@@ -179,8 +157,8 @@ def refresh_topics(state: CoordinatorState, request: RefreshTopics, limits: Grou
     resolver = Resolver(request.view)
     if group_digest(group.members, resolver) == group.info.topics_digest:
         return [], None
-    change = _Change(group)
-    _retarget(change, resolver)
+    change = GroupChange(group)
+    retarget(change, resolver)
     return change.records, None
 
 
@@ -195,7 +173,7 @@ def pending_news(before: CoordinatorState, after: CoordinatorState, group_id: st
 
 def _has_news(group: Group, member_id: str) -> bool:
     current, target = group.currents[member_id], group.targets.get(member_id)
-    if target is None or current.epoch == STATIC_LEAVE_EPOCH:
+    if target is None or current.epoch == STATIC_LEAVE_EPOCH or group.members[member_id].is_classic:
         return False
     if target.partitions is current.assigned and not current.revoking:
         return False
@@ -243,19 +221,25 @@ def _check(request: Heartbeat, limits: GroupLimits) -> None:
 
 
 def _join(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
-    """A new member, one under the instance id of a member that is away, or one that begins again: it holds nothing."""
+    """A new member, one under the instance id of a member that is away, or one that begins again: it holds nothing.
+
+    A classic group with members becomes a consumer group by it. A classic member under the same instance id is replaced
+    whether it is away or not: the classic protocol has no way to say so."""
     member_id = request.member_id
     value = _wanted(request, _NOBODY, limits)
     before: MemberValue | None
-    change = _Change(group)
+    change = GroupChange(group)
+    if group.classic is not None and group.classic.members:
+        change.add(upgrade_records(group, group.classic, request, limits))
+        group = change.group
     place = group.instances.get(request.instance_id) if request.instance_id else None
     if place is not None and place != member_id:
-        if group.currents[place].epoch != STATIC_LEAVE_EPOCH:
+        if group.currents[place].epoch != STATIC_LEAVE_EPOCH and not group.members[place].is_classic:
             raise UnreleasedInstanceIdError(
                 f"member {place!r} lives under the instance id {request.instance_id!r} of group {group.group_id!r}"
             )
         is_there = member_id in group.members
-        before = _take_place(change, place, member_id, value)
+        before = take_place(change, place, member_id, value)
         if is_there:
             before = None  # what it had itself has to be dealt anew
     elif member_id in group.members:
@@ -269,33 +253,17 @@ def _join(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Record
             (
                 change.put(Kind.MEMBER, member_id, value),
                 change.put(Kind.TARGET, member_id, TargetValue()),
-                change.put(Kind.CURRENT, member_id, _BORN),
+                change.put(Kind.CURRENT, member_id, BORN),
             )
         )
-    if before is None or _is_redealt(group, before, value, change.group):
-        _retarget(change, Resolver(request.view))
+    if before is None or is_redealt(group, before, value, change.group):
+        retarget(change, Resolver(request.view))
     _let_go(change, member_id)
     _move_on(change, member_id)
     return change.records, _reply(change.group, member_id, is_told=True)
 
 
-def _take_place(change: _Change, place: str, member_id: str, value: MemberValue) -> MemberValue:
-    """The new member under the instance id of one that is away has its target, and holds what that one held."""
-    group = change.group
-    before, target, current = group.members[place], group.targets[place], group.currents[place]
-    taken = replace(_BORN, epoch=group.epoch, assigned=current.assigned)
-    change.add(change.put(kind, place, None) for kind in _MEMBER_KINDS)
-    change.add(
-        (
-            change.put(Kind.MEMBER, member_id, value),
-            change.put(Kind.TARGET, member_id, target),
-            change.put(Kind.CURRENT, member_id, taken),
-        )
-    )
-    return before
-
-
-def _begin_again(change: _Change, member_id: str, value: MemberValue) -> Records:
+def _begin_again(change: GroupChange, member_id: str, value: MemberValue) -> Records:
     """The answer to a join was lost, or the member was fenced and has let go of everything."""
     group = change.group
     records: Records = []
@@ -307,7 +275,7 @@ def _begin_again(change: _Change, member_id: str, value: MemberValue) -> Records
     return records
 
 
-def _let_go(change: _Change, member_id: str) -> None:
+def _let_go(change: GroupChange, member_id: str) -> None:
     """Who joins holds nothing: what it does not get back is free at once."""
     group = change.group
     current = group.currents[member_id]
@@ -329,12 +297,12 @@ def _go_on(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Recor
             f"member {member_id!r} of group {group.group_id!r} comes with epoch {request.member_epoch};"
             f" its epoch is {current.epoch}"
         )
-    change = _Change(group)
+    change = GroupChange(group)
     value = _wanted(request, before, limits)
     if value != before:
         change.add([change.put(Kind.MEMBER, member_id, value)])
-        if _is_redealt(group, before, value, change.group):
-            _retarget(change, Resolver(request.view))
+        if is_redealt(group, before, value, change.group):
+            retarget(change, Resolver(request.view))
     if not is_behind:
         _move_on(change, member_id, owned=request.owned)
     after = change.group.currents[member_id]
@@ -355,7 +323,7 @@ def _leave(group: Group, request: Heartbeat) -> tuple[Records, HeartbeatReply]:
         return _without(group, [member_id], request.view, request.now_ms), reply
     if current.epoch == STATIC_LEAVE_EPOCH:
         return [], reply
-    change = _Change(group)
+    change = GroupChange(group)
     kept = current.assigned & group.targets[member_id].partitions
     away = CurrentValue(epoch=STATIC_LEAVE_EPOCH, assigned=kept, extra=current.extra)
     change.add([change.put(Kind.CURRENT, member_id, away)])
@@ -372,7 +340,10 @@ def _member(group: Group, request: Heartbeat) -> tuple[MemberValue, CurrentValue
                 f" {request.instance_id!r} of group {group.group_id!r}"
             )
     member, current = group.members.get(request.member_id), group.currents.get(request.member_id)
-    if member is None or current is None or (request.instance_id and member.instance_id != request.instance_id):
+    is_other = member is not None and (
+        member.is_classic or bool(request.instance_id and member.instance_id != request.instance_id)
+    )
+    if member is None or current is None or is_other:
         raise UnknownMemberIdError(f"{request.member_id!r} is no member of group {group.group_id!r}: join (epoch 0)")
     return member, current
 
@@ -394,69 +365,17 @@ def _wanted(request: Heartbeat, before: MemberValue, limits: GroupLimits) -> Mem
     )
 
 
-def _is_redealt(group: Group, before: MemberValue, after: MemberValue, changed: Group) -> bool:
-    """Whether what a member wants now asks for a new target."""
-    if (before.topics, before.pattern, before.rack) != (after.topics, after.pattern, after.rack):
-        return True
-    return group.info is None or _chosen(changed.members) != group.info.assignor
-
-
 def _without(group: Group, leaving: Iterable[str], view: TopicsView, now_ms: int) -> Records:
-    change = _Change(group)
-    change.add(change.put(kind, member_id, None) for member_id in leaving for kind in _MEMBER_KINDS)
-    _retarget(change, Resolver(view), now_ms=now_ms)
+    change = GroupChange(group)
+    change.add(change.put(kind, member_id, None) for member_id in leaving for kind in MEMBER_KINDS)
+    retarget(change, Resolver(view), now_ms=now_ms)
     return change.records
 
 
 # ---- The target, and the way there
 
 
-def _chosen(members: Map[str, MemberValue]) -> str:
-    """The assignor that most members ask for; among equals the default, then by name."""
-    votes: dict[str, int] = {}
-    for member in members.values():
-        if member.assignor in ASSIGNORS:
-            votes[member.assignor] = votes.get(member.assignor, 0) + 1
-    if not votes:
-        return DEFAULT_ASSIGNOR
-    return min(votes, key=lambda name: (-votes[name], name != DEFAULT_ASSIGNOR, name))
-
-
-def _retarget(change: _Change, resolver: Resolver, *, now_ms: int = -1) -> None:
-    """A new epoch of the group, with a target for each of its members. `now_ms` is since when it is empty, if it is."""
-    group = change.group
-    epoch = group.epoch + 1
-    assignor = _chosen(group.members)
-    members = dict(sorted_items(group.members))
-    subscribers = {
-        member_id: Subscriber(resolver.of(member), member.rack, member.instance_id)
-        for member_id, member in members.items()
-    }
-    previous = {member_id: group.targets[member_id].partitions for member_id in members}
-    made = assign(assignor, resolver.topics, subscribers, previous)
-    info = replace(
-        group.info or GroupValue(epoch=0),
-        epoch=epoch,
-        assignor=assignor,
-        topics_digest=group_digest(members, resolver),
-        empty_since_ms=-1 if members else now_ms,
-    )
-    records: Records = []
-    if group.classic is not None:
-        records.append(GroupRecord(classic_key(group.group_id), None))
-    records.append(GroupRecord(group_key(group.group_id), info))
-    for member_id, partitions in made.items():
-        if partitions is not previous[member_id]:  # `assign` gives the same set back if it is the same
-            target = TargetValue(partitions=partitions, extra=group.targets[member_id].extra)
-            records.append(change.put(Kind.TARGET, member_id, target))
-        current = group.currents[member_id]
-        if current.epoch == STATIC_LEAVE_EPOCH and not current.assigned <= partitions:
-            trimmed = replace(current, assigned=current.assigned & partitions)
-            records.append(change.put(Kind.CURRENT, member_id, trimmed))
-    change.add(records)
-
-
-def _move_on(change: _Change, member_id: str, *, owned: Partitions | None = None) -> None:
+def _move_on(change: GroupChange, member_id: str, *, owned: Partitions | None = None) -> None:
     """Lead the member on its way; `owned` is what it holds, as reported with its present epoch."""
     group = change.group
     before = group.currents[member_id]

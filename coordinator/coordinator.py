@@ -266,4 +266,5 @@ def limits_of(image: ClusterImage) -> GroupLimits:
         members_max=setting("group.consumer.max.size"),
         offset_metadata_bytes_max=setting("offset.metadata.max.bytes"),
         initial_rebalance_delay_ms=setting("group.initial.rebalance.delay.ms"),
+        migration_policy=configs.cluster_choice(image, "group.consumer.migration.policy"),
     )

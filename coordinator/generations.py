@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from tidelog.coordinator.classic_requests import StoreGeneration
+from tidelog.coordinator.classic_requests import GroupMigratedError, StoreGeneration
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.records import GroupRecord, classic_key, group_key
 from tidelog.coordinator.state import CoordinatorState, Group
-from tidelog.model.group_errors import IllegalGenerationError, InconsistentGroupProtocolError
+from tidelog.model.group_errors import IllegalGenerationError
 
 
 def check_kind(state: CoordinatorState, group_id: str) -> None:
-    """Raises while the group has members of the other protocol; asked before a join."""
+    """Raises while the group is a consumer group with members."""
     group = state.group(group_id)
     if group is not None and group.members:
-        raise InconsistentGroupProtocolError(
-            f"group {group_id!r} has {len(group.members)} members of the consumer protocol;"
-            " the classic protocol can be used once they have left"
-        )
+        raise GroupMigratedError(f"group {group_id!r} is a consumer group with {len(group.members)} members")
 
 
 def store_generation(

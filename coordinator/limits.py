@@ -30,3 +30,15 @@ class GroupLimits:
     """That a classic member names."""
     classic_metadata_bytes_max: int = 256 << 10
     """Of one classic member: its subscriptions under all protocols, or its assignment."""
+    migration_policy: str = "bidirectional"
+    """group.consumer.migration.policy."""
+
+    @property
+    def can_upgrade(self) -> bool:
+        """A classic group with members may become a consumer group."""
+        return self.migration_policy in ("upgrade", "bidirectional")
+
+    @property
+    def can_downgrade(self) -> bool:
+        """A consumer group whose members all speak the classic protocol may become a classic group."""
+        return self.migration_policy in ("downgrade", "bidirectional")

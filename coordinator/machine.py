@@ -20,6 +20,9 @@ Requests and their replies (requests.py, and `classic_requests.StoreGeneration`)
     DeleteGroup      None
     ExpireOffsets    bool: there is more
     StoreGeneration  None
+    ClassicJoin      JoinReply
+    ClassicSync      SyncReply
+    Downgrade        None
 
 What a shell does for members on streams: after each commit that has changed a group (compare `state.group(id)` before
 and after with `is`), for each member of `pending_news(before, after, group)` that has a stream here it submits, with
@@ -41,8 +44,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tidelog.coordinator import consumer_group, generations, offsets
-from tidelog.coordinator.classic_requests import StoreGeneration
+from tidelog.coordinator import classic_members, consumer_group, generations, migration, offsets
+from tidelog.coordinator.classic_requests import ClassicJoin, ClassicSync, Downgrade, StoreGeneration
 from tidelog.coordinator.consumer_group import pending_news
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.queries import describe_group, fetch_offsets, list_groups, timeouts
@@ -78,6 +81,9 @@ DECISIONS: dict[type[Any], Decide] = {
     DeleteGroup: offsets.delete_group,
     ExpireOffsets: offsets.expire,
     StoreGeneration: generations.store_generation,
+    ClassicJoin: classic_members.join,
+    ClassicSync: classic_members.sync,
+    Downgrade: migration.downgrade,
 }
 
 
@@ -96,7 +102,8 @@ class GroupMachine:
         try:
             return (decision(records, getattr(request, "now_ms", NO_TIMESTAMP)),), reply
         except PolicyViolationError as error:
-            if isinstance(request, Heartbeat) and request.member_epoch == JOIN_EPOCH:
+            is_join = isinstance(request, Heartbeat) and request.member_epoch == JOIN_EPOCH
+            if is_join or isinstance(request, ClassicJoin):
                 raise GroupFullError(f"group {request.group!r} cannot take another member: {error}") from error
             raise
 

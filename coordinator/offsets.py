@@ -6,7 +6,9 @@ Who may commit (`check_commit`), for a group that has members:
   next (STALE_MEMBER_EPOCH, of that partition): a commit that was late would take it back to where it once was. With its
   previous epoch only for partitions that it has held since then: an answer with a new epoch and a commit may cross on
   the way.
-- a member of a classic group with the stored generation (ILLEGAL_GENERATION).
+- a classic member of a consumer group likewise; it hears ILLEGAL_GENERATION, or REBALANCE_IN_PROGRESS of a partition.
+- a member of a classic group with the stored generation (ILLEGAL_GENERATION), or with its member epoch if the group was
+  a consumer group and the member has not joined a generation since.
 - nobody else (UNKNOWN_MEMBER_ID): a program without membership may commit only while the group has no members.
 
 Offsets of a group without members expire `retention_ms` after it became empty and after they were committed; those of a
@@ -51,6 +53,7 @@ from tidelog.model.group_errors import (
     InvalidGroupIdError,
     NonEmptyGroupError,
     OffsetMetadataTooLargeError,
+    RebalanceInProgressError,
     StaleMemberEpochError,
     UnknownMemberIdError,
 )
@@ -79,6 +82,8 @@ def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits)
         error = _wrong(wanted, limits)
         if error is None and current is not None:
             error = _fenced(group, request, current, partition, dealt)
+            if error is not None and group.members[request.member_id].is_classic:
+                error = RebalanceInProgressError(str(error))  # classic clients do not know the other one
         reply[partition] = error
         if error is None:
             value = OffsetValue(
@@ -107,7 +112,8 @@ def check_commit(group: Group, member_id: str, member_epoch: int, instance_id: s
             f"{member_id!r} is no member of group {group.group_id!r}; while it has members only they commit"
         )
     if member_epoch < 0 or member_epoch not in (current.epoch, current.previous_epoch):
-        raise StaleMemberEpochError(
+        refusal = IllegalGenerationError if group.members[member_id].is_classic else StaleMemberEpochError
+        raise refusal(
             f"member {member_id!r} of group {group.group_id!r} comes with epoch {member_epoch}; it is {current.epoch}"
         )
     return current
@@ -137,11 +143,13 @@ def _check_classic(group: Group, member_id: str, generation: int, instance_id: s
             raise FencedInstanceIdError(
                 f"another member has taken the place of {member_id!r} under the instance id {instance_id!r}"
             )
-    if all(member.member_id != member_id for member in group.classic.members):
+    found = next((member for member in group.classic.members if member.member_id == member_id), None)
+    if found is None:
         raise UnknownMemberIdError(f"{member_id!r} is no member of group {group.group_id!r}")
-    if generation != group.classic.generation:
+    present = found.epoch if found.epoch >= 0 else group.classic.generation
+    if generation != present:
         raise IllegalGenerationError(
-            f"generation {generation} of group {group.group_id!r} is not the present one, {group.classic.generation}"
+            f"generation {generation} of group {group.group_id!r} is not the present one, {present}"
         )
 
 

@@ -55,7 +55,8 @@ def group_state(group: Group) -> str:
         target = group.targets.get(member_id)
         # A static member that is away takes nothing over: the group does not wait for it.
         is_away = current.epoch == STATIC_LEAVE_EPOCH
-        if not is_away and (current.revoking or (target is not None and current.assigned != target.partitions)):
+        is_under_way = bool(current.revoking) or current.is_joining
+        if not is_away and (is_under_way or (target is not None and current.assigned != target.partitions)):
             return "reconciling"
     return "stable"
 
@@ -146,11 +147,12 @@ def _members(group: Group) -> Iterator[MemberSummary]:
             member.pattern,
             tuple(sorted_partitions(() if current is None else current.assigned | current.revoking)),
             tuple(sorted_partitions(() if target is None else target.partitions)),
+            member.is_classic,
         )
     for each in () if group.classic is None else group.classic.members:
         generation = 0 if group.classic is None else group.classic.generation
         yield MemberSummary(
-            each.member_id, each.instance_id, "", each.client_id, each.client_host, generation, (), "", (), ()
+            each.member_id, each.instance_id, "", each.client_id, each.client_host, generation, (), "", (), (), True
         )
 
 

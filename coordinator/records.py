@@ -84,6 +84,8 @@ class GroupValue(Value):
     """Of the subscribed topics as they were when the target was made: tells whether they have changed since."""
     empty_since_ms: int = -1
     """-1 while it has members."""
+    classic_protocol: str = ""
+    """The protocol of the classic group that this group was; its classic members go on with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,12 @@ class MemberValue(Value):
     rebalance_timeout_ms: int = 0
     is_streamed: bool = False
     """Its heartbeats ride on a stream: while it lives it has one, or looks for the next coordinator."""
+    classic_protocols: tuple[tuple[str, bytes], ...] = ()
+    """Of a member that speaks the classic protocol: (name, its subscription under it), the preferred one first."""
+
+    @property
+    def is_classic(self) -> bool:
+        return bool(self.classic_protocols)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +139,11 @@ class CurrentValue(Value):
     """What it was told to give up and has not said that it has: still its own."""
     gained: Partitions = NO_PARTITIONS
     """Those of `assigned` that came to it under this epoch."""
+    is_joining: bool = False
+    """A classic member has joined under this epoch and has not synced yet: `previous_epoch` is the last that it has
+    synced."""
+    declared: Partitions = NO_PARTITIONS
+    """What a joining member said that it holds, of what is its own. The rest becomes free when it syncs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +169,8 @@ class ClassicMember:
     metadata: bytes = b""
     """Its subscription under the chosen protocol, as it came."""
     assignment: bytes = b""
+    epoch: int = -1
+    """Of a member that comes from a consumer group: its member epoch there, until it joins the next generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +321,8 @@ def _unpack_field(cls: type[Value], name: str, raw: Any) -> Any:
         return _unpack_partitions(raw)
     if cls is ClassicValue and name == "members":
         return tuple(ClassicMember(*member[: len(_CLASSIC_MEMBER_FIELDS)]) for member in raw)
+    if name == "classic_protocols":
+        return tuple((str(protocol), bytes(metadata)) for protocol, metadata in raw)
     if default is not None and type(raw) is not type(default):
         raise ValueError(f"{name} is {type(raw).__name__}")
     return raw if default is not None else _int(raw)

@@ -47,6 +47,19 @@ class TopicsView(Protocol):
 # ---- Members of consumer groups
 
 
+@dataclass(frozen=True, slots=True)
+class LiveClassicGroup:
+    """What the shell knows of a classic group with members beyond the log. The group changes nothing while a request
+    that carries this is under way."""
+
+    stored_generation: int
+    """Of the record in the log that this belongs to."""
+    generation: int
+    """The latest that members have heard of."""
+    protocols: Mapping[str, tuple[tuple[str, bytes], ...]]
+    """Of the members that are in the group now, with their subscriptions. Others in the log have left or expired."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """Join, go on, report or leave; the epochs are those of `HeartbeatRequest` in groups.proto."""
@@ -70,6 +83,8 @@ class Heartbeat:
     """None: as before."""
     is_streamed: bool | None = None
     """Whether it came on a stream. None: as before."""
+    live_classic: LiveClassicGroup | None = None
+    """Set where the member joins a classic group with members, which becomes a consumer group by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +218,8 @@ class MemberSummary:
     pattern: str
     assignment: tuple[PartitionId, ...]
     target: tuple[PartitionId, ...]
+    is_classic: bool = False
+    """It speaks the classic protocol."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,6 +250,7 @@ class Shard:
             self._asking = self._host.spawn(self._forget_deleted(unknown), name=f"deleted-topics-{self.number}")
         self.topics_changed(list(self.subscriptions), ())
         await self._start_deadlines(state)
+        self.rounds.mixed.start(state)
 
     async def _forget_deleted(self, unknown: list[TopicId]) -> None:
         """The offsets of deleted topics go, as soon as the controller says that they are deleted."""
@@ -343,22 +344,22 @@ class Shard:
         """Of the member itself."""
         key = request.group, request.member_id
         self._broken.pop(key, None)
-        self._renew(key)
+        self.renew(key)
         self._busy[key] += 1
         try:
-            reply: HeartbeatReply = await self.submit(request)
+            reply = await self.rounds.mixed.consumer_heartbeat(request)
         finally:
             self._busy[key] -= 1
             if not self._busy[key]:
                 del self._busy[key]
-        self._renew(key)
-        self._note_revoking(key, reply)
+        self.renew(key)
+        self.note_revoking(key, reply)
         return reply
 
     async def news(self, request: Heartbeat) -> HeartbeatReply:
         """A heartbeat in the name of a member: what it shall be told. Its session goes on."""
         reply: HeartbeatReply = await self.submit(request, is_own=True)
-        self._note_revoking((request.group, request.member_id), reply)
+        self.note_revoking((request.group, request.member_id), reply)
         return reply
 
     def _member(self, key: MemberKey) -> tuple[Group, MemberValue] | None:
@@ -391,7 +392,7 @@ class Shard:
         former = self.streams.get(key)
         self.streams[key] = stream
         self._broken.pop(key, None)
-        self._renew(key)
+        self.renew(key)
         if former is not None and former is not stream:
             former.end(None)
 
@@ -437,6 +438,7 @@ class Shard:
                 self._member_gone((group_id, member_id))
         if (old is None) != (new is None) or (old is not None and new is not None and old.members is not new.members):
             self.subscriptions.put(group_id, new)
+        self.rounds.mixed.group_changed(group_id, old, new)
         if self.streams and not _is_as_dealt(old, new):
             for member_id in pending_news(before, after, group_id):
                 stream = self.streams.get((group_id, member_id))
@@ -455,7 +457,7 @@ class Shard:
 
     # Deadlines.
 
-    def _renew(self, key: MemberKey) -> None:
+    def renew(self, key: MemberKey) -> None:
         """The member lives."""
         found = self._member(key)
         if found is not None and self.phase is Phase.LEADING and key not in self._broken:
@@ -473,7 +475,7 @@ class Shard:
             wait_ms = min(wait_ms, self._host.reconnect_ms)
         self.timers.set((_SESSION, *key), asyncio.get_running_loop().time() + wait_ms / 1000)
 
-    def _note_revoking(self, key: MemberKey, reply: HeartbeatReply) -> None:
+    def note_revoking(self, key: MemberKey, reply: HeartbeatReply) -> None:
         if not reply.is_revoking or self._member(key) is None or self.phase is not Phase.LEADING:
             self._revoking.pop(key, None)
             self.timers.cancel((_REBALANCE, *key))
@@ -496,7 +498,7 @@ class Shard:
             if epoch is not None:
                 self._host.spawn(self._expire(key, epoch), name="expire-member")
         elif self._busy[group, member_id] and (group, member_id) not in self._broken:
-            self._renew((group, member_id))
+            self.renew((group, member_id))
         else:
             current = found[0].currents.get(member_id)
             epoch = STATIC_LEAVE_EPOCH if current is None else current.epoch
@@ -530,7 +532,7 @@ class Shard:
             if (group, member_id) in self._broken:
                 self.timers.set(timer, asyncio.get_running_loop().time() + RETRY_S)
             else:
-                self._renew((group, member_id))
+                self.renew((group, member_id))
 
     # What nobody asks for.
 

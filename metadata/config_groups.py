@@ -24,6 +24,15 @@ GROUP_KEYS: tuple[Definition, ...] = (
         least=1,
         most=10_000,
     ),
+    cluster_key(
+        "group.consumer.migration.policy",
+        Kind.CHOICE,
+        "bidirectional",
+        "Whether a group with members changes its protocol: from classic to consumer when a member of the consumer "
+        "protocol joins (`upgrade`), back when only members of the classic protocol are left (`downgrade`), both, or "
+        "not at all.",
+        choices=("disabled", "upgrade", "downgrade", "bidirectional"),
+    ),
     _key(
         "group.consumer.session.timeout.ms",
         45 * SECOND_MS,

@@ -192,6 +192,12 @@ def cluster_bool(image: ClusterImage, name: str) -> bool:
     return value
 
 
+def cluster_choice(image: ClusterImage, name: str) -> str:
+    value = broker_config(image, name).value
+    assert isinstance(value, str), f"{name} is one of several words"
+    return value
+
+
 # What the controller and the replicas decide by.
 
 _NONE: Map[str, str] = Map()

@@ -57,7 +57,7 @@ OF_A_GROUP, OF_A_TRANSACTION = 0, 1
 KEYS_SINCE = 4
 NOT_FOUND_SINCE = 6
 """DescribeGroups: before, a group that is not there is dead."""
-MEMBER_TYPE_CONSUMER = 1
+MEMBER_TYPE_CLASSIC, MEMBER_TYPE_CONSUMER = 0, 1
 OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 """On groups: read, delete, describe. Everybody may, until there are access rules."""
 
@@ -276,7 +276,7 @@ def _member(image: ClusterImage, member: MemberSummary, room: Room) -> messages.
         subscribed_topic_regex=member.pattern or None,
         assignment=_assignment(image, member.assignment),
         target_assignment=_assignment(image, member.target),
-        member_type=MEMBER_TYPE_CONSUMER,
+        member_type=MEMBER_TYPE_CLASSIC if member.is_classic else MEMBER_TYPE_CONSUMER,
     )
 
 

@@ -4,8 +4,9 @@ A member on this door lives by its heartbeats alone: it has no stream, so nothin
 and its session decides. A join or a sync waits as long as its round takes, in the task of its request. When the
 connection ends meanwhile the answer is dropped; the member itself is out when its session is over, after the round.
 
-A group has one kind at a time. Who joins a group with members of the other kind hears it in the words of its protocol:
-INCONSISTENT_GROUP_PROTOCOL from JoinGroup, GROUP_ID_NOT_FOUND ("not a consumer group") from ConsumerGroupHeartbeat.
+Members of both protocols share a group (`coordinator/migration.py`). Where a classic group cannot become a consumer
+group, a ConsumerGroupHeartbeat that joins it is answered with GROUP_ID_NOT_FOUND ("not a consumer group"); a JoinGroup
+that does not fit a consumer group with INCONSISTENT_GROUP_PROTOCOL.
 
 While a coordinator reads its groups, a classic heartbeat is answered as if all were well, and a sync with
 REBALANCE_IN_PROGRESS: clients do not expect COORDINATOR_LOAD_IN_PROGRESS there.
@@ -19,7 +20,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from tidelog.coordinator.classic_requests import JoinReply
+from tidelog.coordinator.classic_requests import GroupMigratedError, JoinReply
+from tidelog.coordinator.mixed_groups import DISPATCHES_MAX
 from tidelog.coordinator.requests import JOIN_EPOCH, STATIC_LEAVE_EPOCH, Heartbeat, HeartbeatReply
 from tidelog.coordinator.service import GroupService
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
@@ -246,8 +248,19 @@ async def leave(request: messages.LeaveGroupRequest, context: Context) -> messag
 
 async def _leave(groups: GroupService, group: str, named: Sequence[tuple[str, str]]) -> Sequence[TidelogError | None]:
     """(member id, instance id) of each."""
-    if groups.kind_of(group) != CONSUMER:
-        return await groups.leave_group(group, named)
+    for _ in range(DISPATCHES_MAX):
+        try:
+            if groups.kind_of(group) != CONSUMER:
+                return await groups.leave_group(group, named)
+            return await _leave_consumer_group(groups, group, named)
+        except GroupMigratedError as error:
+            last = error  # it has changed its protocol meanwhile
+    raise last
+
+
+async def _leave_consumer_group(
+    groups: GroupService, group: str, named: Sequence[tuple[str, str]]
+) -> Sequence[TidelogError | None]:
     members = {member.member_id: member.instance_id for member in groups.describe_group(group).members}
     places = {instance_id: member_id for member_id, instance_id in members.items() if instance_id}
     found: list[str | TidelogError] = []

@@ -21,7 +21,6 @@ from interop_members import (
     until_read,
     until_shared,
 )
-from patience import until
 
 import tidelog
 from tidelog.testing import LocalCluster
@@ -153,18 +152,3 @@ def test_kcat_reads_as_a_member_of_a_group(cluster: LocalCluster) -> None:
     said = run_kcat(cluster, "-c", "20", "-q", "-X", "auto.offset.reset=earliest", "-G", group, topic)
     assert {line.encode() for line in said.split()} == values
     until_committed(cluster, group)
-
-
-@pytest.mark.source("a:C-16")
-def test_a_classic_member_is_refused_by_a_consumer_group_that_has_members(cluster: LocalCluster) -> None:
-    topic, group = make_topic(cluster, "two-protocols", 2), "two-protocols"
-    member = TidelogMember(cluster, group, topic)
-    try:
-        until_shared([member], 2)
-        other = ConfluentMember(cluster, group, topic)
-        until(lambda: other.error is not None, "it is refused")
-        assert "INCONSISTENT_GROUP_PROTOCOL" in str(other.error)
-        member.check()
-        assert member.held == {0, 1}
-    finally:
-        member.stop()

@@ -9,6 +9,7 @@ from classic_world import Rounds
 from group_world import Groups, Topics
 
 from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
+from tidelog.coordinator.classic_requests import GroupMigratedError
 from tidelog.coordinator.generations import check_kind
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.machine import describe_group, list_groups
@@ -369,22 +370,22 @@ def test_an_overtaken_coordinator_tells_everybody() -> None:
 # ---- One kind at a time
 
 
-def test_a_group_has_one_kind_at_a_time_and_its_offsets_are_the_same() -> None:
-    groups = Groups(view=Topics.of(t=2))
+def test_a_group_that_must_not_be_converted_has_one_kind_at_a_time_and_its_offsets_are_the_same() -> None:
+    groups = Groups(view=Topics.of(t=2), limits=GroupLimits(migration_policy="disabled"))
     part = groups.view.part("t", 0)
     groups.commit({part: 7})
     rounds = Rounds(groups)
     rounds.stable("one")
     with pytest.raises(InconsistentGroupProtocolError, match="classic"):
         groups.join("a", "t")
-    with pytest.raises(InconsistentGroupProtocolError):
+    with pytest.raises(GroupMigratedError):
         groups.submit(RemoveMembers(group="g", view=groups.view, now_ms=1))
     rounds.leave(("one", ""))
     generation = groups.group().epoch
     reply = groups.join("a", "t")
     assert reply.member_epoch == generation + 1
     assert groups.group().kind == "consumer"
-    with pytest.raises(InconsistentGroupProtocolError, match="consumer"):
+    with pytest.raises(GroupMigratedError, match="consumer"):
         check_kind(groups.state, "g")
     groups.heartbeat("a", -1)
     check_kind(groups.state, "g")
@@ -403,7 +404,7 @@ def test_rounds_that_a_consumer_member_has_overtaken_are_over() -> None:
     rounds.wait(3_000)
     groups.join("a", "t")
     ticket = rounds.sync("one", dealt={"one": b"A"})
-    assert isinstance(rounds.answers[ticket], InconsistentGroupProtocolError)
+    assert isinstance(rounds.answers[ticket], GroupMigratedError)
     assert rounds.group.state is ClassicState.DEAD
 
 

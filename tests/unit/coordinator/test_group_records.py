@@ -33,6 +33,7 @@ from tidelog.model.ids import Offset, PartitionId
 PARTS = frozenset(PartitionId(topic_id(topic), number) for topic in (1, 2) for number in range(3))
 ALL: list[tuple[Key, Value]] = [
     (r.group_key("g"), GroupValue(epoch=4, assignor="range", topics_digest=b"12345678", empty_since_ms=9)),
+    (r.group_key("h"), GroupValue(epoch=4, classic_protocol="range")),
     (
         r.member_key(Kind.MEMBER, "g", "m"),
         MemberValue(
@@ -45,12 +46,17 @@ ALL: list[tuple[Key, Value]] = [
             assignor="uniform",
             session_timeout_ms=1,
             rebalance_timeout_ms=2,
+            classic_protocols=(("range", b"meta"), ("sticky", b"")),
         ),
     ),
     (r.member_key(Kind.TARGET, "g", "m"), TargetValue(partitions=PARTS)),
     (
         r.member_key(Kind.CURRENT, "g", "m"),
         CurrentValue(epoch=3, previous_epoch=2, assigned=PARTS, revoking=frozenset(list(PARTS)[:1]), gained=PARTS),
+    ),
+    (
+        r.member_key(Kind.CURRENT, "g", "c"),
+        CurrentValue(epoch=4, previous_epoch=2, assigned=PARTS, is_joining=True, declared=frozenset(list(PARTS)[:2])),
     ),
     (r.offset_key("g", PartitionId(topic_id(1), 5)), OffsetValue(offset=9, leader_epoch=1, metadata="m", commit_ms=8)),
     (
@@ -60,7 +66,7 @@ ALL: list[tuple[Key, Value]] = [
             protocol_type="consumer",
             protocol="range",
             leader="m",
-            members=(ClassicMember("m", "i", "c", "h", 1, 2, b"meta", b"mine"),),
+            members=(ClassicMember("m", "i", "c", "h", 1, 2, b"meta", b"mine", 4),),
             topics=("a",),
         ),
     ),
@@ -75,6 +81,20 @@ def test_records_survive_their_coding(key: Key, value: Value) -> None:
     data = r.encode_batch([made])
     assert r.decode_batch(data) == made.records
     assert batch.decode(data, decompressed_bytes_max=1 << 20)[0].timestamp == 77
+
+
+def test_a_generation_and_members_of_an_older_version_are_read() -> None:
+    """Written before groups changed their protocol: without the fields that were added for it."""
+    member = ["m", "i", "c", "h", 1, 2, b"meta", b"mine"]
+    data = msgpack.packb([int(Kind.CLASSIC), 0, {0: 3, 1: "consumer", 4: [member]}])
+    value = r.decode_value(data)
+    assert isinstance(value, ClassicValue)
+    assert value.members == (ClassicMember("m", "i", "c", "h", 1, 2, b"meta", b"mine", -1),)
+    data = msgpack.packb([int(Kind.MEMBER), 0, {4: ["t"]}])
+    old = r.decode_value(data)
+    assert isinstance(old, MemberValue)
+    assert not old.is_classic
+    assert r.encode_value(old) == data, "what is not used is not written"
 
 
 def test_a_newer_version_can_add_fields_and_kinds() -> None:

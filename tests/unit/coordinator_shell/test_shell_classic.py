@@ -173,7 +173,9 @@ def test_whoever_waits_for_a_round_hears_that_the_coordinator_has_gone() -> None
     run(4, job)
 
 
-def test_a_group_has_one_kind_at_a_time() -> None:
+def test_a_group_whose_members_cannot_be_understood_has_one_kind_at_a_time() -> None:
+    """Neither their subscriptions nor their assignments can be read here."""
+
     def job(cluster: GroupCluster, leader: int) -> None:
         one = cluster.member(GROUP, "orders")
         with pytest.raises(InconsistentGroupProtocolError):

@@ -1,0 +1,235 @@
+"""Classic members of the consumer groups of a shard, and groups that change their protocol, at work.
+
+    JoinGroup, SyncGroup, Heartbeat --> ClassicRounds --the group is a consumer group--> here --> machine
+    a consumer member joins a classic group with members --> freeze its rounds --> machine --> drop the rounds
+    the last consumer member is gone                     --> machine --> load the rounds, which begin with a rebalance
+
+While a group is converted its rounds are frozen: requests that would change them wait, deadlines do not count. What the
+machine is given of the rounds is true until the conversion has committed or failed; the client that asked for it may be
+gone by then. A conversion that fails changes nothing, and the rounds go on. Requests that were dispatched to the
+protocol that the group had are dispatched again (`GroupMigratedError`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tidelog.coordinator import classic_members
+from tidelog.coordinator.classic_requests import (
+    ClassicJoin,
+    ClassicSync,
+    Downgrade,
+    GroupMigratedError,
+    JoinGroup,
+    JoinReply,
+    SyncGroup,
+    SyncReply,
+)
+from tidelog.coordinator.migration import check_upgrade, is_downgrade_due
+from tidelog.coordinator.requests import JOIN_EPOCH, Heartbeat, HeartbeatReply, LiveClassicGroup
+from tidelog.coordinator.state import CoordinatorState, Group
+from tidelog.model.errors import PolicyViolationError, TidelogError
+from tidelog.model.group_errors import CoordinatorNotAvailableError, RebalanceInProgressError
+
+if TYPE_CHECKING:
+    from tidelog.coordinator.shard import Shard, ShardHost
+
+LOGGER = logging.getLogger(__name__)
+
+DISPATCHES_MAX = 8
+"""Attempts to find the protocol of a group that changes all the time."""
+RETRY_S = 0.5
+
+
+class MixedGroups:
+    """See the module. Belongs to a shard, and ends with it."""
+
+    def __init__(self, shard: Shard, host: ShardHost) -> None:
+        self._shard = shard
+        self._host = host
+        self._frozen: dict[str, asyncio.Future[None]] = {}
+        """Groups under conversion; resolved at the end of it."""
+        self._downgrading: set[str] = set()
+        self._policy = host.limits.migration_policy
+
+    def is_frozen(self, group_id: str) -> bool:
+        return group_id in self._frozen
+
+    async def thawed(self, group_id: str) -> None:
+        """Returns when the group is not under conversion."""
+        while (frozen := self._frozen.get(group_id)) is not None:
+            await asyncio.shield(frozen)
+            self._shard.check()
+
+    def has_members(self, group_id: str) -> bool:
+        """Whether it is a consumer group with members."""
+        group = self._shard.state.group(group_id)
+        return group is not None and bool(group.members)
+
+    # Classic members of a consumer group.
+
+    async def join(self, group_id: str, request: JoinGroup) -> JoinReply:
+        work = ClassicJoin(group=group_id, join=request, view=self._host.view, now_ms=self._host.now_ms())
+        reply: JoinReply = await self._shard.submit(work)
+        self._heard(group_id, reply.member_id)
+        return reply
+
+    async def sync(self, group_id: str, request: SyncGroup) -> SyncReply:
+        self._shard.renew((group_id, request.member_id))
+        work = ClassicSync(group=group_id, sync=request, view=self._host.view, now_ms=self._host.now_ms())
+        reply: SyncReply = await self._shard.submit(work)
+        self._heard(group_id, request.member_id)
+        return reply
+
+    def heartbeat(self, group_id: str, *, member_id: str, generation: int, instance_id: str = "") -> None:
+        self._shard.check()
+        group = self._shard.state.group(group_id)
+        try:
+            classic_members.heartbeat(group, group_id, member_id, instance_id, generation)
+        except RebalanceInProgressError:
+            self._heard(group_id, member_id)
+            raise
+        self._heard(group_id, member_id)
+
+    def _heard(self, group_id: str, member_id: str) -> None:
+        """The member lives; if the group waits for it to join or to sync, its rebalance timeout runs."""
+        group = self._shard.state.group(group_id)
+        if group is None or member_id not in group.members:
+            return
+        member, key = group.members[member_id], (group_id, member_id)
+        self._shard.renew(key)
+        is_pending = member.is_classic and classic_members.is_pending(group, member_id)
+        self._shard.note_revoking(
+            key,
+            HeartbeatReply(
+                member_id,
+                group.currents[member_id].epoch,
+                None,
+                member.session_timeout_ms,
+                is_revoking=is_pending,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+            ),
+        )
+
+    # Upgrades.
+
+    async def consumer_heartbeat(self, request: Heartbeat) -> HeartbeatReply:
+        """Of a member of the consumer protocol. If it joins a classic group with members, that becomes a consumer
+        group."""
+        for _ in range(DISPATCHES_MAX):
+            if request.member_epoch != JOIN_EPOCH:
+                break
+            await self.thawed(request.group)
+            try:
+                if self._shard.rounds.has_members(request.group):
+                    return await self._upgrade(request)
+                joined: HeartbeatReply = await self._shard.submit(request)
+                return joined
+            except GroupMigratedError:
+                await self._shard.rounds.stored(request.group)
+        else:
+            raise CoordinatorNotAvailableError(f"group {request.group!r} changes its protocol all the time")
+        reply: HeartbeatReply = await self._shard.submit(request)
+        return reply
+
+    async def _upgrade(self, request: Heartbeat) -> HeartbeatReply:
+        held = self._shard.rounds.get(request.group)
+        if held is not None:
+            check_upgrade(request.group, held.protocol_type, self._host.limits)
+        outcome: asyncio.Future[HeartbeatReply] = asyncio.get_running_loop().create_future()
+        self._frozen[request.group] = asyncio.get_running_loop().create_future()
+        self._host.spawn(self._convert(request, outcome), name="upgrade-group")
+        return await outcome
+
+    async def _convert(self, request: Heartbeat, outcome: asyncio.Future[HeartbeatReply]) -> None:
+        """Runs to the end, also if the client that asked for it is gone."""
+        try:
+            await self._shard.rounds.stored(request.group)
+            reply = await self._shard.submit(replace(request, live_classic=self._live(request.group)))
+            LOGGER.info("group=%s member=%s: a classic group has become a consumer group", *_names(request))
+            if not outcome.done():
+                outcome.set_result(reply)
+        except TidelogError as error:
+            LOGGER.info("group=%s member=%s: not upgraded: %s", *_names(request), error)
+            if not outcome.done():
+                outcome.set_exception(error)
+                outcome.exception()  # a caller that is gone must not make the loop complain
+        finally:
+            self._thaw(request.group)
+            if not outcome.done():
+                outcome.cancel()
+
+    def _live(self, group_id: str) -> LiveClassicGroup | None:
+        """None: nobody is in its rounds."""
+        held, stored = self._shard.rounds.get(group_id), self._shard.state.group(group_id)
+        if held is None or not held.members:
+            return None
+        return LiveClassicGroup(
+            -1 if stored is None or stored.classic is None else stored.classic.generation,
+            held.generation,
+            {member.member_id: member.protocols for member in held.members.values()},
+        )
+
+    def _thaw(self, group_id: str) -> None:
+        frozen = self._frozen.pop(group_id, None)
+        if frozen is not None and not frozen.done():
+            frozen.set_result(None)
+        self._shard.rounds.thaw(group_id)
+
+    # After a commit.
+
+    def group_changed(self, group_id: str, old: Group | None, new: Group | None) -> None:
+        was, now = old is not None and bool(old.members), new is not None and bool(new.members)
+        if now:
+            self._shard.rounds.drop(group_id, GroupMigratedError(f"group {group_id!r} is a consumer group now"))
+        elif was and new is not None and new.classic is not None and new.classic.members:
+            self._shard.rounds.load(group_id)
+        if now and (old is None or new is None or old.members is not new.members):
+            self._downgrade_soon(group_id)
+
+    def start(self, state: CoordinatorState) -> None:
+        """Of a shard that has been read: what a former coordinator has not finished."""
+        for group_id in sorted(state.groups):
+            self._downgrade_soon(group_id)
+
+    def limits_changed(self) -> None:
+        before, self._policy = self._policy, self._host.limits.migration_policy
+        if before != self._policy:
+            self.start(self._shard.state)
+
+    def _downgrade_soon(self, group_id: str) -> None:
+        is_due = is_downgrade_due(self._shard.state.group(group_id), self._host.limits)
+        if is_due and group_id not in self._downgrading:
+            self._downgrading.add(group_id)
+            self._host.spawn(self._downgrade(group_id), name="downgrade-group")
+
+    async def _downgrade(self, group_id: str) -> None:
+        try:
+            while is_downgrade_due(self._shard.state.group(group_id), self._host.limits):
+                work = Downgrade(group=group_id, view=self._host.view, now_ms=self._host.now_ms())
+                try:
+                    await self._shard.submit(work, is_own=True)
+                    LOGGER.info("group=%s: a consumer group of classic members has become a classic group", group_id)
+                    return
+                except PolicyViolationError as error:
+                    LOGGER.warning("group=%s stays a consumer group: %s", group_id, error)
+                    return
+                except TidelogError as error:
+                    self._shard.check()  # over: this ends here
+                    LOGGER.info("group=%s is downgraded later: %s", group_id, error)
+                    await asyncio.sleep(RETRY_S)
+        except TidelogError as error:
+            LOGGER.info("group=%s: not downgraded here: %s", group_id, error)
+        finally:
+            self._downgrading.discard(group_id)
+
+    def end(self) -> None:
+        for group_id in list(self._frozen):
+            self._thaw(group_id)
+
+
+def _names(request: Heartbeat) -> tuple[Any, Any]:
+    return request.group, request.member_id
