@@ -9,6 +9,9 @@ Who may commit (`check_commit`), for a group that has members:
 - a member of a classic group with the stored generation (ILLEGAL_GENERATION).
 - nobody else (UNKNOWN_MEMBER_ID): a program without membership may commit only while the group has no members.
 
+A negative offset is stored as it is, as Kafka stores it: clients read it as "nothing committed", or as a position of
+their own (kafkajs: -1 latest, -2 earliest).
+
 Offsets of a group without members expire `retention_ms` after it became empty and after they were committed; those of a
 group that never had members (a "simple" one) after their commit. A group that is empty so long and has none left goes
 with them. Offsets of topics that are gone expire at once.
@@ -146,8 +149,6 @@ def _check_classic(group: Group, member_id: str, generation: int, instance_id: s
 
 
 def _wrong(wanted: OffsetToCommit, limits: GroupLimits) -> TidelogError | None:
-    if wanted.offset < 0:
-        return InvalidRequestError(f"an offset of {wanted.offset}")
     if len(wanted.metadata.encode()) > limits.offset_metadata_bytes_max:
         return OffsetMetadataTooLargeError(
             f"metadata of an offset has at most {limits.offset_metadata_bytes_max} bytes"

@@ -75,15 +75,6 @@ def check_count(count: int, partitions_max: int) -> None:
         raise InvalidRequestError(f"{count} partitions in one request, at most {partitions_max}")
 
 
-def no_follower(replica_id: int) -> None:
-    """Raises for a request of a replica: brokers replicate over streams of their own."""
-    if replica_id >= 0:
-        raise InvalidRequestError(
-            f"replica {replica_id} asks as a follower; this is the door for clients (replica id -1),"
-            " brokers follow each other on the internal listener"
-        )
-
-
 def is_moved(error: TidelogError | None) -> bool:
     """Whether the client should be told who leads now."""
     return error is not None and error.code in _MOVED

@@ -1,7 +1,7 @@
 """Offsets and producers: ListOffsets, OffsetForLeaderEpoch, DeleteRecords, DescribeProducers, InitProducerId.
 
-Each partition has its row, with its error if it failed; a partition that is named twice is refused each time. Requests
-of followers are refused.
+Each partition has its row, with its error if it failed; a partition that is named twice is refused each time. A request
+is a consumer's, whatever replica id it carries: the latest offset is the high watermark, never the log's end.
 
 ListOffsets knows these timestamps, from a version on: the latest offset (-1), the earliest (-2), the record with the
 largest timestamp (-3, version 7), the earliest on this broker's disks (-4, version 8: all there is), the latest that
@@ -30,7 +30,7 @@ from tidelog.replication.fetching import READ_COMMITTED, READ_UNCOMMITTED
 from tidelog.rpc.kafka import messages
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import code, code_of, message_of
-from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, check_count, find, no_follower
+from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, check_count, find
 from tidelog.rpc.kafka.messages.data import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -167,7 +167,6 @@ async def _refusing(
 
 
 def _check_list(request: ListOffsetsRequest) -> None:
-    no_follower(request.replica_id)
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         raise InvalidRequestError(f"isolation level {request.isolation_level}: 0 or 1")
 
@@ -213,7 +212,7 @@ async def offset_for_leader_epoch(
         (made.topic, [(one.partition, one, row) for one, row in zip(topic.partitions, made.partitions, strict=True)])
         for topic, made in zip(request.topics, response.topics, strict=True)
     ]
-    await _refusing(context, rows, fill, fail, lambda: no_follower(request.replica_id))
+    await _refusing(context, rows, fill, fail, lambda: None)
     return response
 
 

@@ -180,13 +180,19 @@ def test_members_of_a_classic_group_commit_with_its_generation() -> None:
         fetch_offsets(groups.state, "g", [part], member_id="m", member_epoch=4)
 
 
+def test_negative_offset_is_stored_as_it_came() -> None:
+    groups = Groups(view=Topics.of(t=1))
+    part = groups.view.part("t", 0)
+    assert groups.commit({part: -2}) == {part: None}
+    assert fetch_offsets(groups.state, "g", [part])[part].offset == -2
+
+
 def test_offsets_that_are_too_much_are_refused() -> None:
     groups = Groups(view=Topics.of(t=4), limits=GroupLimits(offsets_per_request_max=2))
     first, second, third = (groups.view.part("t", number) for number in range(3))
-    reply = groups.commit({first: OffsetToCommit(1, metadata="é" * 2_049), second: -1})
+    reply = groups.commit({first: OffsetToCommit(1, metadata="é" * 2_049), second: 1})
     assert isinstance(reply[first], OffsetMetadataTooLargeError)
-    assert isinstance(reply[second], InvalidRequestError)
-    assert groups.last == ()
+    assert reply[second] is None
     assert groups.commit({first: OffsetToCommit(1, metadata="é" * 2_048)}) == {first: None}
     with pytest.raises(InvalidRequestError, match="over the limit"):
         groups.commit({first: 1, second: 1, third: 1})

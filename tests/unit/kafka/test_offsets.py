@@ -163,7 +163,7 @@ def test_each_partition_has_its_own_answer(world: DataWorld) -> None:
 
     unknown = "UNKNOWN_TOPIC_OR_PARTITION"
     assert rows() == ["", unknown, unknown, "INVALID_REQUEST", "INVALID_REQUEST"]
-    assert rows(replica_id=12) == ["INVALID_REQUEST"] * 5, "a follower"
+    assert rows(replica_id=12) == rows(replica_id=0) == rows(), "a client, whatever it says"
     assert rows(DoorLimits(partitions_max=4)) == ["INVALID_REQUEST"] * 5
     assert rows(replica_id=-2)[0] == ""
     assert world.cluster.log(11, where).end_offset == 0
@@ -301,7 +301,7 @@ def test_epochs_tell_where_they_end(world: DataWorld, version: int) -> None:
     assert end(epoch, known=epoch + 1) == ("UNKNOWN_LEADER_EPOCH", -1, -1)
     assert end(epoch, topic="nobody") == ("UNKNOWN_TOPIC_OR_PARTITION", -1, -1)
     if version >= 3:
-        assert end(epoch, replica_id=12) == ("INVALID_REQUEST", -1, -1)
+        assert end(epoch, replica_id=12) == ("", epoch, 2), "a client, whatever it says"
 
 
 # DeleteRecords.
