@@ -137,7 +137,7 @@ def test_every_value_is_one_that_a_program_can_read(cluster: KafkaCluster) -> No
         for row in describe(cluster, resource, include_synonyms=True).values():
             for value in (row.value, *(one.value for one in row.synonyms)):
                 if value is not None and row.config_type in (INT, LONG):
-                    assert -1 <= int(value) <= ((1 << 63) - 1 if row.config_type == LONG else INT_MAX)
+                    assert -2 <= int(value) <= ((1 << 63) - 1 if row.config_type == LONG else INT_MAX)
                 elif value is not None and row.config_type == BOOLEAN:
                     assert value in ("true", "false")
     found = describe(cluster, (TOPIC, "numbers"))

@@ -324,6 +324,7 @@ def test_client_with_a_replica_id_neither_confirms_nor_sees_uncommitted_records(
             for replica_id, offset in ((12, 1), (13, 1), (12, 2), (13, 2), (12, 1)):
                 asked = fetch_request(wanted("uncommitted", offset), replica_id=replica_id)
                 (row,) = rows_of(await lone.answer(broker, FETCH, 12, asked)).values()
+                assert isinstance(row.records, bytes | memoryview)
                 rows.append((row.high_watermark, bytes(row.records)))
             return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from tidelog.rpc.kafka.messages.topics import (
 )
 
 BROKERS = (11, 12, 13)
+KAFKA_CONFIGS = Path(__file__).parents[1] / "metadata" / "kafka_topic_configs.tsv"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,23 @@ def test_topics_are_made_in_every_version_and_this_broker_knows_them_at_once(
     assert made.topic_id == (found.topic_id.bytes if version >= 7 else bytes(16))
     assert (made.num_partitions, made.replication_factor) == ((4, 2) if version >= 5 else (-1, -1))
     assert bool(made.configs) == (version >= 5)
+
+
+def test_topic_is_created_with_every_setting_that_kafka_sends_at_its_default(cluster: KafkaCluster) -> None:
+    """MirrorMaker 2 creates a topic with the settings of the source cluster, all of them."""
+    rows = [line.split("\t") for line in KAFKA_CONFIGS.read_text(encoding="utf-8").splitlines()]
+    settings = {name: default.strip("[]") for name, _, default, _, _, scope in rows if scope == "public"}
+    (made,) = create(cluster, topic("mirrored", configs=settings))
+    assert (made.error_code, made.error_message) == (0, None)
+    assert {name: value for row in made.configs if (name := row.name) in settings for value in [row.value]} == settings
+
+
+@pytest.mark.parametrize("key", ["preallocate", "remote.storage.enable", "local.retention.ms"])
+def test_setting_without_a_meaning_is_refused_with_the_reason(cluster: KafkaCluster, key: str) -> None:
+    (row,) = create(cluster, topic("refused", configs={key: "1000" if key.endswith("ms") else "true"}))
+    assert codes([row]) == ["INVALID_CONFIG"]
+    assert key in row.error_message
+    assert "here" in row.error_message
 
 
 def test_more_topics_than_are_decided_at_once_are_refused_each(cluster: KafkaCluster) -> None:
