@@ -24,6 +24,7 @@ from functools import cache
 
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.records import (
+    ClassicValue,
     CurrentValue,
     GroupRecord,
     Kind,
@@ -45,7 +46,7 @@ from tidelog.coordinator.requests import (
 )
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.coordinator.subscriptions import Resolver
-from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.model.errors import TidelogError
 from tidelog.model.group_errors import (
     FencedInstanceIdError,
     GroupIdNotFoundError,
@@ -68,10 +69,6 @@ Records = list[GroupRecord]
 def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits) -> tuple[Records, PartitionErrors]:
     if not request.group or len(request.group) > limits.name_length_max:
         raise InvalidGroupIdError(f"a group id has 1 to {limits.name_length_max} characters")
-    if len(request.offsets) > limits.offsets_per_request_max:
-        raise InvalidRequestError(
-            f"{len(request.offsets)} offsets in one commit are over the limit of {limits.offsets_per_request_max}"
-        )
     group = state.group(request.group) or Group(request.group)
     current = check_commit(group, request.member_id, request.member_epoch, request.instance_id)
     reply: PartitionErrors = {}
@@ -183,10 +180,6 @@ def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits)
     group = state.group(request.group)
     if group is None:
         raise GroupIdNotFoundError(f"there is no group {request.group!r} here")
-    if len(request.partitions) > limits.offsets_per_request_max:
-        raise InvalidRequestError(
-            f"{len(request.partitions)} partitions are over the limit of {limits.offsets_per_request_max}"
-        )
     resolver = Resolver(request.view)
     for member in group.members.values():
         resolver.of(member)
@@ -203,6 +196,10 @@ def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits)
         )
         if not is_read and partition in group.offsets:
             records.append(GroupRecord(offset_key(request.group, partition), None))
+    if records and len(records) == len(group.offsets) and group.info is None and group.classic is None:
+        # It stays, empty, as any group does until it is deleted or expires.
+        empty = ClassicValue(generation=0, empty_since_ms=request.now_ms)
+        records.append(GroupRecord(classic_key(request.group), empty))
     return records, reply
 
 

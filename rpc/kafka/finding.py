@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from uuid import UUID
 
@@ -9,7 +10,6 @@ from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.topics import find_topic
 from tidelog.model.errors import (
     ErrorCode,
-    InvalidRequestError,
     TidelogError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
@@ -70,9 +70,10 @@ def _look_up(image: ClusterImage, topic: str | bytes, partition: int) -> Partiti
     return PartitionId(TopicId(found.topic_id), partition)
 
 
-def check_count(count: int, partitions_max: int) -> None:
-    if count > partitions_max:
-        raise InvalidRequestError(f"{count} partitions in one request, at most {partitions_max}")
+async def rest(count: int) -> None:
+    """Between two steps of the work on so many names: others have their turn if they are many."""
+    if count > NAMES_PER_SLICE:
+        await asyncio.sleep(0)
 
 
 def is_moved(error: TidelogError | None) -> bool:

@@ -340,8 +340,6 @@ def test_nonsense_is_refused(world: DataWorld) -> None:
     write(world, "refused", b"x")
     assert code(world.fetch(wanted("refused"), isolation_level=2)) == "INVALID_REQUEST"
     assert values(world.fetch_row("refused", replica_id=-2)) == [b"x"]
-    narrow = DataWorld(world.cluster, DoorLimits(partitions_max=1))
-    assert code(narrow.fetch(wanted("refused"), wanted("refused", partition=1))) == "INVALID_REQUEST"
     assert world.fetch().responses == []
 
 
