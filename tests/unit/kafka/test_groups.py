@@ -454,6 +454,18 @@ def test_groups_are_deleted(cluster: GroupCluster, door: Door) -> None:
     consumer.leave()
 
 
+def test_group_whose_last_offset_was_deleted_is_empty_and_can_be_deleted(cluster: GroupCluster, door: Door) -> None:
+    cluster.commit("emptied", {("orders", 0): 1})
+    topics = [messages.OffsetDeleteRequestTopic(name="orders", partitions=[messages.OffsetDeleteRequestPartition()])]
+    response = door.ask(messages.OffsetDeleteRequest(group_id="emptied", topics=topics))
+    assert (response.error_code, codes(response)) == (0, [""])
+    (row,) = door.ask(messages.DescribeGroupsRequest(groups=["emptied"])).groups
+    assert (row.group_state, row.error_code) == ("Empty", 0)
+    for wanted in ("", "GROUP_ID_NOT_FOUND"):
+        (row,) = door.ask(messages.DeleteGroupsRequest(groups_names=["emptied"])).results
+        assert name_of(row.error_code) == wanted
+
+
 # Bounds and trouble.
 
 
