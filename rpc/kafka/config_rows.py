@@ -69,7 +69,7 @@ class NodeSetting:
     default: str | None
     is_set: bool
     is_sensitive: bool
-    """A secret: its value is not told."""
+    """A secret: its value is not shown."""
     kind: int
     doc: str
 

@@ -3,7 +3,7 @@
     resource of Kafka       here
     TOPIC                   a topic
     BROKER, an id           one broker; whichever broker is asked, since settings are the cluster's state. What stands
-                            in a node's own file is told by that node, which is the one that Kafka's clients ask
+                            in a node's own file is shown by that node, which is the one that Kafka's clients ask
     BROKER, no name         the cluster: what holds for every broker
     GROUP                   told, read-only: groups go by the cluster's `group.consumer.*`
     BROKER_LOGGER, others   refused

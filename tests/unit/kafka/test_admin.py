@@ -101,7 +101,7 @@ def test_access_rules_are_disabled(brokers: KafkaCluster, version: int) -> None:
     assert {"no authorizer" in row.error_message for row in rows} == {True}
 
 
-def test_operations_are_told_to_clients_that_ask(brokers: KafkaCluster) -> None:
+def test_operations_are_returned_to_clients_that_ask(brokers: KafkaCluster) -> None:
     place(brokers, "allowed", (11,))
     topics = [MetadataRequestTopic(name="allowed"), MetadataRequestTopic(name="unknown")]
     for version in range(8, 14):
@@ -119,10 +119,10 @@ def test_operations_are_told_to_clients_that_ask(brokers: KafkaCluster) -> None:
             assert found.cluster_authorized_operations == of_cluster
     found = brokers.send(apis.DESCRIBE_CLUSTER, DescribeClusterRequest(include_cluster_authorized_operations=True))
     assert found.cluster_authorized_operations == operations.CLUSTER
-    request = DescribeTopicPartitionsRequest(
+    asked = DescribeTopicPartitionsRequest(
         topics=[DescribeTopicPartitionsTopicRequest(name="allowed")], response_partition_limit=10
     )
-    (row,) = brokers.send(apis.DESCRIBE_TOPIC_PARTITIONS, request).topics
+    (row,) = brokers.send(apis.DESCRIBE_TOPIC_PARTITIONS, asked).topics
     assert row.topic_authorized_operations == operations.TOPIC
 
 

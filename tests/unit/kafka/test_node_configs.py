@@ -56,7 +56,7 @@ def test_static_settings_of_a_node_are_described_with_their_sources(tmp_path: Pa
     on_uvloop(main)
 
 
-def test_secret_of_a_node_is_not_told(tmp_path: Path) -> None:
+def test_secret_of_a_node_is_not_shown(tmp_path: Path) -> None:
     config = prepare(tmp_path)
     path = Path(config.path)
     path.write_text(path.read_text(encoding="utf-8") + '\n"broker.rack" = "${env:RACK}"\n', encoding="utf-8")

@@ -381,7 +381,7 @@ def test_the_producers_of_a_partition_are_told(world: DataWorld) -> None:
     assert told == [(20, 1, 0, 1_000, -1, 2), (25, 0, -1, -1, 4, -1), (30, 2, 1, 1_001, -1, -1)]
 
 
-def test_follower_tells_the_producers_that_its_own_log_knows(world: DataWorld) -> None:
+def test_follower_lists_the_producers_that_its_own_log_knows(world: DataWorld) -> None:
     where = world.topic("replicated-writers")
     world.produce("replicated-writers", batch(b"a", producer_id=40, producer_epoch=3, base_sequence=0))
     world.cluster.until_equal(where, *BROKERS)
