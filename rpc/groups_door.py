@@ -24,7 +24,8 @@ from tidelog.rpc.v1 import common_pb2 as common
 from tidelog.rpc.v1 import groups_pb2 as pb
 
 GROUPS_PER_SLICE = 100
-"""Described in one turn of the event loop."""
+PARTITIONS_PER_SLICE = 500
+"""Of one request, in one turn of the event loop."""
 
 
 class GroupsDoor:
@@ -114,12 +115,14 @@ class GroupsDoor:
         if not items:
             raise InvalidRequestError("no partition is named")
 
-    def _find(self, named: Sequence[NamesPartition]) -> list[PartitionId | TidelogError]:
+    async def _find(self, named: Sequence[NamesPartition]) -> list[PartitionId | TidelogError]:
         """Each of them, or what is wrong with it; raises if one is named twice."""
         image = self._image()
         found: list[PartitionId | TidelogError] = []
         seen: set[PartitionId] = set()
-        for item in named:
+        for number, item in enumerate(named, start=1):
+            if number % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
             try:
                 partition = partition_of(image, item)
             except TidelogError as error:
@@ -135,7 +138,7 @@ class GroupsDoor:
         self._check_count(request.offsets)
         found = [
             InvalidRequestError(f"an offset of {item.offset}") if item.offset < 0 else where
-            for item, where in zip(request.offsets, self._find(request.offsets), strict=True)
+            for item, where in zip(request.offsets, await self._find(request.offsets), strict=True)
         ]
         offsets = {
             where: OffsetToCommit(item.offset, item.leader_epoch, item.metadata)
@@ -155,7 +158,7 @@ class GroupsDoor:
         return pb.CommitOffsetsResponse(offsets=_outcomes(request.offsets, found, done))
 
     async def fetch_offsets(self, request: pb.FetchOffsetsRequest, _caller: Caller) -> pb.FetchOffsetsResponse:
-        found = self._find(request.partitions)
+        found = await self._find(request.partitions)
         image = self._image()
         held = self._service.fetch_offsets(
             request.group,
@@ -164,7 +167,9 @@ class GroupsDoor:
             member_epoch=request.member_epoch if request.HasField("member_epoch") else None,
         )
         response = pb.FetchOffsetsResponse()
-        for where in found or held:
+        for number, where in enumerate(found or held, start=1):
+            if number % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
             if isinstance(where, PartitionId):
                 committed = held[where]
                 response.offsets.add(
@@ -191,7 +196,7 @@ class GroupsDoor:
 
     async def delete_offsets(self, request: pb.DeleteOffsetsRequest, _caller: Caller) -> pb.DeleteOffsetsResponse:
         self._check_count(request.partitions)
-        found = self._find(request.partitions)
+        found = await self._find(request.partitions)
         partitions = [where for where in found if isinstance(where, PartitionId)]
         done = await self._service.delete_offsets(request.group, partitions) if partitions else {}
         return pb.DeleteOffsetsResponse(offsets=_outcomes(request.partitions, found, done))

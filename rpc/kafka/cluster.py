@@ -22,6 +22,7 @@ from tidelog.replication.service import DirectoryDescription, ReplicaSize
 from tidelog.rpc.door_quorum_report import describe_quorum as quorum_of
 from tidelog.rpc.kafka import errors
 from tidelog.rpc.kafka.entries import Entry
+from tidelog.rpc.kafka.finding import in_slices, rest
 from tidelog.rpc.kafka.messages import (
     ALTER_PARTITION_REASSIGNMENTS,
     DESCRIBE_LOG_DIRS,
@@ -62,6 +63,8 @@ from tidelog.rpc.v1 import cluster_pb2 as pb
 
 ELECTIONS = {0: partitions.PREFERRED, 1: partitions.UNCLEAN}
 ROWS_AT_A_TIME = 1_000
+PARTITIONS_AT_A_TIME = 1_000
+"""That the controller is asked about at once."""
 ERROR_SINCE = 1
 """An answer of ElectLeaders has an error of its own."""
 
@@ -219,20 +222,14 @@ async def elect_leaders(request: ElectLeadersRequest, context: Context) -> Elect
         # The controller chose them, and labels each `topic-partition`.
         labels = [item.name.rpartition("-") for item in outcomes]
         named = [(topic, int(number)) for topic, _, number in labels]
-    return ElectLeadersResponse(
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=topic,
-                partition_result=[
-                    PartitionResult(
-                        partition_id=number, error_code=errors.code(item.error), error_message=_message(item)
-                    )
-                    for number, item in rows
-                ],
-            )
-            for topic, rows in _by_topic(zip(named, outcomes, strict=True))
+    response = ElectLeadersResponse()
+    for topic, rows in _by_topic(zip(named, outcomes, strict=True)):
+        results = [
+            PartitionResult(partition_id=number, error_code=errors.code(item.error), error_message=_message(item))
+            async for number, item in in_slices(rows)
         ]
-    )
+        response.replica_election_results.append(ReplicaElectionResult(topic=topic, partition_result=results))
+    return response
 
 
 async def _elect(
@@ -287,7 +284,7 @@ async def alter_reassignments(
                     ReassignablePartitionResponse(
                         partition_index=number, error_code=errors.code(item.error), error_message=_message(item)
                     )
-                    for number, item in rows
+                    async for number, item in in_slices(rows)
                 ],
             )
             for topic, rows in _by_topic(zip(named, outcomes, strict=True))
@@ -331,7 +328,8 @@ async def _in_pieces(
     """One outcome for each partition. An error of the first piece is that of the whole request: nothing is done; an
     error of a later one is that of its partitions."""
     found: dict[int, Outcome] = {}
-    for places in pieces(named, context.services.limits.admin_items_max):
+    await rest(len(named))
+    for places in pieces(named, PARTITIONS_AT_A_TIME):
         try:
             found |= zip(places, await _outcomes(question(places), timeout_ms, context), strict=True)
         except TidelogError as error:

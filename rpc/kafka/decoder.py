@@ -4,7 +4,7 @@ Of `MetadataRequest`, version 1, comes (shortened):
 
     def decode(data, pos):
         end = len(data)
-        room, numbers = 1000000, 4000000
+        room, numbers = 200000, 50000
         o1 = new(MetadataRequest)
         n2, = unpack(data, pos)
         pos += 4

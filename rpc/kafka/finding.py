@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage
@@ -18,6 +19,7 @@ from tidelog.model.ids import PartitionId, TopicId
 from tidelog.rpc.kafka.brokers_view import view_of
 from tidelog.rpc.kafka.messages.data import LeaderIdAndEpoch, NodeEndpoint
 
+T = TypeVar("T")
 NAMES_PER_SLICE = 500
 """Partitions of a request, or rows of an answer, that are dealt with in one turn of the event loop: some 3 ms."""
 
@@ -74,6 +76,14 @@ async def rest(count: int) -> None:
     """Between two steps of the work on so many names: others have their turn if they are many."""
     if count > NAMES_PER_SLICE:
         await asyncio.sleep(0)
+
+
+async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with a turn for others after every `NAMES_PER_SLICE`."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % NAMES_PER_SLICE == 0:
+            await asyncio.sleep(0)
 
 
 def is_moved(error: TidelogError | None) -> bool:

@@ -188,6 +188,18 @@ def test_members_fetch_and_commit_with_their_epoch(cluster: GroupCluster) -> Non
     one.leave()
 
 
+def test_thousands_of_groups_and_partitions_in_one_request_are_answered(cluster: GroupCluster) -> None:
+    names = [f"many-{number}" for number in range(3_000)]
+    found = cluster.ask_groups("any", "FindCoordinator", pb.FindCoordinatorRequest(groups=names)).coordinators
+    assert [(row.group, row.error.name) for row in found] == [(name, "") for name in names]
+    described = cluster.ask_groups(names[0], "DescribeGroups", pb.DescribeGroupsRequest(groups=names)).groups
+    assert [row.group for row in described] == names
+    wanted = [common.TopicPartition(topic="orders", partition=number) for number in range(12_000)]
+    rows = cluster.ask_groups("any", "FetchOffsets", pb.FetchOffsetsRequest(group="any", partitions=wanted)).offsets
+    assert [row.partition for row in rows] == list(range(12_000))
+    assert rows[-1].error.name == "UNKNOWN_TOPIC_OR_PARTITION"
+
+
 HOSTILE: list[tuple[str, Any, ErrorCode]] = [
     ("FindCoordinator", pb.FindCoordinatorRequest(), ErrorCode.INVALID_REQUEST),
     ("FindCoordinator", pb.FindCoordinatorRequest(groups=[""]), ErrorCode.INVALID_GROUP_ID),
