@@ -12,11 +12,13 @@ from typing import Protocol, Self, TypeVar
 
 from tidelog.cli import table
 from tidelog.cli.files import LogDirectory, ReadOnlyFile, Watched, is_log_directory
+from tidelog.cli.group_records import group_document, group_text
 from tidelog.cli.json_stream import JsonStream
 from tidelog.cli.log_rows import Row, batch_row, bytes_text, entry_rows, record_rows, time_text
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
 from tidelog.cli.progress import Progress
 from tidelog.cli.stored_state import StateReader, state_document, state_lines
+from tidelog.log.batch import Record
 from tidelog.log.checkpoint import StoredState
 from tidelog.log.dump import FileKind, Problem, Source, StoredBatch, parse_name, read_batches
 from tidelog.log.verify import LogVerifier
@@ -170,7 +172,8 @@ class JsonOutput:
     """One document; rows are written as they are read."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._with_records: bool = options.records
+        self._decodes_groups: bool = options.offsets_decoder
+        self._with_records: bool = options.records or options.offsets_decoder
         self._json = JsonStream(sys.stdout)
 
     def begin(self, path: str) -> None:
@@ -210,7 +213,7 @@ class JsonOutput:
             row = batch_row(batch)
             if self._with_records:
                 try:
-                    row["records"] = record_rows(batch)
+                    row["records"] = record_rows(batch, decodes_groups=self._decodes_groups)
                 except TidelogError as error:
                     row["records"] = None
                     yield Problem(name, batch.position, f"records do not decode: {error}")
@@ -248,8 +251,9 @@ class TableOutput:
     """Tables for a person. With `--verify` but without `--records` a line for each file: the verdict is asked for."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._with_records: bool = options.records
-        self._is_brief: bool = options.verify and not options.records
+        self._decodes_groups: bool = options.offsets_decoder
+        self._with_records: bool = options.records or options.offsets_decoder
+        self._is_brief: bool = options.verify and not self._with_records
         self._out = sys.stdout
 
     def begin(self, path: str) -> None:
@@ -300,14 +304,18 @@ class TableOutput:
                 (
                     record.offset,
                     time_text(record.timestamp),
-                    bytes_text(record.key),
-                    bytes_text(record.value),
+                    *self._shown(record),
                     " ".join(f"{key}={bytes_text(value)}" for key, value in record.headers),
                 )
                 for record in records
             )
             headings = ("offset", "time", "key", "value", "headers")
             table.write(self._out, headings, rows, right=("offset",), indent="    ")
+
+    def _shown(self, record: Record) -> tuple[str, str]:
+        """Key and value."""
+        group = group_document(record.key, record.value) if self._decodes_groups else None
+        return (bytes_text(record.key), bytes_text(record.value)) if group is None else group_text(group)
 
     def end_log(self) -> None:
         pass

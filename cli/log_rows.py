@@ -4,6 +4,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
+from tidelog.cli.group_records import group_document
 from tidelog.log.dump import (
     FileKind,
     OffsetEntry,
@@ -51,8 +52,9 @@ def batch_row(batch: StoredBatch) -> Row:
     }
 
 
-def record_rows(batch: StoredBatch) -> list[Row]:
-    """The records of a batch; a `TidelogError` if they do not decode."""
+def record_rows(batch: StoredBatch, *, decodes_groups: bool = False) -> list[Row]:
+    """The records of a batch; a `TidelogError` if they do not decode. With `decodes_groups` also what they say of
+    consumer groups."""
     return [
         {
             "offset": record.offset,
@@ -60,6 +62,7 @@ def record_rows(batch: StoredBatch) -> list[Row]:
             "key": bytes_document(record.key),
             "value": bytes_document(record.value),
             "headers": [{"key": key, "value": bytes_document(value)} for key, value in record.headers],
+            **({"group": group_document(record.key, record.value)} if decodes_groups else {}),
         }
         for record in batch.records()
     ]

@@ -109,6 +109,11 @@ def parser() -> argparse.ArgumentParser:
     dump.add_argument("path", metavar="PATH", help="a file, a log's directory or a node's log directory")
     dump.add_argument("--records", action="store_true", help="show the records inside the batches too")
     dump.add_argument(
+        "--offsets-decoder",
+        action="store_true",
+        help="show records of __consumer_offsets in readable form: groups, members, committed offsets; with --records",
+    )
+    dump.add_argument(
         "--verify", action="store_true", help="check everything against everything; exit with 1 if something is wrong"
     )
     dump.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")

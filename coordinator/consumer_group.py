@@ -198,8 +198,6 @@ def _check(request: Heartbeat, limits: GroupLimits) -> None:
         raise InvalidRequestError("who joins holds nothing: give up what you hold first")
     if request.member_epoch == STATIC_LEAVE_EPOCH and not request.instance_id:
         raise InvalidRequestError("only a member with an instance id can leave for a while (epoch -2)")
-    if request.topics is not None and len(request.topics) > limits.topics_max:
-        raise InvalidRequestError(f"a subscription to {len(request.topics)} topics is over {limits.topics_max}")
     if request.topics is not None and sum(map(len, request.topics)) > limits.subscription_bytes_max:
         raise InvalidRequestError(
             f"the names of a subscription have at most {limits.subscription_bytes_max} characters; use a pattern"

@@ -19,12 +19,9 @@ class GroupLimits:
     """Of a classic group: how long an empty one waits for more members before it deals."""
     name_length_max: int = 1_024
     """Of group ids, member ids, instance ids, racks, client ids."""
-    topics_max: int = 10_000
-    """Names in one subscription."""
     subscription_bytes_max: int = 512 << 10
     """Of the names in one; a group keeps those of all its members."""
     pattern_length_max: int = 1_024
-    offsets_per_request_max: int = 10_000
     expired_per_decision_max: int = 1_000
     protocols_max: int = 100
     """That a classic member names."""

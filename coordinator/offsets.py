@@ -11,6 +11,9 @@ Who may commit (`check_commit`), for a group that has members:
   a consumer group and the member has not joined a generation since.
 - nobody else (UNKNOWN_MEMBER_ID): a program without membership may commit only while the group has no members.
 
+A negative offset is stored as it is, as Kafka stores it: clients read it as "nothing committed", or as a position of
+their own (kafkajs: -1 latest, -2 earliest).
+
 Offsets of a group without members expire `retention_ms` after it became empty and after they were committed; those of a
 group that never had members (a "simple" one) after their commit. A group that is empty so long and has none left goes
 with them. Offsets of topics that are gone expire at once.
@@ -23,6 +26,7 @@ from functools import cache
 
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.records import (
+    ClassicValue,
     CurrentValue,
     GroupRecord,
     Kind,
@@ -44,7 +48,7 @@ from tidelog.coordinator.requests import (
 )
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.coordinator.subscriptions import Resolver
-from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.model.errors import TidelogError
 from tidelog.model.group_errors import (
     FencedInstanceIdError,
     GroupIdNotFoundError,
@@ -68,10 +72,6 @@ Records = list[GroupRecord]
 def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits) -> tuple[Records, PartitionErrors]:
     if not request.group or len(request.group) > limits.name_length_max:
         raise InvalidGroupIdError(f"a group id has 1 to {limits.name_length_max} characters")
-    if len(request.offsets) > limits.offsets_per_request_max:
-        raise InvalidRequestError(
-            f"{len(request.offsets)} offsets in one commit are over the limit of {limits.offsets_per_request_max}"
-        )
     group = state.group(request.group) or Group(request.group)
     current = check_commit(group, request.member_id, request.member_epoch, request.instance_id)
     reply: PartitionErrors = {}
@@ -154,8 +154,6 @@ def _check_classic(group: Group, member_id: str, generation: int, instance_id: s
 
 
 def _wrong(wanted: OffsetToCommit, limits: GroupLimits) -> TidelogError | None:
-    if wanted.offset < 0:
-        return InvalidRequestError(f"an offset of {wanted.offset}")
     if len(wanted.metadata.encode()) > limits.offset_metadata_bytes_max:
         return OffsetMetadataTooLargeError(
             f"metadata of an offset has at most {limits.offset_metadata_bytes_max} bytes"
@@ -190,10 +188,6 @@ def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits)
     group = state.group(request.group)
     if group is None:
         raise GroupIdNotFoundError(f"there is no group {request.group!r} here")
-    if len(request.partitions) > limits.offsets_per_request_max:
-        raise InvalidRequestError(
-            f"{len(request.partitions)} partitions are over the limit of {limits.offsets_per_request_max}"
-        )
     resolver = Resolver(request.view)
     for member in group.members.values():
         resolver.of(member)
@@ -210,6 +204,10 @@ def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits)
         )
         if not is_read and partition in group.offsets:
             records.append(GroupRecord(offset_key(request.group, partition), None))
+    if records and len(records) == len(group.offsets) and group.info is None and group.classic is None:
+        # It stays, empty, as any group does until it is deleted or expires.
+        empty = ClassicValue(generation=0, empty_since_ms=request.now_ms)
+        records.append(GroupRecord(classic_key(request.group), empty))
     return records, reply
 
 

@@ -163,6 +163,7 @@ class DeleteOffsets:
     group: str
     partitions: tuple[PartitionId, ...]
     view: TopicsView
+    now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

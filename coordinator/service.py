@@ -77,6 +77,9 @@ T = TypeVar("T")
 
 CREATE_MS = 5_000
 """For the controller, and for this broker to hear of it."""
+GROUPS_PER_SLICE = 500
+OFFSETS_PER_DECISION = 1_000
+"""Offsets that are committed or deleted by one decision: some 10 ms. A larger request becomes several."""
 MEMBERS_PER_SLICE = 500
 """And groups, that are told of in one turn of the event loop."""
 
@@ -120,6 +123,13 @@ async def _in_words(shard: Shard, work: Awaitable[T]) -> T:
         raise NotCoordinatorError(str(error), coordinator=shard.leading.replica.partition.leader) from error
     except (NotEnoughReplicasError, LeaderNotAvailableError, StorageError) as error:
         raise CoordinatorNotAvailableError(str(error)) from error
+
+
+def _pieces(offsets: Mapping[PartitionId, OffsetToCommit]) -> list[Mapping[PartitionId, OffsetToCommit]]:
+    if len(offsets) <= OFFSETS_PER_DECISION:
+        return [offsets]
+    rows = list(offsets.items())
+    return [dict(rows[first : first + OFFSETS_PER_DECISION]) for first in range(0, len(rows), OFFSETS_PER_DECISION)]
 
 
 class GroupService:
@@ -171,7 +181,9 @@ class GroupService:
             self.check_name(group)
         topic = self.image.topic_named(OFFSETS_TOPIC) or await self._create_topic()
         found: list[int | TidelogError] = []
-        for group in groups:
+        for number, group in enumerate(groups, start=1):
+            if number % GROUPS_PER_SLICE == 0:
+                await asyncio.sleep(0)
             leader = topic.partitions[partition_for(group, len(topic.partitions))].leader
             found.append(
                 leader
@@ -393,15 +405,24 @@ class GroupService:
         self._check_room(shard, group)
         shard.check_order((group, member_id), sequence)
         shard.rounds.check_commit(group, member_id, member_epoch, instance_id)
-        request = CommitOffsets(
-            group=group,
-            member_id=member_id,
-            member_epoch=member_epoch,
-            instance_id=instance_id,
-            offsets=offsets,
-            now_ms=self.now_ms(),
-        )
-        done: PartitionErrors = await self._ask(shard, shard.submit(request))
+        now_ms = self.now_ms()
+        requests = [
+            CommitOffsets(
+                group=group,
+                member_id=member_id,
+                member_epoch=member_epoch,
+                instance_id=instance_id,
+                offsets=some,
+                now_ms=now_ms,
+            )
+            for some in _pieces(offsets)
+        ]
+        if len(requests) == 1:
+            done: PartitionErrors = await self._ask(shard, shard.submit(requests[0]))
+        else:
+            done = await self._in_pieces(
+                shard, [(request, list(request.offsets)) for request in requests], (group, member_id), sequence
+            )
         self.counts.commits += 1
         self.counts.committed_offsets += sum(error is None for error in done.values())
         return done
@@ -419,8 +440,47 @@ class GroupService:
         return fetch_offsets(shard.state, group, partitions, member_id=member_id, member_epoch=member_epoch)
 
     async def delete_offsets(self, group: str, partitions: Sequence[PartitionId]) -> PartitionErrors:
-        request = DeleteOffsets(group=group, partitions=tuple(partitions), view=self.view)
-        done: PartitionErrors = await self.submit(group, request)
+        shard, now_ms = self.shard_of(group), self.now_ms()
+        pieces = [
+            tuple(partitions[first : first + OFFSETS_PER_DECISION])
+            for first in range(0, max(1, len(partitions)), OFFSETS_PER_DECISION)
+        ]
+        requests = [DeleteOffsets(group=group, partitions=some, view=self.view, now_ms=now_ms) for some in pieces]
+        if len(requests) == 1:
+            done: PartitionErrors = await self._ask(shard, shard.submit(requests[0]))
+            return done
+        return await self._in_pieces(shard, [(request, request.partitions) for request in requests], (group, ""), 0)
+
+    async def _in_pieces(
+        self,
+        shard: Shard,
+        pieces: Sequence[tuple[object, Iterable[PartitionId]]],
+        member: tuple[str, str],
+        sequence: int,
+    ) -> PartitionErrors:
+        """One after the other, with a turn for others in between; each is decided as soon as it is submitted. What
+        refuses all of them is raised, what refuses one is the error of its partitions."""
+
+        async def submit(request: object) -> Any:
+            shard.check_newest(member, sequence)
+            return await self._ask(shard, shard.submit(request))
+
+        running = []
+        for request, _ in pieces:
+            running.append(asyncio.ensure_future(submit(request)))
+            await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        unexpected = [error for error in errors if not isinstance(error, TidelogError)]
+        if errors and (unexpected or len(errors) == len(outcomes)):
+            raise (unexpected or errors)[0]
+        done: dict[PartitionId, TidelogError | None] = {}
+        for (_, named), outcome in zip(pieces, outcomes, strict=True):
+            if isinstance(outcome, TidelogError):
+                done |= dict.fromkeys(named, outcome)
+            else:
+                assert isinstance(outcome, dict), "the reply to its request"
+                done |= outcome
         return done
 
     # Groups.

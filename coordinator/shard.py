@@ -378,6 +378,11 @@ class Shard:
             raise StaleMemberEpochError(f"commit {sequence} of member {key[1]} comes after its commit {last}")
         self._sequences[key] = sequence
 
+    def check_newest(self, key: MemberKey, sequence: int) -> None:
+        """Raises if a later commit of the same member has come since this one."""
+        if sequence and self._sequences.get(key, sequence) != sequence:
+            raise StaleMemberEpochError(f"commit {sequence} of member {key[1]} was overtaken by a later one")
+
     def as_it_is(self, summary: GroupSummary) -> GroupSummary:
         """With what the rounds of a classic group know and the log does not."""
         classic = self.rounds.get(summary.group)

@@ -62,6 +62,7 @@ class Look:
 
     needs_keys: bool
     codec: Codec | None
+    level: int | None
     message_bytes_max: int
     decompressed_bytes_max: int
 
@@ -78,6 +79,7 @@ def look_of(config: LogConfig) -> Look:
     return Look(
         needs_keys=config.cleanup_compact,
         codec=config.compression,
+        level=config.compression_level,
         message_bytes_max=config.message_bytes_max,
         decompressed_bytes_max=config.looked_bytes_max,
     )
@@ -104,7 +106,11 @@ def _look(batch: Buffer, header: BatchHeader, look: Look) -> Buffer:
             validate_records(batch, decompressed_bytes_max=look.decompressed_bytes_max, needs_keys=True)
         return batch
     changed = recompress(
-        batch, look.codec, decompressed_bytes_max=look.decompressed_bytes_max, needs_keys=look.needs_keys
+        batch,
+        look.codec,
+        decompressed_bytes_max=look.decompressed_bytes_max,
+        level=look.level,
+        needs_keys=look.needs_keys,
     )
     if len(changed) > look.message_bytes_max:
         raise RecordTooLargeError(

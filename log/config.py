@@ -52,6 +52,8 @@ class LogConfig:
     timestamp_after_max_ms: int = 60 * 60 * 1000
     compression: Codec | None = None
     """The codec that batches are stored with; None keeps the producer's."""
+    compression_level: int | None = None
+    """At which the log itself compresses; None is the codec's usual one."""
 
     flush_mode: FlushMode = FlushMode.SYNC
     flush_messages: int | None = None
@@ -79,7 +81,7 @@ class LogConfig:
             "segment_ms": 1,
             "segment_jitter_ms": 0,
             "index_interval_bytes": 0,
-            "index_bytes_max": 12,
+            "index_bytes_max": 4,
             "message_bytes_max": 0,
             "decompressed_bytes_max": 1,
             "retention_ms": -1,
@@ -98,9 +100,9 @@ class LogConfig:
             if getattr(self, name) < bound
         ]
         found += [
-            f"{name}={value}: at least 1"
-            for name, value in (("flush_messages", self.flush_messages), ("flush_ms", self.flush_ms))
-            if value is not None and value < 1
+            f"{name}={value}: at least {bound}"
+            for name, value, bound in (("flush_messages", self.flush_messages, 1), ("flush_ms", self.flush_ms, 0))
+            if value is not None and value < bound
         ]
         if self.segment_bytes > (1 << 31) - 1:
             found.append(f"segment_bytes={self.segment_bytes}: at most 2147483647, positions in an index are 32 bits")

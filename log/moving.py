@@ -53,6 +53,15 @@ class LogMove:
         """So far everything was sound."""
         return self._source.start_offset if self._copy is None else self._copy.end_offset
 
+    @property
+    def copied_bytes(self) -> int:
+        return 0 if self._copy is None else self._copy.size
+
+    @property
+    def lag(self) -> int:
+        """Offsets that the copy does not have yet."""
+        return max(0, self._source.end_offset - self.copied_end)
+
     async def copy(self) -> None:
         """Returns when little is left to copy."""
         source = self._source

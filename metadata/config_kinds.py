@@ -50,11 +50,26 @@ class Definition:
     choices: tuple[str, ...] = ()
     server: tuple[tuple[str, int], ...] = ()
     default_says: str = ""
+    also: tuple[int, ...] = ()
+    """Values outside of the range that are accepted too."""
+    accepted: tuple[Value, ...] = ()
+    """Of a key of Kafka that has no meaning here: the values that change nothing. All others are refused."""
+    refusal: str = ""
+    """Why the others are refused."""
     is_dynamic: bool = True
     """A change acts without a restart."""
 
 
 CLUSTER_SCOPES = (Scope.CLUSTER,)
+TOPIC_SCOPES = (Scope.TOPIC,)
+
+
+def topic_key(
+    name: str, kind: Kind, default: Value | None, doc: str, *server: str | tuple[str, int], **more: object
+) -> Definition:
+    """`server`: the cluster-wide keys that give its default."""
+    names = tuple((entry, 1) if isinstance(entry, str) else entry for entry in server)
+    return Definition(name=name, kind=kind, default=default, doc=doc, scopes=TOPIC_SCOPES, server=names, **more)  # type: ignore[arg-type]
 
 
 def cluster_key(name: str, kind: Kind, default: Value | None, doc: str, **more: object) -> Definition:

@@ -9,6 +9,7 @@ no fixed one; `default_says` tells what holds instead.
 from __future__ import annotations
 
 from tidelog.metadata.config_groups import GROUP_KEYS
+from tidelog.metadata.config_kafka import COMPRESSION_LEVEL_KEYS, INERT_TOPIC_KEYS
 from tidelog.metadata.config_kinds import (
     BATCH_BYTES_MOST,
     CLUSTER_SCOPES,
@@ -24,6 +25,7 @@ from tidelog.metadata.config_kinds import (
     Value,
     cluster_key,
 )
+from tidelog.metadata.config_kinds import topic_key as _topic
 
 __all__ = [
     "BATCH_BYTES_MOST",
@@ -45,13 +47,6 @@ __all__ = [
 ]
 
 _BROKERS = (Scope.CLUSTER, Scope.BROKER)
-
-
-def _topic(
-    name: str, kind: Kind, default: Value | None, doc: str, *server: str | tuple[str, int], **more: object
-) -> Definition:
-    names = tuple((entry, 1) if isinstance(entry, str) else entry for entry in server)
-    return Definition(name=name, kind=kind, default=default, doc=doc, scopes=(Scope.TOPIC,), server=names, **more)  # type: ignore[arg-type]
 
 
 def _broker(name: str, kind: Kind, default: Value | None, doc: str, **more: object) -> Definition:
@@ -80,6 +75,7 @@ TOPIC_KEYS: tuple[Definition, ...] = (
         "compression.type",
         choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
     ),
+    *COMPRESSION_LEVEL_KEYS,
     _topic(
         "delete.retention.ms",
         Kind.INT,
@@ -125,7 +121,7 @@ TOPIC_KEYS: tuple[Definition, ...] = (
         None,
         "With flush.mode=page-cache: sync when the oldest unsynced record is this old.",
         "log.flush.interval.ms",
-        least=1,
+        least=0,
         most=LONG_MAX,
         default_says="left to the system",
         **_MS,
@@ -268,7 +264,7 @@ TOPIC_KEYS: tuple[Definition, ...] = (
         10 << 20,
         "The largest size of a segment's index; a full index seals the segment.",
         "log.index.size.max.bytes",
-        least=12,
+        least=4,
         most=INT_MAX,
         **_BYTES,
     ),
@@ -301,6 +297,7 @@ TOPIC_KEYS: tuple[Definition, ...] = (
         "Whether a replica that lacks acknowledged records may lead when no other can: available again, with loss.",
         "unclean.leader.election.enable",
     ),
+    *INERT_TOPIC_KEYS,
 )
 
 CLUSTER_KEYS: tuple[Definition, ...] = (
@@ -491,6 +488,9 @@ def _derived(definition: Definition) -> list[Definition]:
             "least": definition.least,
             "most": definition.most,
             "choices": definition.choices,
+            "also": definition.also,
+            "accepted": definition.accepted,
+            "refusal": definition.refusal,
             **scaled,
         }
         doc = f"Default of the topic key {definition.name}."

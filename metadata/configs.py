@@ -16,6 +16,7 @@ from uuid import UUID
 
 from tidelog.log.batch import Codec, TimestampType
 from tidelog.log.config import FlushMode, LogConfig
+from tidelog.metadata.config_kafka import GZIP_DEFAULT, LZ4_FAST
 from tidelog.metadata.config_table import TABLES, Definition, Kind, Scope, Value
 from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.model.errors import InvalidConfigError
@@ -51,11 +52,14 @@ def _shown(text: str) -> str:
 
 def allowed(row: Definition) -> str:
     """What a value may be, for people."""
+    if row.accepted:
+        return "only " + ", ".join(as_text(value) for value in row.accepted)
     match row.kind:
         case Kind.INT | Kind.FLOAT:
             words = "an integer" if row.kind is Kind.INT else "a number"
             most = "" if row.most is None or row.most == (1 << 63) - 1 else f" to {row.most}"
             words += f" from {row.least}{most}" if row.least is not None else ""
+            words += "".join(f", or {value}" for value in row.also)
             return words + (f" ({row.unit})" if row.unit else "")
         case Kind.BOOL:
             return "true or false"
@@ -75,6 +79,8 @@ def check(scope: Scope, name: str, text: str) -> Value:
     value = _read(row, text.strip())
     if value is None:
         raise InvalidConfigError(f"{name}={_shown(text)}: {allowed(row)}")
+    if row.accepted and value not in row.accepted:
+        raise InvalidConfigError(f"{name}={_shown(text)}: {allowed(row)}; {row.refusal}")
     return value
 
 
@@ -110,7 +116,7 @@ def _read(row: Definition, text: str) -> Value | None:
 
 def _in_range(row: Definition, value: float) -> Value | None:
     is_inside = (row.least is None or value >= row.least) and (row.most is None or value <= row.most)
-    return value if is_inside else None
+    return value if is_inside or value in row.also else None
 
 
 def _float(row: Definition, text: str) -> Value | None:
@@ -266,6 +272,12 @@ _CODECS = {
     "lz4": Codec.LZ4,
     "zstd": Codec.ZSTD,
 }
+_LEVELS = {
+    Codec.GZIP: ("compression.gzip.level", GZIP_DEFAULT),
+    Codec.LZ4: ("compression.lz4.level", LZ4_FAST),
+    Codec.ZSTD: ("compression.zstd.level", None),
+}
+"""The key of a codec's level, and the value that stands for what the codec does without one."""
 _TIMESTAMPS = {"CreateTime": TimestampType.CREATE, "LogAppendTime": TimestampType.LOG_APPEND}
 
 
@@ -284,10 +296,14 @@ def _log_config(own: Map[str, str], cluster: Map[str, str]) -> LogConfig:
     expiry = cluster.get("producer.id.expiration.ms")
     row = TABLES[Scope.CLUSTER]["producer.id.expiration.ms"]
     fields: dict[str, object] = {field: value(name) for field, name in _LOG_FIELDS.items()}
+    codec = _CODECS[str(value("compression.type"))]
+    key, usual = _LEVELS.get(codec, ("", None)) if codec is not None else ("", None)
+    level = value(key) if key else None
     return LogConfig(
         cleanup_delete="delete" in policy,
         cleanup_compact="compact" in policy,
-        compression=_CODECS[str(value("compression.type"))],
+        compression=codec,
+        compression_level=level if isinstance(level, int) and level != usual else None,
         timestamp_type=_TIMESTAMPS[str(value("message.timestamp.type"))],
         flush_mode=FlushMode(value("flush.mode")),
         producer_expiry_ms=int(expiry if expiry is not None else str(row.default)),

@@ -94,6 +94,9 @@ class ErrorCode(Enum):
     INELIGIBLE_REPLICA = ErrorRow(107, True, "a replica that is fenced or of a former life cannot join the in-sync set")
     NEW_LEADER_ELECTED = ErrorRow(108, False, "the change moved leadership; act as a follower")
     UNSUPPORTED_SASL_MECHANISM = ErrorRow(33, False, "use SCRAM-SHA-256 or SCRAM-SHA-512")
+    ILLEGAL_SASL_STATE = ErrorRow(34, False, "connect without SASL: this listener does not authenticate")
+    SECURITY_DISABLED = ErrorRow(54, False, "there are no access rules without an authorizer; everybody may do all")
+    LOG_DIR_NOT_FOUND = ErrorRow(57, False, "use a log directory of this broker; DescribeLogDirs lists them")
     POLICY_VIOLATION = ErrorRow(
         44, False, "the request is past a limit of this cluster; ask for less, or raise the limit"
     )
@@ -510,6 +513,18 @@ class UnacceptableCredentialError(TidelogError):
 
 class UnsupportedSaslMechanismError(TidelogError):
     code = ErrorCode.UNSUPPORTED_SASL_MECHANISM
+
+
+class IllegalSaslStateError(TidelogError):
+    code = ErrorCode.ILLEGAL_SASL_STATE
+
+
+class SecurityDisabledError(TidelogError):
+    code = ErrorCode.SECURITY_DISABLED
+
+
+class LogDirNotFoundError(TidelogError):
+    code = ErrorCode.LOG_DIR_NOT_FOUND
 
 
 class FeatureUpdateError(TidelogError):

@@ -20,7 +20,7 @@ from tidelog.model.errors import (
     TidelogError,
     UnsupportedMagicError,
 )
-from tidelog.model.ids import DirectoryId
+from tidelog.model.ids import DirectoryId, PartitionId
 from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading
 
@@ -40,6 +40,7 @@ class Moves:
 
     def __init__(self, host: Replicas) -> None:
         self._host = host
+        self.under_way: dict[PartitionId, LogMove] = {}
 
     async def move(self, replica: Replica, directory: DirectoryId) -> None:
         """Returns when the replica lies in that directory. It is used meanwhile, but for a moment at the end."""
@@ -48,12 +49,14 @@ class Moves:
         move = self._host.logs.move(replica.partition_id, directory)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         replica.is_moving = True
+        self.under_way[replica.partition_id] = move
         try:
             await self._copy(replica, move)
             replica.move = move, done
             self._host.unsettle(replica)
             await asyncio.shield(done)
         finally:
+            del self.under_way[replica.partition_id]
             replica.is_moving = replica.move is not None
             if replica.move is None and not move.is_decided:
                 await move.abandon()

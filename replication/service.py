@@ -31,6 +31,7 @@ from tidelog.model.errors import (
     InvalidRequestError,
     InvalidRequiredAcksError,
     LeaderNotAvailableError,
+    LogDirNotFoundError,
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
@@ -38,12 +39,14 @@ from tidelog.model.errors import (
     RemoteError,
     ReplicaNotAvailableError,
     RequestTimedOutError,
+    StorageError,
     TidelogError,
     WorkFailedError,
 )
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
 from tidelog.replication.fetching import READ_COMMITTED, Fetch, FetchItem, FetchResult, OffsetWatch, ReadMemory
 from tidelog.replication.leading import Leading
+from tidelog.replication.replica import Replica
 from tidelog.replication.replicas import Replicas
 from tidelog.replication.serving import find_leading
 
@@ -82,7 +85,6 @@ class ServiceConfig:
     waiting_fetches_max: int = 10_000
     fetch_bytes_max: int = 55 << 20
     """`fetch.max.bytes` of the broker."""
-    items_max: int = 100_000
 
 
 @dataclass(slots=True)
@@ -109,7 +111,9 @@ class ReplicaSize:
     partition: PartitionId
     size: int
     offset_lag: int
-    """Offsets that it is behind the high watermark."""
+    """Offsets that it is behind the high watermark; of a copy, behind the log that is copied."""
+    is_future: bool = False
+    """A copy that will take the replica's place in this directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +163,6 @@ class PartitionService:
         """
         if acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
             raise InvalidRequiredAcksError(f"acks={acks}: 0, 1 or -1")
-        if len(items) > self.config.items_max:
-            raise InvalidRequestError(f"{len(items)} partitions in one request, at most {self.config.items_max}")
         size = sum(len(item.batches) for item in items)
         if self.queued_bytes and self.queued_bytes + size > self.config.queued_bytes_max:
             raise OverloadedError(
@@ -202,8 +204,6 @@ class PartitionService:
 
         `memory` counts what is read until this returns, and says how much it may be; a fetch that waits holds none.
         """
-        if len(items) > self.config.items_max:
-            raise InvalidRequestError(f"{len(items)} partitions in one request, at most {self.config.items_max}")
         bytes_max = min(max_bytes, self.config.fetch_bytes_max)
         with closing(
             Fetch(self._replicas, items, bytes_max=bytes_max, isolation=isolation, rack=rack, memory=memory)
@@ -350,8 +350,10 @@ class PartitionService:
             return following, 0
 
     async def producers(self, partition: PartitionId) -> list[ProducerRow]:
-        """Those that the partition's log remembers, by id."""
-        state = self.leading(partition).log.producers
+        """Those that the log of this broker's replica remembers, by id; a follower's may be behind the leader's."""
+        replica = self._replicas.get(partition)
+        log = None if replica is None or replica.is_dropped else replica.log
+        state = self.leading(partition).log.producers if log is None else log.producers
         found = []
         for number, producer_id in enumerate(state.ids(), start=1):
             row = state.row(producer_id)  # forgotten meanwhile, perhaps
@@ -377,6 +379,13 @@ class PartitionService:
                 if log is not None:
                     lag = max(0, replica.high_watermark - log.end_offset) if replica is not None else 0
                     sizes.append(ReplicaSize(partition, log.size, lag))
+            copies = [
+                ReplicaSize(partition, move.copied_bytes, move.lag, is_future=True)
+                for partition, move in self._replicas.moves.under_way.items()
+                if move.target is directory
+            ]
+            if copies:
+                sizes = sorted([*sizes, *copies], key=lambda one: (one.partition.topic_id.int, one.partition.partition))
             found.append(
                 DirectoryDescription(
                     directory.directory_id,
@@ -390,11 +399,30 @@ class PartitionService:
             )
         return found
 
-    async def move_replica(self, partition: PartitionId, directory: DirectoryId) -> None:
-        """Returns when the replica of this broker lies in that directory."""
+    def directory_at(self, path: str) -> DirectoryId:
+        """Of the log directory with this path."""
+        for directory in self._replicas.logs.directories:
+            if directory.disk.label == path:
+                if directory.failed is not None or directory.directory_id is None:
+                    raise StorageError(f"log directory {path} of broker {self._replicas.me} has failed")
+                return directory.directory_id
+        raise LogDirNotFoundError(f"broker {self._replicas.me} has no log directory {path[:200]!r}")
+
+    def directory_id_of(self, partition: PartitionId) -> DirectoryId | None:
+        """Where this broker's replica lies; `ReplicaNotAvailableError` if it has none that is open."""
+        self._open_replica(partition)
+        directory = self._replicas.logs.directory_of(partition)
+        return None if directory is None else directory.directory_id
+
+    def _open_replica(self, partition: PartitionId) -> Replica:
         replica = self._replicas.get(partition)
         if replica is None or replica.log is None or replica.is_dropped:
             raise ReplicaNotAvailableError(f"broker {self._replicas.me} has no open replica of {partition}")
+        return replica
+
+    async def move_replica(self, partition: PartitionId, directory: DirectoryId) -> None:
+        """Returns when the replica of this broker lies in that directory."""
+        replica = self._open_replica(partition)
         known = [d for d in self._replicas.logs.directories if d.directory_id == directory and d.failed is None]
         if not known:
             raise InvalidRequestError(f"broker {self._replicas.me} has no working log directory {directory}")

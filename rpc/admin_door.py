@@ -153,8 +153,6 @@ class AdminDoor:
     # Configs.
 
     async def describe_configs(self, request: pb.DescribeConfigsRequest, _caller: Caller) -> pb.DescribeConfigsResponse:
-        if len(request.resources) > self._limits.partitions_max:
-            raise InvalidRequestError(f"{len(request.resources)} resources: at most {self._limits.partitions_max}")
         keys = frozenset(request.keys)
         response = pb.DescribeConfigsResponse()
         for resource in request.resources:
@@ -305,8 +303,6 @@ class AdminDoor:
 
     async def move_replicas(self, request: pb.MoveReplicasRequest, caller: Caller) -> pb.MoveReplicasResponse:
         timeout_ms = self._limits.admin_timeout(request.timeout_ms)
-        if len(request.replicas) > self._limits.partitions_max:
-            raise InvalidRequestError(f"{len(request.replicas)} replicas: at most {self._limits.partitions_max}")
         if request.broker == self._link.me and self._log_dirs is not None:
             rows = await self._log_dirs.move(self._link.image, request.replicas, timeout_ms=timeout_ms)
             return pb.MoveReplicasResponse(replicas=rows)

@@ -81,9 +81,6 @@ class ClusterDoor:
     async def metadata(self, request: pb.MetadataRequest, caller: Caller) -> pb.MetadataResponse:
         link = self._link
         listener = self._listener(link.image, request.listener, caller)
-        named = len(request.topics) + len(request.topic_ids)
-        if named > self._limits.partitions_max:
-            raise InvalidRequestError(f"{named} topics in one request: at most {self._limits.partitions_max}")
         errors = await self._auto_create.create(request.topics) if request.may_create else {}
         image, offset = link.image, link.metadata_offset  # what is told is of one moment
         brokers = {broker.broker: _at(broker, listener) for broker in image.live_brokers()}

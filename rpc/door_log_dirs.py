@@ -37,6 +37,19 @@ class LogDirs:
         """`topics` empty: of all."""
         return [await _directory(image, topics, found) for found in await self._service.log_directories()]
 
+    def begin_move(self, where: PartitionId, path: str) -> None:
+        """Moves the replica to the directory with this path, as Kafka does: it goes on after this call, which raises
+        only what is known at once. A move to another directory ends; if the replica is there already that is all."""
+        directory = self._service.directory_at(path)
+        present = self._service.directory_id_of(where)
+        former = [
+            task for (partition, target), task in self._moves.items() if partition == where and target != directory
+        ]
+        for task in former:
+            task.cancel()
+        if present != directory or (where, directory) in self._moves:
+            self._start(where, directory, after=former)
+
     async def move(
         self, image: ClusterImage, replicas: Sequence[pb.MovedReplica], *, timeout_ms: int
     ) -> list[common.PartitionOutcome]:
@@ -58,10 +71,17 @@ class LogDirs:
             row.error.CopyFrom(as_message(error))
         return row
 
-    def _start(self, where: PartitionId, directory: DirectoryId) -> asyncio.Task[None]:
+    def _start(
+        self, where: PartitionId, directory: DirectoryId, *, after: Sequence[asyncio.Task[None]] = ()
+    ) -> asyncio.Task[None]:
+        async def move() -> None:
+            if after:
+                await asyncio.wait(after)
+            await self._service.move_replica(where, directory)
+
         key = (where, directory)
         if key not in self._moves:
-            task = asyncio.get_running_loop().create_task(self._service.move_replica(where, directory))
+            task = asyncio.get_running_loop().create_task(move())
             self._moves[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
         return self._moves[key]
@@ -85,7 +105,7 @@ async def _directory(image: ClusterImage, topics: frozenset[str], found: Directo
             await asyncio.sleep(0)
         topic = image.topics.get(replica.partition.topic_id)
         name = "" if topic is None else topic.name
-        if not topics or name in topics:
+        if not replica.is_future and (not topics or name in topics):
             row.replicas.add(
                 topic=name,
                 topic_id=replica.partition.topic_id.bytes,

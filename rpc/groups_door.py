@@ -6,6 +6,7 @@ Kafka door calls as well. What a member is told of a topic that is gone has its 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,9 @@ from tidelog.rpc.limits import DoorLimits
 from tidelog.rpc.v1 import common_pb2 as common
 from tidelog.rpc.v1 import groups_pb2 as pb
 
-GROUPS_MAX = 1_000
-"""Named in one request."""
+GROUPS_PER_SLICE = 100
+PARTITIONS_PER_SLICE = 500
+"""Of one request, in one turn of the event loop."""
 
 
 class GroupsDoor:
@@ -85,9 +87,6 @@ class GroupsDoor:
         )
 
     def _owned(self, named: pb.Partitions) -> frozenset[PartitionId]:
-        count = sum(len(topic.partitions) for topic in named.topics)
-        if count > self._limits.partitions_max:
-            raise InvalidRequestError(f"{count} partitions are held: at most {self._limits.partitions_max}")
         ids = self._image().topic_ids
         owned: set[PartitionId] = set()
         for topic in named.topics:
@@ -107,22 +106,23 @@ class GroupsDoor:
         )
 
     async def remove_members(self, request: pb.RemoveMembersRequest, _caller: Caller) -> pb.RemoveMembersResponse:
-        self._check_count([*request.member_ids, *request.instance_ids], least=0)
         removed = await self._service.remove_members(request.group, request.member_ids, request.instance_ids)
         return pb.RemoveMembersResponse(members=[_outcome(name, error) for name, error in removed.items()])
 
     # Offsets.
 
-    def _check_count(self, items: Sequence[object], *, least: int = 1) -> None:
-        if not least <= len(items) <= self._limits.partitions_max:
-            raise InvalidRequestError(f"{len(items)} items: {least} to {self._limits.partitions_max}")
+    def _check_count(self, items: Sequence[object]) -> None:
+        if not items:
+            raise InvalidRequestError("no partition is named")
 
-    def _find(self, named: Sequence[NamesPartition]) -> list[PartitionId | TidelogError]:
+    async def _find(self, named: Sequence[NamesPartition]) -> list[PartitionId | TidelogError]:
         """Each of them, or what is wrong with it; raises if one is named twice."""
         image = self._image()
         found: list[PartitionId | TidelogError] = []
         seen: set[PartitionId] = set()
-        for item in named:
+        for number, item in enumerate(named, start=1):
+            if number % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
             try:
                 partition = partition_of(image, item)
             except TidelogError as error:
@@ -136,7 +136,10 @@ class GroupsDoor:
 
     async def commit_offsets(self, request: pb.CommitOffsetsRequest, _caller: Caller) -> pb.CommitOffsetsResponse:
         self._check_count(request.offsets)
-        found = self._find(request.offsets)
+        found = [
+            InvalidRequestError(f"an offset of {item.offset}") if item.offset < 0 else where
+            for item, where in zip(request.offsets, await self._find(request.offsets), strict=True)
+        ]
         offsets = {
             where: OffsetToCommit(item.offset, item.leader_epoch, item.metadata)
             for item, where in zip(request.offsets, found, strict=True)
@@ -155,8 +158,7 @@ class GroupsDoor:
         return pb.CommitOffsetsResponse(offsets=_outcomes(request.offsets, found, done))
 
     async def fetch_offsets(self, request: pb.FetchOffsetsRequest, _caller: Caller) -> pb.FetchOffsetsResponse:
-        self._check_count(request.partitions, least=0)
-        found = self._find(request.partitions)
+        found = await self._find(request.partitions)
         image = self._image()
         held = self._service.fetch_offsets(
             request.group,
@@ -165,7 +167,9 @@ class GroupsDoor:
             member_epoch=request.member_epoch if request.HasField("member_epoch") else None,
         )
         response = pb.FetchOffsetsResponse()
-        for where in found or held:
+        for number, where in enumerate(found or held, start=1):
+            if number % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
             if isinstance(where, PartitionId):
                 committed = held[where]
                 response.offsets.add(
@@ -192,7 +196,7 @@ class GroupsDoor:
 
     async def delete_offsets(self, request: pb.DeleteOffsetsRequest, _caller: Caller) -> pb.DeleteOffsetsResponse:
         self._check_count(request.partitions)
-        found = self._find(request.partitions)
+        found = await self._find(request.partitions)
         partitions = [where for where in found if isinstance(where, PartitionId)]
         done = await self._service.delete_offsets(request.group, partitions) if partitions else {}
         return pb.DeleteOffsetsResponse(offsets=_outcomes(request.partitions, found, done))
@@ -211,7 +215,9 @@ class GroupsDoor:
     async def describe_groups(self, request: pb.DescribeGroupsRequest, _caller: Caller) -> pb.DescribeGroupsResponse:
         _check_groups(request.groups)
         response = pb.DescribeGroupsResponse()
-        for group in request.groups:
+        for number, group in enumerate(request.groups, start=1):
+            if number % GROUPS_PER_SLICE == 0:
+                await asyncio.sleep(0)
             try:
                 details = self._service.describe_group(group)
             except TidelogError as error:
@@ -247,8 +253,8 @@ class GroupsDoor:
 
 
 def _check_groups(groups: Sequence[str]) -> None:
-    if not 1 <= len(groups) <= GROUPS_MAX:
-        raise InvalidRequestError(f"{len(groups)} groups: 1 to {GROUPS_MAX}")
+    if not groups:
+        raise InvalidRequestError("no group is named")
 
 
 def _coordinator(image: ClusterImage, group: str, where: int | TidelogError, listener: str) -> pb.Coordinator:

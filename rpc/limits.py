@@ -61,10 +61,9 @@ class DoorLimits:
     produce_timeout_max_ms: int = 300_000
     produce_stream_requests_max: int = 64
     """Requests of one ProduceStream that wait for their acknowledgement."""
-    partitions_max: int = 10_000
-    """In one request."""
-    admin_items_max: int = 4_000
-    """Topics or resources that one request may change: the controller decides on all of them in one turn."""
+    admin_items_max: int = 100
+    """Topics, resources or partitions that the controller is asked to change at once, since it decides on all of them
+    in one turn. A larger request is split."""
     admin_timeout_ms: int = 30_000
     admin_timeout_max_ms: int = 300_000
     calls_max: int = 20_000
@@ -164,9 +163,10 @@ class RequestMemory:
         self.used += size
         return True
 
-    def add(self, size: int) -> None:
-        """Count what has been read already."""
+    def add(self, size: int) -> int:
+        """Count what has been read already; returns the size."""
         self.used += size
+        return size
 
     def give_back(self, size: int) -> None:
         self.used -= size

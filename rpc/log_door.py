@@ -54,8 +54,8 @@ class LogDoor:
         self._responses = responses or ResponseMemory(limits)
 
     def _check_count(self, partitions: Sequence[object]) -> None:
-        if not 1 <= len(partitions) <= self._limits.partitions_max:
-            raise InvalidRequestError(f"{len(partitions)} partitions: 1 to {self._limits.partitions_max}")
+        if not partitions:
+            raise InvalidRequestError("no partition is named")
 
     def _find(self, named: NamesPartition) -> PartitionId | TidelogError:
         try:

@@ -34,6 +34,7 @@ from tidelog.server.broker_part import BrokerPart
 from tidelog.server.config import NodeConfig
 from tidelog.server.controller_part import ControllerPart
 from tidelog.server.kafka_metrics import kafka_samples
+from tidelog.server.kafka_settings import node_settings
 from tidelog.server.listeners import where_doors_are
 from tidelog.server.metrics import Sample, counter, gauge
 from tidelog.world.work import Work
@@ -91,6 +92,7 @@ class PublicDoors:
                     random, slots_max=config.number("max.incremental.fetch.session.cache.slots")
                 ),
                 version=__version__,
+                node_settings=node_settings(config),
             )
             self._kafka = kafka_server(config, services, self._server)
 

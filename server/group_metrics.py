@@ -49,7 +49,7 @@ def lag_samples(service: GroupService, replicas: Replicas) -> Iterator[Sample]:
         for group in shard.state.groups.values():
             for partition, value in group.offsets.items():
                 topic = topics.get(partition.topic_id)
-                if topic is not None:
+                if topic is not None and value.offset >= 0:
                     committed[group.group_id, topic.name] += value.offset
     ends: Counter[str] = Counter()
     for leading in replicas.leaders():

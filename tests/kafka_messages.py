@@ -72,6 +72,8 @@ def _values(one: Field, version: int) -> st.SearchStrategy[Any]:
 def _plain(kind: Kind) -> st.SearchStrategy[Any]:
     if kind in _INTS:
         return st.integers(*_INTS[kind])
+    if kind is Kind.FLOAT64:
+        return st.floats(allow_nan=False)
     if kind is Kind.BOOL:
         return st.booleans()
     if kind is Kind.UUID:

@@ -200,6 +200,8 @@ class Strange:
                 return draw.choice(known if self._is_calm and known else [*known, bytes(16), draw.randbytes(16)])
             case Kind.RECORDS:
                 return self.records()
+            case Kind.FLOAT64:
+                return draw.choice([0.0, -1.5, 1e300])
             case Kind.BYTES:
                 return self._bytes()
             case _:

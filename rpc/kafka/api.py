@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Generator, Sequence
+from typing import Generic, TypeVar, cast
 
 from tidelog.rpc.kafka.decoder import Decode, decoder
 from tidelog.rpc.kafka.encoder import Encode, EncodeRows, encoder, rows_encoder
@@ -31,6 +31,8 @@ class Api(Generic[Request, Response]):
         "_response_decoders",
         "_response_encoders",
         "_rows_encoders",
+        "_sliced_decoders",
+        "_sliced_encoders",
         "flexible_since",
         "high",
         "key",
@@ -55,6 +57,8 @@ class Api(Generic[Request, Response]):
         self._response_decoders: dict[int, Decode] = {}
         self._response_encoders: dict[int, Encode] = {}
         self._rows_encoders: dict[tuple[int, type], EncodeRows] = {}
+        self._sliced_decoders: dict[int, Decode] = {}
+        self._sliced_encoders: dict[int, Encode] = {}
 
     def __repr__(self) -> str:
         return f"Api({self.key} {self.name} v{self.low}-{self.high})"
@@ -91,9 +95,33 @@ class Api(Generic[Request, Response]):
             encode = self._rows_encoders[version, cls] = rows_encoder(cls, version, flexible=self.flexible(version))
         return encode(rows)
 
-    def _decoder(self, cls: type, made: dict[int, Decode], version: int) -> Decode:
+    def decode_in_slices(
+        self, version: int, data: Buffer, offset: int = 0
+    ) -> Generator[None, None, tuple[Request, int]]:
+        """A request, bit by bit; it returns the message and about the bytes of its objects."""
+        decode = self._sliced_decoders.get(version)
+        if decode is None:
+            self._check(version, MalformedError)
+            decode = self._sliced_decoders[version] = decoder(
+                self.request, version, elements_max=ELEMENTS_MAX, numbers_max=NUMBERS_MAX, is_sliced=True
+            )
+        work: Generator[None, None, tuple[Request, int]] = decode(data, offset)
+        return work
+
+    def encode_in_slices(self, version: int, response: Response) -> Generator[None, None, list[Buffer]]:
+        """As `encode_response`, bit by bit."""
+        encode = self._sliced_encoders.get(version)
+        if encode is None:
+            self._check(version, UnencodableError)
+            encode = self._sliced_encoders[version] = encoder(self.response, version, is_sliced=True)
+        return cast("Generator[None, None, list[Buffer]]", encode(response))
+
+    def _check(self, version: int, error: type[Exception]) -> None:
         if not self.serves(version):
-            raise MalformedError(f"{self.name} v{version} is not served: {self.low} to {self.high}")
+            raise error(f"{self.name} v{version} is not served: {self.low} to {self.high}")
+
+    def _decoder(self, cls: type, made: dict[int, Decode], version: int) -> Decode:
+        self._check(version, MalformedError)
         is_request = cls is self.request
         made[version] = decoder(
             cls,
@@ -104,7 +132,6 @@ class Api(Generic[Request, Response]):
         return made[version]
 
     def _encoder(self, cls: type, made: dict[int, Encode], version: int) -> Encode:
-        if not self.serves(version):
-            raise UnencodableError(f"{self.name} v{version} is not served: {self.low} to {self.high}")
+        self._check(version, UnencodableError)
         made[version] = encoder(cls, version)
         return made[version]

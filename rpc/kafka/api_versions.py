@@ -28,6 +28,9 @@ KEY = 18
 _SOFTWARE_SINCE = 3
 _FROM_ZERO_SINCE = 4
 """From here on a feature may begin at level 0; older clients fail on such a row."""
+FIXED_FEATURES = {"eligible.leader.replicas.version": 1, "group.version": 1, "kraft.version": 1}
+"""Features of Kafka that this version always has, at one level, and that no feature level of the cluster stands for:
+eligible leaders, the consumer protocol of groups, voters that come and go."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -68,11 +71,15 @@ def _tell_features(response: ApiVersionsResponse, context: Context) -> None:
     link = context.services.link
     response.supported_features = [
         SupportedFeatureKey(name=name, min_version=low, max_version=high)
-        for name, (low, high) in sorted(KNOWN_FEATURES.items())
+        for name, (low, high) in sorted({**KNOWN_FEATURES, **_fixed_ranges()}.items())
         if low > 0 or context.version >= _FROM_ZERO_SINCE
     ]
     response.finalized_features_epoch = link.metadata_offset
     response.finalized_features = [
         FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-        for name, level in sorted(link.image.features.items())
+        for name, level in sorted({**dict(link.image.features.items()), **FIXED_FEATURES}.items())
     ]
+
+
+def _fixed_ranges() -> dict[str, tuple[int, int]]:
+    return {name: (level, level) for name, level in FIXED_FEATURES.items()}

@@ -8,7 +8,7 @@ otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeVar, cast
 
@@ -22,7 +22,7 @@ from tidelog.replication.service import DirectoryDescription, ReplicaSize
 from tidelog.rpc.door_quorum_report import describe_quorum as quorum_of
 from tidelog.rpc.kafka import errors
 from tidelog.rpc.kafka.entries import Entry
-from tidelog.rpc.kafka.finding import check_count
+from tidelog.rpc.kafka.finding import in_slices, rest
 from tidelog.rpc.kafka.messages import (
     ALTER_PARTITION_REASSIGNMENTS,
     DESCRIBE_LOG_DIRS,
@@ -56,12 +56,15 @@ from tidelog.rpc.kafka.messages.cluster import (
     ReassignableTopicResponse,
     ReplicaElectionResult,
 )
+from tidelog.rpc.kafka.pieces import pieces
 from tidelog.rpc.kafka.services import Context
 from tidelog.rpc.kafka.wire import ZERO_UUID, EncodedRows
 from tidelog.rpc.v1 import cluster_pb2 as pb
 
 ELECTIONS = {0: partitions.PREFERRED, 1: partitions.UNCLEAN}
 ROWS_AT_A_TIME = 1_000
+PARTITIONS_AT_A_TIME = 1_000
+"""That the controller is asked about at once."""
 ERROR_SINCE = 1
 """An answer of ElectLeaders has an error of its own."""
 
@@ -194,7 +197,10 @@ async def _directory(
 
 def _size(replica: ReplicaSize) -> DescribeLogDirsPartition:
     return DescribeLogDirsPartition(
-        partition_index=replica.partition.partition, partition_size=replica.size, offset_lag=replica.offset_lag
+        partition_index=replica.partition.partition,
+        partition_size=replica.size,
+        offset_lag=replica.offset_lag,
+        is_future_key=replica.is_future,
     )
 
 
@@ -207,7 +213,6 @@ async def elect_leaders(request: ElectLeadersRequest, context: Context) -> Elect
     if request.topic_partitions is not None:
         named = [(topic.topic, number) for topic in request.topic_partitions for number in topic.partitions]
     try:
-        check_count(len(named or ()), context.services.limits.partitions_max)
         outcomes = await _elect(request, named, context)
     except TidelogError as error:
         if context.version >= ERROR_SINCE:
@@ -217,20 +222,14 @@ async def elect_leaders(request: ElectLeadersRequest, context: Context) -> Elect
         # The controller chose them, and labels each `topic-partition`.
         labels = [item.name.rpartition("-") for item in outcomes]
         named = [(topic, int(number)) for topic, _, number in labels]
-    return ElectLeadersResponse(
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=topic,
-                partition_result=[
-                    PartitionResult(
-                        partition_id=number, error_code=errors.code(item.error), error_message=_message(item)
-                    )
-                    for number, item in rows
-                ],
-            )
-            for topic, rows in _by_topic(zip(named, outcomes, strict=True))
+    response = ElectLeadersResponse()
+    for topic, rows in _by_topic(zip(named, outcomes, strict=True)):
+        results = [
+            PartitionResult(partition_id=number, error_code=errors.code(item.error), error_message=_message(item))
+            async for number, item in in_slices(rows)
         ]
-    )
+        response.replica_election_results.append(ReplicaElectionResult(topic=topic, partition_result=results))
+    return response
 
 
 async def _elect(
@@ -241,8 +240,14 @@ async def _elect(
         raise InvalidRequestError(f"there is no election type {request.election_type}")
     if named is not None and not named:
         return ()
-    question = partitions.ElectLeaders(kind=kind, partitions=None if named is None else tuple(named))
-    return await _outcomes(question, request.timeout_ms, context)
+    if named is None:
+        return await _outcomes(partitions.ElectLeaders(kind=kind, partitions=None), request.timeout_ms, context)
+    return await _in_pieces(
+        named,
+        lambda places: partitions.ElectLeaders(kind=kind, partitions=tuple(named[at] for at in places)),
+        request.timeout_ms,
+        context,
+    )
 
 
 # Reassignments.
@@ -260,12 +265,15 @@ async def alter_reassignments(
         for topic in request.topics
         for item in topic.partitions
     )
-    check_count(len(wanted), context.services.limits.partitions_max)
-    question = reassignments.AlterReassignments(
-        partitions=wanted, keeps_factor=not request.allow_replication_factor_change
-    )
-    outcomes = await _outcomes(question, request.timeout_ms, context) if wanted else ()
     named = [(item.topic, item.partition) for item in wanted]
+    outcomes = await _in_pieces(
+        named,
+        lambda places: reassignments.AlterReassignments(
+            partitions=tuple(wanted[at] for at in places), keeps_factor=not request.allow_replication_factor_change
+        ),
+        request.timeout_ms,
+        context,
+    )
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_message=None,
@@ -276,7 +284,7 @@ async def alter_reassignments(
                     ReassignablePartitionResponse(
                         partition_index=number, error_code=errors.code(item.error), error_message=_message(item)
                     )
-                    for number, item in rows
+                    async for number, item in in_slices(rows)
                 ],
             )
             for topic, rows in _by_topic(zip(named, outcomes, strict=True))
@@ -290,7 +298,6 @@ async def list_reassignments(
     named = None
     if request.topics is not None:
         named = tuple((topic.name, number) for topic in request.topics for number in topic.partition_indexes)
-        check_count(len(named), context.services.limits.partitions_max)
     timeout_ms = context.services.limits.admin_timeout(request.timeout_ms)
     reply = await context.services.link.ask(ListReassignments(partitions=named), timeout_ms=timeout_ms)
     assert isinstance(reply, ListedReassignments), "the reply to its question"
@@ -313,6 +320,23 @@ async def list_reassignments(
             for topic, rows in _by_topic(found)
         ],
     )
+
+
+async def _in_pieces(
+    named: Sequence[tuple[str, int]], question: Callable[[Sequence[int]], object], timeout_ms: int, context: Context
+) -> Sequence[Outcome]:
+    """One outcome for each partition. An error of the first piece is that of the whole request: nothing is done; an
+    error of a later one is that of its partitions."""
+    found: dict[int, Outcome] = {}
+    await rest(len(named))
+    for places in pieces(named, PARTITIONS_AT_A_TIME):
+        try:
+            found |= zip(places, await _outcomes(question(places), timeout_ms, context), strict=True)
+        except TidelogError as error:
+            if not found:
+                raise
+            found |= dict.fromkeys(places, Outcome("", error.code, str(error)))
+    return [found[at] for at in range(len(named))]
 
 
 async def _outcomes(question: object, timeout_ms: int, context: Context) -> Sequence[Outcome]:

@@ -4,6 +4,7 @@
     a topic's own value                        DYNAMIC_TOPIC_CONFIG
     a broker's own value                       DYNAMIC_BROKER_CONFIG
     a value for the whole cluster              DYNAMIC_DEFAULT_BROKER_CONFIG: what all brokers have that have no other
+    of a node's file or environment            STATIC_BROKER_CONFIG, read-only
     built in                                   DEFAULT_CONFIG
 
 A key without a fixed default holds something else that words describe (`default_says`). Kafka's programs read numbers,
@@ -12,13 +13,13 @@ so such a value is told as the number that it comes to, or else is null.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tidelog.metadata.config_table import INT_MAX, LONG_MAX, TABLES, Definition, Kind, Scope
 from tidelog.metadata.configs import ConfigEntry, as_text
 
-TOPIC_CONFIG, BROKER_CONFIG, CLUSTER_CONFIG, DEFAULT_CONFIG = 1, 2, 3, 5
+TOPIC_CONFIG, BROKER_CONFIG, CLUSTER_CONFIG, STATIC_CONFIG, DEFAULT_CONFIG = 1, 2, 3, 4, 5
 SOURCES = {"topic": TOPIC_CONFIG, "broker": BROKER_CONFIG, "cluster": CLUSTER_CONFIG, "default": DEFAULT_CONFIG}
 BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
 _TYPES = {
@@ -56,6 +57,21 @@ class ConfigRow:
     doc: str
     synonyms: tuple[Synonym, ...]
     """Everything that is set for it and its default; the first holds."""
+    is_sensitive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSetting:
+    """What a node runs with, by its own file and environment."""
+
+    name: str
+    value: str | None
+    default: str | None
+    is_set: bool
+    is_sensitive: bool
+    """A secret: its value is not shown."""
+    kind: int
+    doc: str
 
 
 Entries = Mapping[str, ConfigEntry]
@@ -90,6 +106,26 @@ def broker_rows(own: Entries, cluster: Entries) -> list[ConfigRow]:
         mine = own.get(name)
         synonyms = [_set(mine)] if mine is not None and mine.source == "broker" else []
         rows.append(_cluster_row(entry, synonyms, is_read_only=mine is None))
+    return rows
+
+
+def node_rows(settings: Iterable[NodeSetting]) -> list[ConfigRow]:
+    rows = []
+    for setting in settings:
+        synonyms = [Synonym(setting.name, setting.default, DEFAULT_CONFIG)]
+        if setting.is_set:
+            synonyms.insert(0, Synonym(setting.name, setting.value, STATIC_CONFIG))
+        row = ConfigRow(
+            name=setting.name,
+            value=setting.value,
+            source=synonyms[0].source,
+            kind=setting.kind,
+            is_read_only=True,
+            doc=setting.doc,
+            synonyms=tuple(synonyms),
+            is_sensitive=setting.is_sensitive,
+        )
+        rows.append(row)
     return rows
 
 

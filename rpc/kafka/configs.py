@@ -2,7 +2,8 @@
 
     resource of Kafka       here
     TOPIC                   a topic
-    BROKER, an id           one broker; whichever broker is asked, since settings are the cluster's state
+    BROKER, an id           one broker; whichever broker is asked, since settings are the cluster's state. What stands
+                            in a node's own file is shown by that node, which is the one that Kafka's clients ask
     BROKER, no name         the cluster: what holds for every broker
     GROUP                   told, read-only: groups go by the cluster's `group.consumer.*`
     BROKER_LOGGER, others   refused
@@ -26,7 +27,7 @@ from tidelog.metadata.configs import CLUSTER
 from tidelog.metadata.decision import Outcome
 from tidelog.metadata.describe import DescribeConfigs, DescribedConfigs, DescribedTopics, DescribeTopics
 from tidelog.metadata.topics import Outcomes
-from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
+from tidelog.model.errors import InvalidRequestError, TidelogError
 from tidelog.rpc.kafka import config_rows, errors
 from tidelog.rpc.kafka.config_rows import ConfigRow, Entries, by_name
 from tidelog.rpc.kafka.entries import Entry
@@ -46,6 +47,7 @@ from tidelog.rpc.kafka.messages.configs import (
     IncrementalAlterConfigsResource,
     IncrementalAlterConfigsResponse,
 )
+from tidelog.rpc.kafka.pieces import pieces
 from tidelog.rpc.kafka.services import Context
 from tidelog.rpc.kafka.wire import EncodedRows
 
@@ -96,16 +98,14 @@ class _Described:
     def __init__(self, request: DescribeConfigsRequest, context: Context) -> None:
         self._request = request
         self._link = context.services.link
+        self._node_settings = context.services.node_settings
         self._limits = context.services.limits
         self._cluster: Entries = {}
         self._failed: TidelogError | None = None
         """Why there is no answer for any resource."""
 
     async def prepare(self) -> None:
-        count = len(self._request.resources)
         try:
-            if count > self._limits.partitions_max:
-                raise InvalidRequestError(f"{count} resources: at most {self._limits.partitions_max}")
             if any(resource.resource_type in _TOLD for resource in self._request.resources):
                 self._cluster = await self._entries(Scope.CLUSTER.value, CLUSTER)
         except TidelogError as error:
@@ -138,7 +138,10 @@ class _Described:
             return config_rows.cluster_rows(self._cluster)
         own = await self._entries(scope, resource)
         if scope == Scope.BROKER.value:
-            return config_rows.broker_rows(own, self._cluster)
+            rows = config_rows.broker_rows(own, self._cluster)
+            if resource == str(self._link.me):
+                rows += config_rows.node_rows(self._node_settings)
+            return rows
         return config_rows.topic_rows(own, self._cluster, replication_factor=await self._replication_factor(name))
 
     async def _entries(self, scope: str, resource: str) -> Entries:
@@ -164,6 +167,7 @@ class _Described:
             value=row.value,
             read_only=row.is_read_only,
             config_source=row.source,
+            is_sensitive=row.is_sensitive,
             synonyms=[
                 DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
                 for synonym in (row.synonyms if request.include_synonyms else ())
@@ -232,25 +236,21 @@ async def _alter(
     """The controller's outcome for what is well formed here, in the order of the request."""
     outcomes: dict[int, Outcome] = {}
     good: list[tuple[int, settings.ResourceChange]] = []
-    most = context.services.limits.admin_items_max
-    if len(resources) > most:
-        message = f"{len(resources)} resources in one request: at most {most}"
-        refusal = Outcome("", ErrorCode.INVALID_REQUEST, message)
-        return [_row(item, refusal) for item in resources]
     for at, item in enumerate(resources):
         try:
             good.append((at, change(item)))
         except TidelogError as error:
             outcomes[at] = Outcome("", error.code, str(error))
-    if good:
-        question = settings.AlterConfigs(resources=tuple(item for _, item in good), validate_only=validate_only)
-        timeout_ms = context.services.limits.admin_timeout_ms
+    limits = context.services.limits
+    for places in pieces([(item.resource_type, item.resource) for _, item in good], limits.admin_items_max):
+        some = [good[place] for place in places]
+        question = settings.AlterConfigs(resources=tuple(item for _, item in some), validate_only=validate_only)
         try:
-            reply = await context.services.link.ask(question, timeout_ms=timeout_ms)
+            reply = await context.services.link.ask(question, timeout_ms=limits.admin_timeout_ms)
             assert isinstance(reply, Outcomes), "one outcome for each item"
-            outcomes |= {at: outcome for (at, _), outcome in zip(good, reply.items, strict=True)}
+            outcomes |= {at: outcome for (at, _), outcome in zip(some, reply.items, strict=True)}
         except TidelogError as error:
-            outcomes |= {at: Outcome("", error.code, str(error)) for at, _ in good}
+            outcomes |= {at: Outcome("", error.code, str(error)) for at, _ in some}
     return [_row(item, outcomes[at]) for at, item in enumerate(resources)]
 
 

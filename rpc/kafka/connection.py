@@ -41,13 +41,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from enum import Enum
+from collections.abc import Callable
 from struct import Struct
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.rpc.first_bytes import KNOWN_BYTES
-from tidelog.rpc.kafka import api_versions
+from tidelog.rpc.kafka import api_versions, slices
+from tidelog.rpc.kafka.connection_state import Group, State
 from tidelog.rpc.kafka.dispatch import failure
 from tidelog.rpc.kafka.entries import Served
 from tidelog.rpc.kafka.errors import MESSAGE_LENGTH_MAX
@@ -73,25 +74,6 @@ WRITE_HIGH_BYTES = 256 << 10
 LINGER_S = 2.0
 _HEAD = Struct(">hhi")
 """Api key, version, correlation id: of every header there is."""
-
-
-class State(Enum):
-    OPEN = "open"
-    DRAINING = "draining"
-    DEAF = "deaf"
-    CLOSED = "closed"
-
-
-class Group(Protocol):
-    """All connections of a broker: the listeners' side."""
-
-    def enter(self, connection: Connection) -> bool:
-        """False: there are too many."""
-        ...
-
-    def leave(self, connection: Connection) -> None: ...
-
-    def port_of(self, listener: str) -> int: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -298,10 +280,11 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _begin(self, pending: Pending) -> None:
         try:
-            found = self._read(pending)
+            found = await self._read(pending)
         except MalformedError as error:
-            what = f"of key {pending.key} version {pending.version}"
-            self._refuse(pending, "malformed", f"sends what is no request {what}: {error}")
+            if not pending.is_dropped:
+                what = f"sends what is no request of key {pending.key} version {pending.version}: {error}"
+                self._refuse(pending, "malformed", what)
             return
         if found is None:
             return
@@ -320,17 +303,22 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._answer(pending, outcome)
 
-    def _read(self, pending: Pending) -> tuple[Served, Any, Context] | None:
-        """None: it is not served, and dealt with."""
+    async def _read(self, pending: Pending) -> tuple[Served, Any, Context] | None:
+        """None: it is not served, and dealt with, or it was dropped meanwhile."""
         data, pending.data = pending.data, b""
-        key, version, pending.correlation_id = _HEAD.unpack_from(data)
-        pending.key, pending.version = key, version
+        pending.key, pending.version, pending.correlation_id = key, version, _ = _HEAD.unpack_from(data)
         pending.served = served = self._shared.table.get(key)
         if served is None or not served.low <= version <= served.high:
             self._unsupported(pending, key, version)
             return None
         header = read_request_header(data)
-        request = served.api.decode_request(version, data, header.body)
+        if pending.is_sliced:
+            request, memory = await slices.decode(served.api, version, data, header.body)
+            if pending.is_dropped:
+                return None
+            pending.size += self._shared.requests.add(memory)
+        else:
+            request = served.api.decode_request(version, data, header.body)
         context = Context(self._shared.services, self._origin, version, pending.correlation_id, header.client_id)
         return served, request, context
 
@@ -404,6 +392,9 @@ class Connection(asyncio.BufferedProtocol):
     def _ended(self, pending: Pending, later: Later, task: asyncio.Task[Any]) -> None:
         pending.task = None
         error = None if task.cancelled() else task.exception()
+        if pending.is_sliced and not pending.is_dropped and not task.cancelled() and error is None:
+            self._answer(pending, task.result(), later.leave)
+            return
         try:
             later.leave()
         except Exception as broken:
@@ -447,20 +438,33 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._answer(pending, response)
 
-    def _answer(self, pending: Pending, response: Any) -> None:
-        """It is done; None: without an answer."""
+    def _answer(self, pending: Pending, response: Any, leave: Callable[[], None] = lambda: None) -> None:
+        """It is done; None: without an answer. `leave` is called when the answer holds what it is made of."""
+
+        def written(body: list[Buffer] | Exception | None) -> None:
+            try:
+                self._answered(pending, response, body)
+            finally:
+                leave()
+
+        if pending.is_dropped or pending.served is None or response is None:
+            written(None)
+        elif pending.is_sliced:
+            pending.encoding = slices.write(pending.served.api, pending.version, response, written)
+        else:
+            written(slices.written(pending.served.api, pending.version, response))
+
+    def _answered(self, pending: Pending, response: Any, body: list[Buffer] | Exception | None) -> None:
         served, shared = pending.served, self._shared
         assert served is not None, "it was begun"
         if pending.is_dropped:
             return
+        if isinstance(body, Exception):
+            LOGGER.error("api=%s version=%d: no answer can be written", pending.name, pending.version, exc_info=body)
+            self._refuse(pending, "failed", f"sent {pending.name}, whose answer cannot be written")
+            return
         answer: list[Buffer] = []
-        if response is not None:
-            try:
-                body = served.api.encode_response(pending.version, response)
-            except Exception:
-                LOGGER.exception("peer=%s api=%s version=%d", self._origin.peer, pending.name, pending.version)
-                self._refuse(pending, "failed", f"sent {pending.name}, whose answer cannot be written")
-                return
+        if body is not None:
             answer = response_frame(served.api, pending.version, pending.correlation_id, body)
             pending.answer_bytes = sum(map(len, answer))
             self._waiting_bytes += pending.answer_bytes

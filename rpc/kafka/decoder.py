@@ -4,7 +4,7 @@ Of `MetadataRequest`, version 1, comes (shortened):
 
     def decode(data, pos):
         end = len(data)
-        room, numbers = 32000, 50000
+        room, numbers = 200000, 50000
         o1 = new(MetadataRequest)
         n2, = unpack(data, pos)
         pos += 4
@@ -30,6 +30,10 @@ from typing import Any
 from tidelog.rpc.kafka.schema import DEFAULTS, FIELDS, HEADINGS, Field, Kind
 from tidelog.rpc.kafka.source import Source
 from tidelog.rpc.kafka.wire import (
+    ELEMENT_BYTES,
+    ELEMENTS_PER_SLICE,
+    NUMBER_BYTES,
+    NUMBERS_PER_SLICE,
     STRING_BYTES_MAX,
     Buffer,
     MalformedError,
@@ -58,26 +62,39 @@ _OBJECTS: dict[str, object] = {
 }
 
 
-def decoder(cls: type, version: int, *, elements_max: int, numbers_max: int) -> Decode:
+def decoder(cls: type, version: int, *, elements_max: int, numbers_max: int, is_sliced: bool = False) -> Decode:
     """Takes the data and the position of the message, which must reach to the end, but for its slack. It may have so
-    many structs and strings in arrays, and so many numbers."""
+    many structs and strings in arrays, and so many numbers.
+
+    A sliced one is a generator: it stops after every `ELEMENTS_PER_SLICE`, and returns the message and about the bytes
+    of its objects.
+    """
     heading = HEADINGS[cls]
     title = f"{cls.__name__} v{version}"
     source = Source(dict(_OBJECTS))
     with source.block("def decode(data, pos):"):
         source.line("end = len(data)")
         source.line(f"room, numbers = {elements_max}, {numbers_max}")
+        if is_sliced:
+            source.line(f"turn = {ELEMENTS_PER_SLICE}")
+            with source.block("if not data:"):
+                source.line("yield")  # a generator also where the message has no array
         if _has_records(cls, version):
             source.line("view = data if type(data) is memoryview else memoryview(data)")
         with source.block("try:"):
-            _Decoder(source, version, flexible=version >= heading.flexible_since, title=title).message(cls)
+            flexible = version >= heading.flexible_since
+            _Decoder(source, version, flexible=flexible, title=title, is_sliced=is_sliced).message(cls)
         with source.block("except short_data:"):
             source.line(f"raise MalformedError({f'{title}: the data ends too soon'!r}) from None")
         with source.block("except UnicodeDecodeError as problem:"):
             source.line(f"raise MalformedError({f'{title}: a string is not UTF-8: '!r} + problem.reason) from None")
         with source.block(f"if pos + {heading.slack} < end:" if heading.slack else "if pos != end:"):
             source.line(f"malformed({f'{title}: bytes left behind the message: '!r} + str(end - pos))")
-        source.line("return o1")
+        if is_sliced:
+            cost = f"({elements_max} - room) * {ELEMENT_BYTES} + ({numbers_max} - numbers) * {NUMBER_BYTES}"
+            source.line(f"return o1, {cost}")
+        else:
+            source.line("return o1")
     return source.function("decode", f"decoder of {title}")
 
 
@@ -98,7 +115,7 @@ def least_bytes(cls: type, version: int, *, flexible: bool) -> int:
     return total
 
 
-_FIXED_BYTES = {Kind.INT8: 1, Kind.INT16: 2, Kind.UINT16: 2, Kind.INT32: 4, Kind.INT64: 8, Kind.BOOL: 1, Kind.UUID: 16}
+_FIXED_BYTES = {kind: Struct(">" + kind.value).size for kind in Kind if kind.fixed}
 
 
 def _least(one: Field, version: int, *, flexible: bool) -> int:
@@ -115,11 +132,12 @@ def _least(one: Field, version: int, *, flexible: bool) -> int:
 class _Decoder:
     """Writes the lines. `_letters` and `_targets` are the fixed fields that wait to be unpacked at once."""
 
-    def __init__(self, source: Source, version: int, *, flexible: bool, title: str) -> None:
+    def __init__(self, source: Source, version: int, *, flexible: bool, title: str, is_sliced: bool = False) -> None:
         self._source = source
         self._version = version
         self._flexible = flexible
         self._title = title
+        self._is_sliced = is_sliced
         self._letters = ""
         self._targets: list[str] = []
 
@@ -269,11 +287,22 @@ class _Decoder:
         source = self._source
         count = self._length("i")
         word = self._null(count, target, nullable=one.nullable(self._version))
+        if one.element is Kind.INT8:
+            with source.block(f"{word} {count} < 0 or {count} > end - pos or {count} > numbers:"):
+                self._malformed(one.name, "no count that can be", count)
+            with source.block("else:"):
+                source.line(f"numbers -= {count}")
+                source.line(f"{target} = list(unpack_from(f'>{{{count}}}b', data, pos))")
+                source.line(f"pos += {count}")
+            return
         if one.element is Kind.INT32:
             with source.block(f"{word} {count} < 0 or {count} * 4 > end - pos or {count} > numbers:"):
                 self._malformed(one.name, "no count that can be", count)
             with source.block("else:"):
                 source.line(f"numbers -= {count}")
+                if self._is_sliced:
+                    self._many_numbers(target, count)
+                    return
                 short, long = f"INT32S[{count}](data, pos)", f"unpack_from(f'>{{{count}}}i', data, pos)"
                 source.line(f"{target} = list({short} if {count} < {len(INT32S)} else {long})")
                 source.line(f"pos += {count} * 4")
@@ -290,6 +319,11 @@ class _Decoder:
             source.line(f"room -= {count}")
             source.line(f"{target} = {items} = []")
             with source.block(f"for _ in range({count}):"):
+                if self._is_sliced:
+                    source.line("turn -= 1")
+                    with source.block("if turn < 0:"):
+                        source.line(f"turn = {ELEMENTS_PER_SLICE}")
+                        source.line("yield")
                 if one.struct is not None:
                     holder = self._struct(one.struct)
                     self._unpack()
@@ -298,6 +332,18 @@ class _Decoder:
                     element = source.name("s")
                     self._sized(Kind.STRING, element, nullable=False, label=one.name)
                     source.line(f"{items}.append({element})")
+
+    def _many_numbers(self, target: str, count: str) -> None:
+        source = self._source
+        items, some = source.name("a"), source.name("n")
+        source.line(f"{target} = {items} = []")
+        with source.block(f"while {count} > 0:"):
+            source.line(f"{some} = min({count}, {NUMBERS_PER_SLICE})")
+            source.line(f"{items}.extend(unpack_from(f'>{{{some}}}i', data, pos))")
+            source.line(f"pos += {some} * 4")
+            source.line(f"{count} -= {some}")
+            with source.block(f"if {some} == {NUMBERS_PER_SLICE}:"):
+                source.line("yield")
 
     def _tags(self, cls: type, target: Callable[[Field], str]) -> None:
         """The tagged fields that end a struct: those of this version are read, others passed over."""

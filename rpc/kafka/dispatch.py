@@ -32,6 +32,8 @@ _MODULES: tuple[str, ...] = (
     "topics",
     "configs",
     "cluster",
+    "admin",
+    "security",
 )
 """In `tidelog.rpc.kafka`."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from tidelog.rpc.kafka.schema import DEFAULTS, FIELDS, HEADINGS, Field, Kind
 from tidelog.rpc.kafka.source import Source
 from tidelog.rpc.kafka.wire import (
+    ELEMENTS_PER_SLICE,
     ONE_BYTE,
     STRING_BYTES_MAX,
     ZERO_UUID,
@@ -67,7 +68,8 @@ _OBJECTS: dict[str, object] = {
 }
 
 
-def encoder(cls: type, version: int) -> Encode:
+def encoder(cls: type, version: int, *, is_sliced: bool = False) -> Encode:
+    """A sliced one is a generator that stops after every `ELEMENTS_PER_SLICE`."""
     heading = HEADINGS[cls]
     title = f"{cls.__name__} v{version}"
     source = Source(dict(_OBJECTS))
@@ -75,8 +77,13 @@ def encoder(cls: type, version: int) -> Encode:
         source.line("parts = []")
         source.line("out = []")
         source.line("add = out.append")
+        if is_sliced:
+            source.line(f"turn = {ELEMENTS_PER_SLICE}")
+            with source.block("if o is None:"):
+                source.line("yield")  # a generator also where the message has no array
         with source.block("try:"):
-            _Encoder(source, version, flexible=version >= heading.flexible_since, title=title).message(cls)
+            flexible = version >= heading.flexible_since
+            _Encoder(source, version, flexible=flexible, title=title, is_sliced=is_sliced).message(cls)
         with source.block("except wrong_values as problem:"):
             source.line(f"raise UnencodableError({f'{title}: '!r} + str(problem)) from problem")
         with source.block("if out:"):
@@ -105,11 +112,12 @@ def rows_encoder(cls: type, version: int, *, flexible: bool) -> EncodeRows:
 class _Encoder:
     """Writes the lines. `_letters` and `_values` are the fixed fields that wait to be packed at once."""
 
-    def __init__(self, source: Source, version: int, *, flexible: bool, title: str) -> None:
+    def __init__(self, source: Source, version: int, *, flexible: bool, title: str, is_sliced: bool = False) -> None:
         self._source = source
         self._version = version
         self._flexible = flexible
         self._title = title
+        self._is_sliced = is_sliced
         self._letters = ""
         self._values: list[str] = []
         self._add = "add"
@@ -266,6 +274,9 @@ class _Encoder:
             source.line(f"{count} = len({held})")
         self._length("i", count)
         self._pack()
+        if one.element is Kind.INT8:
+            source.line(f"{self._add}(pack(f'>{{len({held})}}b', *{held}))")
+            return
         if one.element is Kind.INT32:
             source.line(f"{count} = len({held})")
             short, long = f"INT32S[{count}](*{held})", f"pack(f'>{{{count}}}i', *{held})"
@@ -277,6 +288,11 @@ class _Encoder:
                 source.line(f"out.extend({held}.parts)")
                 source.line(f"{held} = ()")
         with source.block(f"for {element} in {held}:"):
+            if self._is_sliced:
+                source.line("turn -= 1")
+                with source.block("if turn < 0:"):
+                    source.line(f"turn = {ELEMENTS_PER_SLICE}")
+                    source.line("yield")
             if one.struct is not None:
                 self._struct(one.struct, element)
             else:

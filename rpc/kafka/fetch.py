@@ -6,8 +6,9 @@ records. Its data is neither decoded nor copied; while it is read it counts in t
 What clients are told of a partition's failure are codes that all of them know beside fetched data. Kafka's own consumer
 stops at any other, so what has no such code is UNKNOWN_SERVER_ERROR, which it tries again.
 
-Nobody reads past the high watermark here: not followers, which are refused, nor the debugging replica (-2), which is a
-reader like others. A client without a place among those that wait is answered at once with what there is.
+Every request is a consumer's, whatever replica id it carries: brokers follow each other on the internal listener, so
+nobody reads past the high watermark here and no fetch counts for the in-sync replicas. Some clients leave the replica
+id at 0. A client without a place among those that wait is answered at once with what there is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidelog.replication.service import FetchItem, FetchResult
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import code, code_of
 from tidelog.rpc.kafka.fetch_sessions import FetchSessionError, Key, News, Topic, Turn, Wanted
-from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, Leaders, check_count, find, is_moved, no_follower
+from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, Leaders, find, is_moved, rest
 from tidelog.rpc.kafka.messages import FETCH
 from tidelog.rpc.kafka.messages.data import (
     AbortedTransaction,
@@ -37,7 +38,6 @@ from tidelog.rpc.kafka.services import AnswerMemory, Context, Later
 _STORAGE_ERROR_SINCE = 6
 _SESSIONS_SINCE = 7
 _IDS_SINCE = 13
-_REPLICA_STATE_SINCE = 15
 _KNOWN = frozenset(
     {
         ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -93,12 +93,9 @@ async def handle(request: FetchRequest, context: Context) -> Later | FetchRespon
 
 
 async def _begin(request: FetchRequest, context: Context) -> Turn:
-    version, limits = context.version, context.services.limits
-    no_follower(request.replica_state.replica_id if version >= _REPLICA_STATE_SINCE else request.replica_id)
+    version = context.version
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         raise InvalidRequestError(f"isolation level {request.isolation_level}: 0 or 1")
-    check_count(sum(len(topic.partitions) for topic in request.topics), limits.partitions_max)
-    check_count(sum(len(topic.partitions) for topic in request.forgotten_topics_data), limits.partitions_max)
     has_ids = version >= _IDS_SINCE
     named: list[Wanted] = []
     for topic in request.topics:
@@ -116,6 +113,7 @@ async def _begin(request: FetchRequest, context: Context) -> Turn:
             )
             if len(named) % NAMES_PER_SLICE == 0:
                 await asyncio.sleep(0)
+    await rest(len(named))
     forgotten: list[Key] = [
         (topic.topic_id if has_ids else topic.topic, partition)
         for topic in request.forgotten_topics_data
@@ -143,6 +141,7 @@ async def _answer(request: FetchRequest, context: Context, turn: Turn, held: _He
         for one, where in zip(turn.wanted, found, strict=True)
         if isinstance(where, PartitionId)
     ]
+    await rest(len(found))
     limits = context.services.limits
     results: list[FetchResult] = []
     if items:
@@ -159,6 +158,7 @@ async def _answer(request: FetchRequest, context: Context, turn: Turn, held: _He
     done = iter(results)
     rows = [next(done) if isinstance(where, PartitionId) else FetchResult(where) for where in found]
     held.count(sum(len(result.data) for result in results))
+    await rest(len(found))
     return await _tell(request, context, turn, found, rows)
 
 
@@ -180,8 +180,10 @@ async def _tell(
     rows: Sequence[FetchResult],
 ) -> FetchResponse:
     """What the session has to tell of it."""
+    news = [_news(row) for row in rows]
+    await rest(len(rows))
     try:
-        session_id, told = context.services.fetch_sessions.end(turn, [_news(row) for row in rows], now_ms=_now_ms())
+        session_id, told = context.services.fetch_sessions.end(turn, news, now_ms=_now_ms())
     except FetchSessionError as error:
         return FetchResponse(error_code=code_of(error))
     response = FetchResponse(session_id=session_id)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.topics import find_topic
 from tidelog.model.errors import (
     ErrorCode,
-    InvalidRequestError,
     TidelogError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
@@ -18,6 +19,7 @@ from tidelog.model.ids import PartitionId, TopicId
 from tidelog.rpc.kafka.brokers_view import view_of
 from tidelog.rpc.kafka.messages.data import LeaderIdAndEpoch, NodeEndpoint
 
+T = TypeVar("T")
 NAMES_PER_SLICE = 500
 """Partitions of a request, or rows of an answer, that are dealt with in one turn of the event loop: some 3 ms."""
 
@@ -70,18 +72,18 @@ def _look_up(image: ClusterImage, topic: str | bytes, partition: int) -> Partiti
     return PartitionId(TopicId(found.topic_id), partition)
 
 
-def check_count(count: int, partitions_max: int) -> None:
-    if count > partitions_max:
-        raise InvalidRequestError(f"{count} partitions in one request, at most {partitions_max}")
+async def rest(count: int) -> None:
+    """Between two steps of the work on so many names: others have their turn if they are many."""
+    if count > NAMES_PER_SLICE:
+        await asyncio.sleep(0)
 
 
-def no_follower(replica_id: int) -> None:
-    """Raises for a request of a replica: brokers replicate over streams of their own."""
-    if replica_id >= 0:
-        raise InvalidRequestError(
-            f"replica {replica_id} asks as a follower; this is the door for clients (replica id -1),"
-            " brokers follow each other on the internal listener"
-        )
+async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with a turn for others after every `NAMES_PER_SLICE`."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % NAMES_PER_SLICE == 0:
+            await asyncio.sleep(0)
 
 
 def is_moved(error: TidelogError | None) -> bool:

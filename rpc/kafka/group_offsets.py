@@ -17,21 +17,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 from uuid import UUID
 
 from tidelog.coordinator.queries import NOT_COMMITTED
 from tidelog.coordinator.requests import Committed, OffsetToCommit
 from tidelog.metadata.image import ClusterImage, Topic
-from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
+from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.group_errors import CoordinatorNotAvailableError, StaleMemberEpochError, UnknownMemberIdError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import NONE, code, group_code_of
+from tidelog.rpc.kafka.finding import rest
 from tidelog.rpc.kafka.groups import Room, by_topic
 from tidelog.rpc.kafka.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from tidelog.rpc.kafka.messages import groups as messages
 from tidelog.rpc.kafka.services import Context
-from tidelog.rpc.kafka.wire import ZERO_UUID
+from tidelog.rpc.kafka.wire import ZERO_UUID, EncodedRows
 
 IDS_SINCE = 10
 EPOCHS_SINCE = 9
@@ -42,6 +44,7 @@ GROUP_ERROR_SINCE = 2
 """OffsetFetch: before, an error of the group stands in each partition."""
 ROWS_AT_A_TIME = 1_000
 GROUPS_AT_A_TIME = 200
+BYTES_AT_A_TIME = 16 << 10
 
 
 def _topic(image: ClusterImage, version: int, name: str, topic_id: bytes) -> Topic | None:
@@ -59,7 +62,6 @@ def _unknown(version: int) -> int:
 
 async def commit(request: messages.OffsetCommitRequest, context: Context) -> messages.OffsetCommitResponse:
     image, version = context.services.groups.image, context.version
-    is_too_much = sum(len(named.partitions) for named in request.topics) > context.services.limits.partitions_max
     response = messages.OffsetCommitResponse()
     offsets: dict[PartitionId, OffsetToCommit] = {}
     asked: list[tuple[PartitionId, messages.OffsetCommitResponsePartition]] = []
@@ -71,9 +73,7 @@ async def commit(request: messages.OffsetCommitRequest, context: Context) -> mes
         for partition in named.partitions:
             row = messages.OffsetCommitResponsePartition(partition_index=partition.partition_index)
             told.partitions.append(row)
-            if is_too_much:
-                row.error_code = code(ErrorCode.INVALID_REQUEST)
-            elif topic is None:
+            if topic is None:
                 row.error_code = _unknown(version)
             elif partition.partition_index not in topic.partitions:
                 row.error_code = code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -139,12 +139,15 @@ class _Row:
 async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messages.OffsetFetchResponse:
     room = Room()
     if context.version >= GROUPS_SINCE:
-        response = messages.OffsetFetchResponse()
+        rows = EncodedRows()
         for number, one in enumerate(request.groups, start=1):
-            response.groups.append(await _group(one, context, room))
-            if number % GROUPS_AT_A_TIME == 0:
+            told = await _group(one, context, room)
+            data = OFFSET_FETCH.encode_rows(context.version, messages.OffsetFetchResponseGroup, [told])
+            room.count(len(data))
+            rows.add(1, data)
+            if number % GROUPS_AT_A_TIME == 0 or len(data) > BYTES_AT_A_TIME:
                 await asyncio.sleep(0)
-        return response
+        return messages.OffsetFetchResponse(groups=cast("list[messages.OffsetFetchResponseGroup]", rows))
     topics = (
         None
         if request.topics is None
@@ -194,7 +197,7 @@ async def _group(
     told = messages.OffsetFetchResponseGroup(group_id=request.group_id)
     try:
         room.enter()
-        rows = _fetched(request, context)
+        rows = await _fetched(request, context)
     except TidelogError as error:
         told.error_code = _fetch_code(error)
         return told
@@ -203,7 +206,6 @@ async def _group(
         topic = messages.OffsetFetchResponseTopics(name=row.name, topic_id=row.topic_id)
         told.topics.append(topic)
         for number, held in row.partitions:
-            room.count(32 + len(held.metadata))
             topic.partitions.append(
                 messages.OffsetFetchResponsePartitions(
                     partition_index=number,
@@ -219,9 +221,9 @@ async def _group(
     return told
 
 
-def _fetched(request: messages.OffsetFetchRequestGroup, context: Context) -> list[_Row]:
+async def _fetched(request: messages.OffsetFetchRequestGroup, context: Context) -> list[_Row]:
     groups, version = context.services.groups, context.version
-    image, most = groups.image, context.services.limits.partitions_max
+    image = groups.image
     member_id = request.member_id or ""
     if request.topics is None:
         return list(
@@ -230,13 +232,13 @@ def _fetched(request: messages.OffsetFetchRequestGroup, context: Context) -> lis
                 groups.fetch_offsets(request.group_id, None, member_id=member_id, member_epoch=request.member_epoch),
             )
         )
-    count = sum(len(named.partition_indexes) for named in request.topics)
-    if count > most:
-        raise InvalidRequestError(f"{count} partitions: at most {most}")
     topics = [(_topic(image, version, named.name, named.topic_id), named) for named in request.topics]
-    held = groups.fetch_offsets(
-        request.group_id, list(_wanted(topics)), member_id=member_id, member_epoch=request.member_epoch
-    )
+    wanted = list(_wanted(topics))
+    held: dict[PartitionId, Committed] = {}
+    for first in range(0, max(1, len(wanted)), ROWS_AT_A_TIME):
+        some = wanted[first : first + ROWS_AT_A_TIME]
+        held |= groups.fetch_offsets(request.group_id, some, member_id=member_id, member_epoch=request.member_epoch)
+        await rest(len(wanted))
     rows = []
     for topic, named in topics:
         if topic is None:
@@ -277,8 +279,6 @@ def _fetch_code(error: TidelogError) -> int:
 
 async def delete(request: messages.OffsetDeleteRequest, context: Context) -> messages.OffsetDeleteResponse:
     groups = context.services.groups
-    if sum(len(named.partitions) for named in request.topics) > context.services.limits.partitions_max:
-        return messages.OffsetDeleteResponse(error_code=code(ErrorCode.INVALID_REQUEST))
     response = messages.OffsetDeleteResponse()
     asked: list[tuple[PartitionId, messages.OffsetDeleteResponsePartition]] = []
     for named in request.topics:

@@ -10,14 +10,15 @@ classic group:
                                      while it is stable
     simple      classic              "Empty"                        GROUP_ID_NOT_FOUND
 
-Beyond `GROUPS_MAX` groups in a request, and once an answer has become large, a group is refused (INVALID_REQUEST): ask
-for fewer at once. Errors stand in the rows of their groups.
+A request may name any number of groups. Rows are encoded as they come; once an answer holds `ANSWER_BYTES_MAX`, the
+other groups are refused (INVALID_REQUEST). Errors stand in the rows of their groups.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from tidelog.coordinator.classic_requests import ClassicDetails
 from tidelog.coordinator.requests import GroupDetails, MemberSummary
@@ -26,6 +27,7 @@ from tidelog.metadata.image import ClusterImage
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError, TransactionalIdRefusedError
 from tidelog.model.group_errors import CoordinatorNotAvailableError, GroupIdNotFoundError
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.rpc.kafka import operations
 from tidelog.rpc.kafka.brokers_view import BrokersView, view_of
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import code, group_code_of, message_of
@@ -44,12 +46,12 @@ from tidelog.rpc.kafka.messages.metadata import (
     FindCoordinatorResponse,
 )
 from tidelog.rpc.kafka.services import Context
+from tidelog.rpc.kafka.wire import EncodedRows
 
-GROUPS_MAX = 1_000
-"""Named in one request."""
-ANSWER_WEIGHT_MAX = 16 << 20
-"""About the bytes of an answer, after which no further group is told."""
-DELETES_AT_A_TIME = 64
+ANSWER_BYTES_MAX = 128 << 20
+"""Of one answer. Kafka has no such bound, but its clients take no larger one (`receive.message.max.bytes`)."""
+GROUPS_PER_SLICE = 500
+DELETES_AT_A_TIME = 32
 ROWS_AT_A_TIME = 1_000
 
 OF_A_GROUP, OF_A_TRANSACTION = 0, 1
@@ -58,8 +60,6 @@ KEYS_SINCE = 4
 NOT_FOUND_SINCE = 6
 """DescribeGroups: before, a group that is not there is dead."""
 MEMBER_TYPE_CLASSIC, MEMBER_TYPE_CONSUMER = 0, 1
-OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
-"""On groups: read, delete, describe. Everybody may, until there are access rules."""
 
 STATES = {
     "empty": "Empty",
@@ -76,19 +76,15 @@ class Room:
     """What an answer may still hold. Its first group is told however large it is."""
 
     def __init__(self) -> None:
-        self._groups = 0
-        self._weight = 0
+        self._bytes = 0
 
     def enter(self) -> None:
         """Before each group."""
-        self._groups += 1
-        if self._groups > GROUPS_MAX:
-            raise InvalidRequestError(f"more than {GROUPS_MAX} groups in one request")
-        if self._weight >= ANSWER_WEIGHT_MAX:
+        if self._bytes >= ANSWER_BYTES_MAX:
             raise InvalidRequestError("the answer would be too large: ask for fewer groups at once")
 
-    def count(self, weight: int) -> None:
-        self._weight += weight
+    def count(self, size: int) -> None:
+        self._bytes += size
 
 
 # Coordinators.
@@ -118,13 +114,19 @@ async def _found(keys: Sequence[str], key_type: int, context: Context) -> list[C
             groups.check_name(key)
         except TidelogError as error:
             outcomes[key] = error
+    await asyncio.sleep(0)
     sound = [key for key in keys if key not in outcomes]
     try:
         outcomes.update(zip(sound, await groups.find_coordinators(sound), strict=True))
     except TidelogError as error:
         outcomes.update(dict.fromkeys(sound, error))
     view = view_of(groups.image, context.listener)
-    return [_coordinator(view, key, outcomes[key], context.listener) for key in keys]
+    rows = []
+    for number, key in enumerate(keys, start=1):
+        rows.append(_coordinator(view, key, outcomes[key], context.listener))
+        if number % GROUPS_PER_SLICE == 0:
+            await asyncio.sleep(0)
+    return rows
 
 
 def _wrong_key(keys: Sequence[str], key_type: int, version: int) -> TidelogError | None:
@@ -135,8 +137,6 @@ def _wrong_key(keys: Sequence[str], key_type: int, version: int) -> TidelogError
         return kind("this cluster has no transactions: use a producer without transactional.id")
     if key_type != OF_A_GROUP:
         return InvalidRequestError(f"there are no coordinators of type {key_type} here, only those of groups (0)")
-    if len(keys) > GROUPS_MAX:
-        return InvalidRequestError(f"{len(keys)} groups: at most {GROUPS_MAX}")
     return None
 
 
@@ -163,6 +163,7 @@ async def list_groups(request: messages.ListGroupsRequest, context: Context) -> 
     types = {name.lower() for name in request.types_filter}
     found, loading = await context.services.groups.list_groups()
     rows: list[messages.ListedGroup] = []
+    encoded = EncodedRows()
     for number, one in enumerate(found, start=1):
         state, group_type = STATES[one.state], "consumer" if one.kind == "consumer" else "classic"
         if (not states or state.lower() in states) and (not types or group_type in types):
@@ -171,24 +172,26 @@ async def list_groups(request: messages.ListGroupsRequest, context: Context) -> 
                     group_id=one.group, protocol_type=one.protocol_type, group_state=state, group_type=group_type
                 )
             )
-        if number % ROWS_AT_A_TIME == 0:
+        if number % ROWS_AT_A_TIME == 0 or number == len(found):
+            encoded.add(len(rows), LIST_GROUPS.encode_rows(context.version, messages.ListedGroup, rows))
+            rows = []
             await asyncio.sleep(0)
     error = code(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if loading else None)
-    return messages.ListGroupsResponse(error_code=error, groups=rows)
+    return messages.ListGroupsResponse(error_code=error, groups=cast("list[messages.ListedGroup]", encoded))
 
 
 # Descriptions.
 
 
 async def describe_groups(request: messages.DescribeGroupsRequest, context: Context) -> messages.DescribeGroupsResponse:
-    operations = OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
+    allowed = operations.GROUP if request.include_authorized_operations else NO_OPERATIONS
     room = Room()
-    rows: list[messages.DescribedGroup] = []
+    rows = EncodedRows()
     for group in request.groups:
         try:
             room.enter()
-            row = _classic(context.services.groups.describe_classic(group), room)
-            row.authorized_operations = operations
+            row = _classic(context.services.groups.describe_classic(group))
+            row.authorized_operations = allowed
         except GroupIdNotFoundError as error:
             row = messages.DescribedGroup(group_id=group, group_state=STATES["dead"])
             if context.version >= NOT_FOUND_SINCE:
@@ -197,25 +200,25 @@ async def describe_groups(request: messages.DescribeGroupsRequest, context: Cont
             row = messages.DescribedGroup(
                 group_id=group, error_code=group_code_of(error), error_message=message_of(error)
             )
-        rows.append(row)
+        data = DESCRIBE_GROUPS.encode_rows(context.version, messages.DescribedGroup, [row])
+        room.count(len(data))
+        rows.add(1, data)
         await asyncio.sleep(0)
-    return messages.DescribeGroupsResponse(groups=rows)
+    return messages.DescribeGroupsResponse(groups=cast("list[messages.DescribedGroup]", rows))
 
 
-def _classic(details: ClassicDetails, room: Room) -> messages.DescribedGroup:
-    members = []
-    for member in details.members:
-        room.count(200 + len(member.metadata) + len(member.assignment))
-        members.append(
-            messages.DescribedGroupMember(
-                member_id=member.member_id,
-                group_instance_id=member.instance_id or None,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                member_metadata=member.metadata,
-                member_assignment=member.assignment,
-            )
+def _classic(details: ClassicDetails) -> messages.DescribedGroup:
+    members = [
+        messages.DescribedGroupMember(
+            member_id=member.member_id,
+            group_instance_id=member.instance_id or None,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            member_metadata=member.metadata,
+            member_assignment=member.assignment,
         )
+        for member in details.members
+    ]
     return messages.DescribedGroup(
         group_id=details.group,
         group_state=STATES[details.state],
@@ -229,21 +232,24 @@ async def describe_consumer_groups(
     request: messages.ConsumerGroupDescribeRequest, context: Context
 ) -> messages.ConsumerGroupDescribeResponse:
     groups = context.services.groups
-    operations = OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
+    allowed = operations.GROUP if request.include_authorized_operations else NO_OPERATIONS
     room = Room()
-    rows: list[messages.ConsumerGroupDescribedGroup] = []
+    rows = EncodedRows()
     for group in request.group_ids:
         try:
             room.enter()
-            row = _consumer(groups.image, _consumer_details(groups, group), room)
-            row.authorized_operations = operations
+            row = _consumer(groups.image, _consumer_details(groups, group))
+            row.authorized_operations = allowed
         except TidelogError as error:
             row = messages.ConsumerGroupDescribedGroup(
                 group_id=group, error_code=group_code_of(error), error_message=message_of(error)
             )
-        rows.append(row)
+        encode_rows = CONSUMER_GROUP_DESCRIBE.encode_rows
+        data = encode_rows(context.version, messages.ConsumerGroupDescribedGroup, [row])
+        room.count(len(data))
+        rows.add(1, data)
         await asyncio.sleep(0)
-    return messages.ConsumerGroupDescribeResponse(groups=rows)
+    return messages.ConsumerGroupDescribeResponse(groups=cast("list[messages.ConsumerGroupDescribedGroup]", rows))
 
 
 def _consumer_details(groups: GroupService, group: str) -> GroupDetails:
@@ -252,19 +258,18 @@ def _consumer_details(groups: GroupService, group: str) -> GroupDetails:
     return groups.describe_group(group)
 
 
-def _consumer(image: ClusterImage, details: GroupDetails, room: Room) -> messages.ConsumerGroupDescribedGroup:
+def _consumer(image: ClusterImage, details: GroupDetails) -> messages.ConsumerGroupDescribedGroup:
     return messages.ConsumerGroupDescribedGroup(
         group_id=details.group,
         group_state=STATES[details.state],
         group_epoch=details.epoch,
         assignment_epoch=details.assignment_epoch,
         assignor_name=details.assignor,
-        members=[_member(image, member, room) for member in details.members],
+        members=[_member(image, member) for member in details.members],
     )
 
 
-def _member(image: ClusterImage, member: MemberSummary, room: Room) -> messages.ConsumerGroupDescribeMember:
-    room.count(200 + 4 * (len(member.assignment) + len(member.target)) + sum(map(len, member.topics)))
+def _member(image: ClusterImage, member: MemberSummary) -> messages.ConsumerGroupDescribeMember:
     return messages.ConsumerGroupDescribeMember(
         member_id=member.member_id,
         instance_id=member.instance_id or None,
@@ -305,12 +310,10 @@ def by_topic(partitions: Iterable[PartitionId]) -> dict[TopicId, list[int]]:
 async def delete_groups(request: messages.DeleteGroupsRequest, context: Context) -> messages.DeleteGroupsResponse:
     groups, names = context.services.groups, request.groups_names
     errors: list[TidelogError | None] = []
-    for first in range(0, min(len(names), GROUPS_MAX), DELETES_AT_A_TIME):
-        some = names[first : min(first + DELETES_AT_A_TIME, GROUPS_MAX)]
+    for first in range(0, len(names), DELETES_AT_A_TIME):
+        some = names[first : first + DELETES_AT_A_TIME]
         errors += await asyncio.gather(*(_deleted(groups, name) for name in some))
-    if len(names) > GROUPS_MAX:
-        refusal = InvalidRequestError(f"more than {GROUPS_MAX} groups in one request")
-        errors += [refusal] * (len(names) - GROUPS_MAX)
+        await asyncio.sleep(0)
     return messages.DeleteGroupsResponse(
         results=[
             messages.DeletableGroupResult(

@@ -221,10 +221,7 @@ async def leave(request: messages.LeaveGroupRequest, context: Context) -> messag
         named = [messages.MemberIdentity(member_id=request.member_id)]
     else:
         named = request.members
-    most = context.services.limits.partitions_max
     try:
-        if len(named) > most:
-            raise InvalidRequestError(f"{len(named)} members: at most {most}")
         errors: Sequence[TidelogError | None] = await _leave(
             context.services.groups,
             request.group_id,
@@ -340,16 +337,13 @@ def _heartbeat(request: messages.ConsumerGroupHeartbeatRequest, context: Context
         pattern=request.subscribed_topic_regex,
         assignor=request.server_assignor or "",
         rebalance_timeout_ms=max(request.rebalance_timeout_ms, 0),
-        owned=_owned(request, context.services.limits.partitions_max),
+        owned=_owned(request),
     )
 
 
-def _owned(request: messages.ConsumerGroupHeartbeatRequest, most: int) -> frozenset[PartitionId] | None:
+def _owned(request: messages.ConsumerGroupHeartbeatRequest) -> frozenset[PartitionId] | None:
     if request.topic_partitions is None:
         return None
-    count = sum(len(topic.partitions) for topic in request.topic_partitions)
-    if count > most:
-        raise InvalidRequestError(f"{count} partitions are held: at most {most}")
     return frozenset(
         PartitionId(TopicId(UUID(bytes=topic.topic_id)), number)
         for topic in request.topic_partitions

@@ -19,12 +19,13 @@ from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage, Partition, Topic
 from tidelog.metadata.topics import INTERNAL_TOPICS, METADATA_TOPIC, check_name
-from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
-from tidelog.rpc.kafka import errors
+from tidelog.model.errors import ErrorCode, TidelogError
+from tidelog.rpc.kafka import errors, operations
 from tidelog.rpc.kafka.brokers_view import BrokersView, Place, view_of
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.messages import DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS, METADATA
 from tidelog.rpc.kafka.messages.metadata import (
+    NO_OPERATIONS,
     Cursor,
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -43,6 +44,7 @@ from tidelog.rpc.kafka.topic_rows import TOPIC_COST, rows_of
 from tidelog.rpc.kafka.wire import ZERO_UUID, EncodedRows
 
 IDS_SINCE = 12
+OPERATIONS_SINCE = 8
 BROKERS, CONTROLLERS = 1, 2
 """Types of endpoints."""
 DESCRIBED_MAX = 2_000
@@ -62,8 +64,7 @@ async def metadata(request: MetadataRequest, context: Context) -> MetadataRespon
     unknown: list[str] = []
     if request.allow_auto_topic_creation:
         known = services.image.topic_ids
-        some = (request.topics or ())[: services.limits.partitions_max]
-        unknown = [topic.name for topic in some if topic.name and topic.name not in known]
+        unknown = [topic.name for topic in request.topics or () if topic.name and topic.name not in known]
     if unknown:
         return Later(lambda: _created(request, context, unknown))
     return await _told(request, context, {})
@@ -84,12 +85,16 @@ async def _told(request: MetadataRequest, context: Context, made: Mapping[str, i
         wanted = image.topics.values()
     else:
         wanted = _named(image, request, version, made)
-    encoded = await rows.encode(version, wanted)
+    asks_topics = version >= OPERATIONS_SINCE and request.include_topic_authorized_operations
+    encoded = await rows.encode(version, wanted, operations.TOPIC if asks_topics else NO_OPERATIONS)
     return MetadataResponse(
         brokers=[_broker(place) for place in rows.view.places.values()],
         cluster_id=services.link.cluster_id,
         controller_id=rows.view.controller,
         topics=cast("list[MetadataResponseTopic]", encoded),
+        cluster_authorized_operations=(
+            operations.CLUSTER if request.include_cluster_authorized_operations else NO_OPERATIONS
+        ),
     )
 
 
@@ -160,6 +165,9 @@ async def describe_cluster(request: DescribeClusterRequest, context: Context) ->
             )
             for number, place in sorted(places.items())
         ],
+        cluster_authorized_operations=(
+            operations.CLUSTER if request.include_cluster_authorized_operations else NO_OPERATIONS
+        ),
     )
 
 
@@ -170,9 +178,7 @@ async def describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, context: Context
 ) -> DescribeTopicPartitionsResponse:
     """Topics in the order of their names, from the cursor on, until the answer is full."""
-    image, limits = context.services.image, context.services.limits
-    if len(request.topics) > limits.partitions_max:
-        raise InvalidRequestError(f"{len(request.topics)} topics in one request: at most {limits.partitions_max}")
+    image = context.services.image
     named = sorted({topic.name for topic in request.topics})
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (named and cursor.topic_name not in named)):
@@ -226,6 +232,7 @@ class _Page:
             topic_id=topic.topic_id.bytes,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=cast("list[DescribeTopicPartitionsResponsePartition]", rows),
+            topic_authorized_operations=operations.TOPIC,
         )
         await self.add(row)
         return self.response.next_cursor is None

@@ -1,7 +1,7 @@
 """Offsets and producers: ListOffsets, OffsetForLeaderEpoch, DeleteRecords, DescribeProducers, InitProducerId.
 
-Each partition has its row, with its error if it failed; a partition that is named twice is refused each time. Requests
-of followers are refused.
+Each partition has its row, with its error if it failed; a partition that is named twice is refused each time. A request
+is a consumer's, whatever replica id it carries: the latest offset is the high watermark, never the log's end.
 
 ListOffsets knows these timestamps, from a version on: the latest offset (-1), the earliest (-2), the record with the
 largest timestamp (-3, version 7), the earliest on this broker's disks (-4, version 8: all there is), the latest that
@@ -30,7 +30,7 @@ from tidelog.replication.fetching import READ_COMMITTED, READ_UNCOMMITTED
 from tidelog.rpc.kafka import messages
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import code, code_of, message_of
-from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, check_count, find, no_follower
+from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, find, rest
 from tidelog.rpc.kafka.messages.data import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -79,8 +79,9 @@ async def _each(
 ) -> None:
     """Fill the row of each partition (number, what is asked, row) of each topic, or fail it."""
     named = [(topic, *one) for topic, partitions in topics for one in partitions]
-    check_count(len(named), context.services.limits.partitions_max)
+    await rest(len(named))
     times = Counter((topic, number) for topic, number, _, _ in named)
+    await rest(len(named))
     waiting = iter(named)
 
     async def work() -> None:
@@ -94,7 +95,7 @@ async def _each(
                 await fill(asked, where, row)
             except TidelogError as error:
                 fail(row, error)
-            if done % NAMES_PER_SLICE == 0:
+            if done % (NAMES_PER_SLICE // AT_ONCE) == 0:
                 await asyncio.sleep(0)
 
     if len(named) == 1:
@@ -130,6 +131,8 @@ async def _list_offsets(request: ListOffsetsRequest, context: Context) -> ListOf
         ]
     )
 
+    await rest(sum(len(topic.partitions) for topic in request.topics))
+
     async def fill(asked: ListOffsetsPartition, where: PartitionId, row: ListOffsetsPartitionResponse) -> None:
         row.offset, row.timestamp, row.leader_epoch = await _offset_of(request, asked, where, context)
 
@@ -159,6 +162,7 @@ async def _refusing(
     """As `_each`; what is wrong with the whole request is said of every partition, having no other place."""
     try:
         check()
+        await rest(sum(len(partitions) for _, partitions in topics))
         await _each(context, topics, fill, fail)
     except TidelogError as error:
         for _, partitions in topics:
@@ -167,7 +171,6 @@ async def _refusing(
 
 
 def _check_list(request: ListOffsetsRequest) -> None:
-    no_follower(request.replica_id)
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         raise InvalidRequestError(f"isolation level {request.isolation_level}: 0 or 1")
 
@@ -201,6 +204,8 @@ async def offset_for_leader_epoch(
         ]
     )
 
+    await rest(sum(len(topic.partitions) for topic in request.topics))
+
     async def fill(asked: OffsetForLeaderPartition, where: PartitionId, row: EpochEndOffset) -> None:
         row.leader_epoch, row.end_offset = context.services.partitions.offset_for_leader_epoch(
             where, asked.leader_epoch, leader_epoch=asked.current_leader_epoch
@@ -213,7 +218,7 @@ async def offset_for_leader_epoch(
         (made.topic, [(one.partition, one, row) for one, row in zip(topic.partitions, made.partitions, strict=True)])
         for topic, made in zip(request.topics, response.topics, strict=True)
     ]
-    await _refusing(context, rows, fill, fail, lambda: no_follower(request.replica_id))
+    await _refusing(context, rows, fill, fail, lambda: None)
     return response
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from tidelog.rpc.kafka.entries import Served
 from tidelog.rpc.kafka.framing import Request
 from tidelog.rpc.kafka.services import Later
+from tidelog.rpc.kafka.slices import SLICED_FROM_BYTES
 from tidelog.rpc.kafka.wire import Buffer
 
 
@@ -19,7 +20,9 @@ class Pending:
         "answer_bytes",
         "correlation_id",
         "data",
+        "encoding",
         "is_dropped",
+        "is_sliced",
         "is_stopped",
         "key",
         "later",
@@ -34,6 +37,9 @@ class Pending:
         self.data = data
         """Until it is decoded."""
         self.size = size
+        self.is_sliced = size >= SLICED_FROM_BYTES
+        """So large that it is decoded, and its answer encoded, in slices."""
+        self.encoding: asyncio.Task[None] | None = None
         self.since_s = since_s
         self.served: Served | None = None
         self.key = self.version = self.correlation_id = 0

@@ -35,7 +35,7 @@ from tidelog.model.ids import PartitionId
 from tidelog.replication.service import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProduceItem, ProduceResult
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import code, data_code_of, message_of
-from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, Leaders, check_count, find, is_moved
+from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, Leaders, find, is_moved
 from tidelog.rpc.kafka.messages import PRODUCE
 from tidelog.rpc.kafka.messages.data import (
     PartitionProduceResponse,
@@ -61,7 +61,7 @@ Found = list[PartitionId | TidelogError]
 async def handle(request: ProduceRequest, context: Context) -> Later | ProduceResponse | None:
     found: Found = []
     try:
-        _check(request, context)
+        _check(request)
         items = await _items(request, context, found)
         timeout_ms = context.services.limits.produce_timeout(request.timeout_ms)
         producing = await context.services.partitions.start_produce(items, acks=request.acks, timeout_ms=timeout_ms)
@@ -84,12 +84,11 @@ async def handle(request: ProduceRequest, context: Context) -> Later | ProduceRe
     return Later(answer, producing.leave, soon)
 
 
-def _check(request: ProduceRequest, context: Context) -> None:
+def _check(request: ProduceRequest) -> None:
     if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
         raise InvalidRequiredAcksError(f"acks={request.acks}: 0, 1 or -1 (all)")
     if request.transactional_id is not None:
         raise InvalidTransactionStateError("this version has no transactions; produce without a transactional id")
-    check_count(_count(request), context.services.limits.partitions_max)
 
 
 def _count(request: ProduceRequest) -> int:

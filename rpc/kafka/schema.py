@@ -43,6 +43,7 @@ class Kind(Enum):
     UINT16 = "H"
     INT32 = "i"
     INT64 = "q"
+    FLOAT64 = "d"
     BOOL = "?"
     UUID = "16s"
     STRING = "string"
@@ -56,7 +57,7 @@ class Kind(Enum):
         return self in _FIXED
 
 
-_FIXED = {Kind.INT8, Kind.INT16, Kind.UINT16, Kind.INT32, Kind.INT64, Kind.BOOL, Kind.UUID}
+_FIXED = {Kind.INT8, Kind.INT16, Kind.UINT16, Kind.INT32, Kind.INT64, Kind.FLOAT64, Kind.BOOL, Kind.UUID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,10 @@ def int32(*, since: int = 0, until: int | None = None, default: int = 0, tag: in
 
 def int64(*, since: int = 0, until: int | None = None, default: int = 0, tag: int | None = None) -> int:
     return cast(int, _fixed(Kind.INT64, since, until, default, tag))
+
+
+def float64() -> float:
+    return cast(float, _fixed(Kind.FLOAT64, 0, None, 0.0, None))
 
 
 def boolean(*, since: int = 0, until: int | None = None, default: bool = False, tag: int | None = None) -> bool:
@@ -224,6 +229,10 @@ def int32_array(
     *, since: int = 0, until: int | None = None, nullable_since: int = NEVER, default: tuple[()] | None = ()
 ) -> Any:
     return _array(Kind.INT32, None, since, until, nullable_since, default, None)
+
+
+def int8_array(*, since: int = 0) -> list[int]:
+    return cast("list[int]", _array(Kind.INT8, None, since, None, NEVER, (), None))
 
 
 @overload

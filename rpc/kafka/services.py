@@ -14,6 +14,7 @@ from tidelog.rpc.cluster_door import ClusterDoor
 from tidelog.rpc.door_auto_create import AutoCreate
 from tidelog.rpc.door_log_dirs import LogDirs
 from tidelog.rpc.door_quorum import QuorumLink
+from tidelog.rpc.kafka.config_rows import NodeSetting
 from tidelog.rpc.kafka.fetch_sessions import FetchSessions
 from tidelog.rpc.limits import DoorLimits, ResponseMemory
 
@@ -33,6 +34,8 @@ class KafkaServices:
     fetch_sessions: FetchSessions
     version: str = ""
     """Of this software."""
+    node_settings: tuple[NodeSetting, ...] = ()
+    """What this node runs with, by its own file and environment."""
 
     @property
     def image(self) -> ClusterImage:

@@ -21,7 +21,7 @@ from tidelog.model.maps import Map
 from tidelog.rpc.door_quorum import QuorumLink
 from tidelog.rpc.kafka.brokers_view import BrokersView
 from tidelog.rpc.kafka.messages import METADATA
-from tidelog.rpc.kafka.messages.metadata import MetadataResponsePartition, MetadataResponseTopic
+from tidelog.rpc.kafka.messages.metadata import NO_OPERATIONS, MetadataResponsePartition, MetadataResponseTopic
 from tidelog.rpc.kafka.wire import EncodedRows
 
 PARTITIONS_AT_A_TIME = 500
@@ -40,25 +40,29 @@ class TopicRows:
     def __init__(self, brokers: Map[int, Broker], listener: str) -> None:
         self.brokers = brokers
         self.view = BrokersView(brokers, listener)
-        self._rows: dict[tuple[int, UUID], tuple[Topic, bytes]] = {}
+        self._rows: dict[tuple[int, int, UUID], tuple[Topic, bytes]] = {}
         self._bytes = 0
 
-    async def encode(self, version: int, topics: Iterable[Topic | MetadataResponseTopic]) -> EncodedRows:
-        """The rows of topics, and those that say what is wrong with a name."""
+    async def encode(
+        self, version: int, topics: Iterable[Topic | MetadataResponseTopic], operations: int = NO_OPERATIONS
+    ) -> EncodedRows:
+        """The rows of topics, and those that say what is wrong with a name. `operations`: what the client may do with
+        each of them, if it asks."""
         rows = EncodedRows()
         some: list[bytes] = []
         done = 0
         for topic in topics:
             if isinstance(topic, MetadataResponseTopic):
+                topic.topic_authorized_operations = operations
                 some.append(METADATA.encode_rows(version, MetadataResponseTopic, [topic]))
                 done += TOPIC_COST
             else:
-                known = self._rows.get((version, topic.topic_id))
+                known = self._rows.get((version, operations, topic.topic_id))
                 if known is not None and known[0] is topic:
                     some.append(known[1])
                     done += 1
                 else:
-                    some.append(await self._encoded(version, topic))
+                    some.append(await self._encoded(version, topic, operations))
                     # Since the last turn: its last slice.
                     done += TOPIC_COST + (len(topic.partitions) - 1) % PARTITIONS_AT_A_TIME + 1
             if done >= PARTITIONS_AT_A_TIME:
@@ -69,7 +73,7 @@ class TopicRows:
         rows.add(len(some), b"".join(some))
         return rows
 
-    async def _encoded(self, version: int, topic: Topic) -> bytes:
+    async def _encoded(self, version: int, topic: Topic, operations: int) -> bytes:
         count = len(topic.partitions)
         if count <= PARTITIONS_AT_A_TIME:
             partitions = self._partitions(version, topic, range(count))
@@ -87,9 +91,10 @@ class TopicRows:
             topic_id=topic.topic_id.bytes,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=partitions,
+            topic_authorized_operations=operations,
         )
         data = METADATA.encode_rows(version, MetadataResponseTopic, [row])
-        self._remember(version, topic, data)
+        self._remember((version, operations, topic.topic_id), topic, data)
         return data
 
     def _partitions(self, version: int, topic: Topic, numbers: range) -> list[MetadataResponsePartition]:
@@ -111,8 +116,7 @@ class TopicRows:
             )
         return rows
 
-    def _remember(self, version: int, topic: Topic, data: bytes) -> None:
-        key = (version, topic.topic_id)
+    def _remember(self, key: tuple[int, int, UUID], topic: Topic, data: bytes) -> None:
         before = self._rows.pop(key, None)
         self._bytes -= 0 if before is None else len(before[1])
         if self._bytes + len(data) > BYTES_MAX:

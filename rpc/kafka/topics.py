@@ -10,7 +10,7 @@ through the same broker finds it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 from uuid import UUID
@@ -43,6 +43,7 @@ from tidelog.rpc.door_quorum import QuorumLink
 from tidelog.rpc.kafka import errors
 from tidelog.rpc.kafka.config_rows import Entries, by_name, topic_rows
 from tidelog.rpc.kafka.entries import Entry
+from tidelog.rpc.kafka.finding import NAMES_PER_SLICE
 from tidelog.rpc.kafka.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from tidelog.rpc.kafka.messages.topics import (
     CreatableTopic,
@@ -59,6 +60,7 @@ from tidelog.rpc.kafka.messages.topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
+from tidelog.rpc.kafka.pieces import pieces
 from tidelog.rpc.kafka.services import Context
 from tidelog.rpc.kafka.wire import ZERO_UUID, EncodedRows
 from tidelog.rpc.limits import DoorLimits
@@ -87,24 +89,15 @@ async def _heard(link: QuorumLink, condition: Callable[[ClusterImage], bool]) ->
 
 
 async def create_topics(request: CreateTopicsRequest, context: Context) -> CreateTopicsResponse:
-    link, limits = context.services.link, context.services.limits
+    link = context.services.link
     is_detailed = context.version >= DETAILS_SINCE
-    refusal = _too_many(len(request.topics), limits)
-    wanted: list[tuple[CreatableTopic, NewTopic | TidelogError]] = [
-        (topic, refusal or _or_error(_new_topic, topic)) for topic in request.topics
-    ]
-    good = [new for _, new in wanted if isinstance(new, NewTopic)]
-    failed: TidelogError | None = None
-    rows: list[CreatedTopic] = []
-    if good:
-        question = CreateTopics(topics=tuple(good), validate_only=request.validate_only)
-        try:
-            reply = await link.ask(question, timeout_ms=limits.admin_timeout(request.timeout_ms))
-            assert isinstance(reply, CreatedTopics), "the reply to its request"
-            rows = list(reply.topics)
-        except TidelogError as error:
-            failed = error
-    made = {row.name for row in rows if row.error is None}
+    wanted: list[tuple[CreatableTopic, NewTopic | TidelogError]] = []
+    for topic in request.topics:
+        wanted.append((topic, _or_error(_new_topic, topic)))
+        if len(wanted) % NAMES_PER_SLICE == 0:
+            await asyncio.sleep(0)
+    rows = await _created_by_controller([new for _, new in wanted if isinstance(new, NewTopic)], request, context)
+    made = {row.name for row in rows if isinstance(row, CreatedTopic) and row.error is None}
     if made and not request.validate_only:
         await _heard(link, lambda image: all(name in image.topic_ids for name in made))
     image, told = link.image, iter(rows)
@@ -112,22 +105,37 @@ async def create_topics(request: CreateTopicsRequest, context: Context) -> Creat
     encoded = EncodedRows()
     results = []
     for at, (topic, new) in enumerate(wanted, 1):
-        problem = new if isinstance(new, TidelogError) else failed
-        if problem is not None:
-            results.append(_not_created(topic.name, errors.code_of(problem), str(problem)))
+        row = new if isinstance(new, TidelogError) else next(told)
+        if isinstance(row, TidelogError):
+            results.append(_not_created(topic.name, errors.code_of(row), str(row)))
+        elif row.error is not None:
+            results.append(_not_created(row.name, errors.code(row.error), row.message))
         else:
             assert isinstance(new, NewTopic), "no error"
-            row = next(told)
-            if row.error is not None:
-                results.append(_not_created(row.name, errors.code(row.error), row.message))
-            else:
-                details = _configs(image, new, cluster, row.replication_factor) if is_detailed else []
-                results.append(_created(row, details))
+            details = _configs(image, new, cluster, row.replication_factor) if is_detailed else []
+            results.append(_created(row, details))
         if len(results) == TOPICS_AT_A_TIME or at == len(wanted):
             encoded.add(len(results), CREATE_TOPICS.encode_rows(context.version, CreatableTopicResult, results))
             results = []
             await asyncio.sleep(0)
     return CreateTopicsResponse(topics=cast("list[CreatableTopicResult]", encoded))
+
+
+async def _created_by_controller(
+    topics: Sequence[NewTopic], request: CreateTopicsRequest, context: Context
+) -> list[CreatedTopic | TidelogError]:
+    """One row for each, in their order."""
+    link, limits = context.services.link, context.services.limits
+    rows: dict[int, CreatedTopic | TidelogError] = {}
+    for places in pieces([topic.name for topic in topics], limits.admin_items_max):
+        question = CreateTopics(topics=tuple(topics[at] for at in places), validate_only=request.validate_only)
+        try:
+            reply = await link.ask(question, timeout_ms=limits.admin_timeout(request.timeout_ms))
+            assert isinstance(reply, CreatedTopics), "the reply to its request"
+            rows |= dict(zip(places, reply.topics, strict=True))
+        except TidelogError as error:
+            rows |= dict.fromkeys(places, error)
+    return [rows[at] for at in range(len(topics))]
 
 
 def _or_error(make: Callable[[T], NewTopic], item: T) -> NewTopic | TidelogError:
@@ -199,11 +207,17 @@ async def delete_topics(request: DeleteTopicsRequest, context: Context) -> Delet
             good.append((at, topic))
     # The controller answers names first, then ids.
     good.sort(key=lambda item: item[1].name is None)
-    names = tuple(topic.name for _, topic in good if topic.name is not None)
-    ids = tuple(UUID(bytes=topic.topic_id) for _, topic in good if topic.name is None)
     if good:
-        question = DeleteTopics(names=names, ids=ids)
-        outcomes = await _outcomes(link, question, len(good), limits, request.timeout_ms)
+
+        def deletion(places: Sequence[int]) -> DeleteTopics:
+            some = [good[at][1] for at in places]
+            return DeleteTopics(
+                names=tuple(topic.name for topic in some if topic.name is not None),
+                ids=tuple(UUID(bytes=topic.topic_id) for topic in some if topic.name is None),
+            )
+
+        named = [_topic_id(image, topic) for _, topic in good]
+        outcomes = await _outcomes(link, deletion, named, limits, request.timeout_ms)
         gone = set()
         for (at, topic), item in zip(good, outcomes, strict=True):
             code = errors.code(item.error)
@@ -216,6 +230,13 @@ async def delete_topics(request: DeleteTopicsRequest, context: Context) -> Delet
         if gone:
             await _heard(link, lambda now: not any(topic_id in now.topics for topic_id in gone))
     return DeleteTopicsResponse(responses=[results[at] for at in range(len(wanted))])
+
+
+def _topic_id(image: ClusterImage, topic: DeleteTopicState) -> UUID | str:
+    """What tells a topic from others, whether it is named by its name or by its id."""
+    if topic.name is None:
+        return UUID(bytes=topic.topic_id)
+    return image.topic_ids.get(topic.name, topic.name)
 
 
 def _deleted(image: ClusterImage, topic: DeleteTopicState, code: int, message: str) -> DeletableTopicResult:
@@ -240,15 +261,14 @@ def _deleted(image: ClusterImage, topic: DeleteTopicState, code: int, message: s
 
 async def create_partitions(request: CreatePartitionsRequest, context: Context) -> CreatePartitionsResponse:
     link, limits = context.services.link, context.services.limits
-    refusal = _too_many(len(request.topics), limits)
-    if refusal is not None:
-        rows = [_grown(topic.name, refusal.code, str(refusal)) for topic in request.topics]
-        return CreatePartitionsResponse(results=rows)
     more = tuple(_more(topic) for topic in request.topics)
     outcomes: Sequence[Outcome] = ()
     if more:
-        question = AddPartitions(topics=more, validate_only=request.validate_only)
-        outcomes = await _outcomes(link, question, len(more), limits, request.timeout_ms)
+
+        def addition(places: Sequence[int]) -> AddPartitions:
+            return AddPartitions(topics=tuple(more[at] for at in places), validate_only=request.validate_only)
+
+        outcomes = await _outcomes(link, addition, [one.name for one in more], limits, request.timeout_ms)
     totals = {topic.name: topic.total for topic, item in zip(more, outcomes, strict=True) if item.error is None}
     if totals and not request.validate_only:
         await _heard(link, lambda image: all(_has(image, name, total) for name, total in totals.items()))
@@ -276,24 +296,26 @@ def _has(image: ClusterImage, name: str, total: int) -> bool:
     return topic is None or len(topic.partitions) >= total
 
 
-def _too_many(count: int, limits: DoorLimits) -> InvalidRequestError | None:
-    if count <= limits.admin_items_max:
-        return None
-    return InvalidRequestError(f"{count} topics in one request: at most {limits.admin_items_max}")
-
-
 async def _outcomes(
-    link: QuorumLink, question: object, count: int, limits: DoorLimits, timeout_ms: int
+    link: QuorumLink,
+    question: Callable[[Sequence[int]], object],
+    names: Sequence[Hashable],
+    limits: DoorLimits,
+    timeout_ms: int,
 ) -> Sequence[Outcome]:
-    """One for each item; an error of the whole request is each one's."""
-    try:
-        if (refusal := _too_many(count, limits)) is not None:
-            raise refusal
-        reply = await link.ask(question, timeout_ms=limits.admin_timeout(timeout_ms))
-    except TidelogError as error:
-        return [Outcome("", error.code, str(error))] * count
-    assert isinstance(reply, Outcomes), "one outcome for each item"
-    return reply.items
+    """One for each item, in their order; `question` asks the controller about those in some places. An error of a whole
+    question is that of each of its items."""
+    found: dict[int, Outcome] = {}
+    for places in pieces(names, limits.admin_items_max):
+        places.sort()
+        try:
+            reply = await link.ask(question(places), timeout_ms=limits.admin_timeout(timeout_ms))
+        except TidelogError as error:
+            found |= dict.fromkeys(places, Outcome("", error.code, str(error)))
+        else:
+            assert isinstance(reply, Outcomes), "one outcome for each item"
+            found |= dict(zip(places, reply.items, strict=True))
+    return [found[at] for at in range(len(names))]
 
 
 HANDLERS: dict[int, Entry] = {

@@ -18,12 +18,16 @@ Records = bytes | memoryview | Sequence[bytes | memoryview]
 
 ZERO_UUID = bytes(16)
 STRING_BYTES_MAX = 0x7FFF
-ELEMENTS_MAX = 32_000
-"""Of all arrays of structs and strings of one request: a byte of input may cost a hundred bytes of objects, and the
-event loop does nothing else while it decodes, 50 ms for so many. The largest that is served is a fetch that names
-10,000 topics with a partition each (`DoorLimits.partitions_max`) and forgets 10,000 others."""
+ELEMENT_BYTES, NUMBER_BYTES = 200, 36
+"""About what a struct or string of an array, and a number of one, take in memory."""
+ELEMENTS_MAX = 200_000
+"""Of all arrays of structs and strings of one request: a bound of its memory, some 40 MiB, and of the steps of its work
+that are not sliced. A byte of input may cost a hundred bytes of objects. Far above what a client of a cluster names: a
+broker has 14,000 partitions (`max.partitions.per.broker`)."""
 NUMBERS_MAX = 50_000
 """Of all arrays of numbers of one request: partitions, or replicas of partitions."""
+ELEMENTS_PER_SLICE, NUMBERS_PER_SLICE = 500, 20_000
+"""Of a large message, between two turns of the event loop: some 2 ms."""
 ANSWER_ELEMENTS_MAX = 100_000
 ANSWER_NUMBERS_MAX = 1 << 22
 """Of answers, which only tests and tools decode."""

@@ -33,6 +33,7 @@ OUR_TYPES = {
     Kind.UINT16: "uint16",
     Kind.INT32: "int32",
     Kind.INT64: "int64",
+    Kind.FLOAT64: "float64",
     Kind.BOOL: "bool",
     Kind.UUID: "uuid",
     Kind.STRING: "string",
@@ -70,6 +71,8 @@ def kafka_default(of: dict[str, Any]) -> object:
         return ()
     if kind.startswith(("int", "uint")):
         return int(str(given), 0) if given is not None else 0
+    if kind == "float64":
+        return 0.0
     if kind == "bool":
         return str(given).lower() == "true"
     if kind == "uuid":

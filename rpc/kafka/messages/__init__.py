@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidelog.rpc.kafka.api import Api
-from tidelog.rpc.kafka.messages import cluster, configs, data, groups, metadata, topics, versions
+from tidelog.rpc.kafka.messages import admin, cluster, configs, data, groups, metadata, security, topics, versions
 
 PRODUCE = Api(data.ProduceRequest, data.ProduceResponse)
 FETCH = Api(data.FetchRequest, data.FetchResponse)
@@ -20,15 +20,21 @@ LEAVE_GROUP = Api(groups.LeaveGroupRequest, groups.LeaveGroupResponse)
 SYNC_GROUP = Api(groups.SyncGroupRequest, groups.SyncGroupResponse)
 DESCRIBE_GROUPS = Api(groups.DescribeGroupsRequest, groups.DescribeGroupsResponse)
 LIST_GROUPS = Api(groups.ListGroupsRequest, groups.ListGroupsResponse)
+SASL_HANDSHAKE = Api(security.SaslHandshakeRequest, security.SaslHandshakeResponse)
 API_VERSIONS = Api(versions.ApiVersionsRequest, versions.ApiVersionsResponse)
 CREATE_TOPICS = Api(topics.CreateTopicsRequest, topics.CreateTopicsResponse)
 DELETE_TOPICS = Api(topics.DeleteTopicsRequest, topics.DeleteTopicsResponse)
 DELETE_RECORDS = Api(data.DeleteRecordsRequest, data.DeleteRecordsResponse)
 INIT_PRODUCER_ID = Api(data.InitProducerIdRequest, data.InitProducerIdResponse)
 OFFSET_FOR_LEADER_EPOCH = Api(data.OffsetForLeaderEpochRequest, data.OffsetForLeaderEpochResponse)
+DESCRIBE_ACLS = Api(security.DescribeAclsRequest, security.DescribeAclsResponse)
+CREATE_ACLS = Api(security.CreateAclsRequest, security.CreateAclsResponse)
+DELETE_ACLS = Api(security.DeleteAclsRequest, security.DeleteAclsResponse)
 DESCRIBE_CONFIGS = Api(configs.DescribeConfigsRequest, configs.DescribeConfigsResponse)
 ALTER_CONFIGS = Api(configs.AlterConfigsRequest, configs.AlterConfigsResponse)
+ALTER_REPLICA_LOG_DIRS = Api(admin.AlterReplicaLogDirsRequest, admin.AlterReplicaLogDirsResponse)
 DESCRIBE_LOG_DIRS = Api(cluster.DescribeLogDirsRequest, cluster.DescribeLogDirsResponse)
+SASL_AUTHENTICATE = Api(security.SaslAuthenticateRequest, security.SaslAuthenticateResponse)
 CREATE_PARTITIONS = Api(topics.CreatePartitionsRequest, topics.CreatePartitionsResponse)
 DELETE_GROUPS = Api(groups.DeleteGroupsRequest, groups.DeleteGroupsResponse)
 ELECT_LEADERS = Api(cluster.ElectLeadersRequest, cluster.ElectLeadersResponse)
@@ -40,11 +46,15 @@ LIST_PARTITION_REASSIGNMENTS = Api(
     cluster.ListPartitionReassignmentsRequest, cluster.ListPartitionReassignmentsResponse
 )
 OFFSET_DELETE = Api(groups.OffsetDeleteRequest, groups.OffsetDeleteResponse)
+DESCRIBE_CLIENT_QUOTAS = Api(admin.DescribeClientQuotasRequest, admin.DescribeClientQuotasResponse)
 DESCRIBE_QUORUM = Api(cluster.DescribeQuorumRequest, cluster.DescribeQuorumResponse)
+UPDATE_FEATURES = Api(admin.UpdateFeaturesRequest, admin.UpdateFeaturesResponse)
 DESCRIBE_CLUSTER = Api(metadata.DescribeClusterRequest, metadata.DescribeClusterResponse)
 DESCRIBE_PRODUCERS = Api(data.DescribeProducersRequest, data.DescribeProducersResponse)
+UNREGISTER_BROKER = Api(admin.UnregisterBrokerRequest, admin.UnregisterBrokerResponse)
 CONSUMER_GROUP_HEARTBEAT = Api(groups.ConsumerGroupHeartbeatRequest, groups.ConsumerGroupHeartbeatResponse)
 CONSUMER_GROUP_DESCRIBE = Api(groups.ConsumerGroupDescribeRequest, groups.ConsumerGroupDescribeResponse)
+LIST_CONFIG_RESOURCES = Api(admin.ListConfigResourcesRequest, admin.ListConfigResourcesResponse)
 DESCRIBE_TOPIC_PARTITIONS = Api(metadata.DescribeTopicPartitionsRequest, metadata.DescribeTopicPartitionsResponse)
 
 APIS: dict[int, Api[Any, Any]] = {
@@ -63,15 +73,21 @@ APIS: dict[int, Api[Any, Any]] = {
         SYNC_GROUP,
         DESCRIBE_GROUPS,
         LIST_GROUPS,
+        SASL_HANDSHAKE,
         API_VERSIONS,
         CREATE_TOPICS,
         DELETE_TOPICS,
         DELETE_RECORDS,
         INIT_PRODUCER_ID,
         OFFSET_FOR_LEADER_EPOCH,
+        DESCRIBE_ACLS,
+        CREATE_ACLS,
+        DELETE_ACLS,
         DESCRIBE_CONFIGS,
         ALTER_CONFIGS,
+        ALTER_REPLICA_LOG_DIRS,
         DESCRIBE_LOG_DIRS,
+        SASL_AUTHENTICATE,
         CREATE_PARTITIONS,
         DELETE_GROUPS,
         ELECT_LEADERS,
@@ -79,11 +95,15 @@ APIS: dict[int, Api[Any, Any]] = {
         ALTER_PARTITION_REASSIGNMENTS,
         LIST_PARTITION_REASSIGNMENTS,
         OFFSET_DELETE,
+        DESCRIBE_CLIENT_QUOTAS,
         DESCRIBE_QUORUM,
+        UPDATE_FEATURES,
         DESCRIBE_CLUSTER,
         DESCRIBE_PRODUCERS,
+        UNREGISTER_BROKER,
         CONSUMER_GROUP_HEARTBEAT,
         CONSUMER_GROUP_DESCRIBE,
+        LIST_CONFIG_RESOURCES,
         DESCRIBE_TOPIC_PARTITIONS,
     )
 }

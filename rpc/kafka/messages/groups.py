@@ -247,7 +247,7 @@ class OffsetFetchResponse:
     throttle_time_ms: int = int32(since=3)
     topics: list[OffsetFetchResponseTopic] = array(OffsetFetchResponseTopic, until=7)
     error_code: int = int16(since=2, until=7)
-    groups: list[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, since=8)
+    groups: list[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, since=8, large=True)
 
 
 @struct
@@ -304,7 +304,7 @@ class ListedGroup:
 class ListGroupsResponse:
     throttle_time_ms: int = int32(since=1)
     error_code: int = int16()
-    groups: list[ListedGroup] = array(ListedGroup)
+    groups: list[ListedGroup] = array(ListedGroup, large=True)
 
 
 @message(key=15, versions=(0, 6), flexible_since=5)
@@ -338,7 +338,7 @@ class DescribedGroup:
 @response_to(DescribeGroupsRequest)
 class DescribeGroupsResponse:
     throttle_time_ms: int = int32(since=1)
-    groups: list[DescribedGroup] = array(DescribedGroup)
+    groups: list[DescribedGroup] = array(DescribedGroup, large=True)
 
 
 @message(key=42, versions=(0, 3), flexible_since=2)
@@ -453,4 +453,4 @@ class ConsumerGroupDescribedGroup:
 @response_to(ConsumerGroupDescribeRequest)
 class ConsumerGroupDescribeResponse:
     throttle_time_ms: int = int32()
-    groups: list[ConsumerGroupDescribedGroup] = array(ConsumerGroupDescribedGroup)
+    groups: list[ConsumerGroupDescribedGroup] = array(ConsumerGroupDescribedGroup, large=True)

@@ -169,7 +169,7 @@ def test_records_are_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_json_has_the_documented_keys_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_log(tmp_path)
     write_state(tmp_path)
-    found = document(capsys, tmp_path, "--records")
+    found = document(capsys, tmp_path, "--records", "--offsets-decoder")
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE))
     shown: set[str] = set()
 

@@ -18,7 +18,6 @@ from tidelog.coordinator.requests import (
     OffsetToCommit,
 )
 from tidelog.coordinator.state import EMPTY
-from tidelog.model.errors import InvalidRequestError
 from tidelog.model.group_errors import (
     FencedInstanceIdError,
     GroupIdNotFoundError,
@@ -180,16 +179,20 @@ def test_members_of_a_classic_group_commit_with_its_generation() -> None:
         fetch_offsets(groups.state, "g", [part], member_id="m", member_epoch=4)
 
 
+def test_negative_offset_is_stored_as_it_came() -> None:
+    groups = Groups(view=Topics.of(t=1))
+    part = groups.view.part("t", 0)
+    assert groups.commit({part: -2}) == {part: None}
+    assert fetch_offsets(groups.state, "g", [part])[part].offset == -2
+
+
 def test_offsets_that_are_too_much_are_refused() -> None:
-    groups = Groups(view=Topics.of(t=4), limits=GroupLimits(offsets_per_request_max=2))
-    first, second, third = (groups.view.part("t", number) for number in range(3))
-    reply = groups.commit({first: OffsetToCommit(1, metadata="é" * 2_049), second: -1})
+    groups = Groups(view=Topics.of(t=4))
+    first, second = (groups.view.part("t", number) for number in range(2))
+    reply = groups.commit({first: OffsetToCommit(1, metadata="é" * 2_049), second: 1})
     assert isinstance(reply[first], OffsetMetadataTooLargeError)
-    assert isinstance(reply[second], InvalidRequestError)
-    assert groups.last == ()
+    assert reply[second] is None
     assert groups.commit({first: OffsetToCommit(1, metadata="é" * 2_048)}) == {first: None}
-    with pytest.raises(InvalidRequestError, match="over the limit"):
-        groups.commit({first: 1, second: 1, third: 1})
     with pytest.raises(InvalidGroupIdError):
         groups.commit({first: 1}, group="")
 
@@ -202,12 +205,30 @@ def test_offsets_are_deleted_unless_members_read_the_topic() -> None:
     t, u, nothing = groups.view.part("t", 0), groups.view.part("u", 0), groups.view.part("u", 1)
     groups.commit({t: 1, u: 2})
     Member(groups, "a", "t")
-    reply = groups.submit(DeleteOffsets(group="g", partitions=(t, u, nothing), view=groups.view))
+    reply = groups.submit(DeleteOffsets(group="g", partitions=(t, u, nothing), view=groups.view, now_ms=groups.now_ms))
     assert isinstance(reply[t], GroupSubscribedError)
     assert reply[u] is reply[nothing] is None
     assert set(groups.group().offsets) == {t}
     with pytest.raises(GroupIdNotFoundError):
-        groups.submit(DeleteOffsets(group="none", partitions=(t,), view=groups.view))
+        groups.submit(DeleteOffsets(group="none", partitions=(t,), view=groups.view, now_ms=groups.now_ms))
+
+
+def test_group_whose_last_offset_was_deleted_stays_until_it_is_deleted_or_expires() -> None:
+    groups = world()
+    t, u = groups.view.part("t", 0), groups.view.part("u", 0)
+    groups.commit({t: 1, u: 2})
+    for partition in (t, u):
+        request = DeleteOffsets(group="g", partitions=(partition,), view=groups.view, now_ms=groups.now_ms)
+        assert groups.submit(request) == {partition: None}
+    assert (dict(groups.group().offsets), groups.group().member_count) == ({}, 0)
+    assert groups.submit(DeleteGroup(group="g")) is None
+    with pytest.raises(GroupIdNotFoundError):
+        groups.submit(DeleteGroup(group="g"))
+    groups.commit({t: 1})
+    groups.submit(DeleteOffsets(group="g", partitions=(t,), view=groups.view, now_ms=groups.now_ms))
+    retention_ms = 1_000
+    groups.submit(ExpireOffsets(now_ms=groups.now_ms + retention_ms, retention_ms=retention_ms))
+    assert groups.state.group("g") is None
 
 
 def test_offsets_of_a_classic_group_are_deleted_if_it_is_known_what_it_reads() -> None:
@@ -215,14 +236,14 @@ def test_offsets_of_a_classic_group_are_deleted_if_it_is_known_what_it_reads() -
     t, u = groups.view.part("t", 0), groups.view.part("u", 0)
     groups.commit({t: 1, u: 2})
     classic(groups, 1, "m")
-    reply = groups.submit(DeleteOffsets(group="g", partitions=(t, u), view=groups.view))
+    reply = groups.submit(DeleteOffsets(group="g", partitions=(t, u), view=groups.view, now_ms=groups.now_ms))
     assert isinstance(reply[t], GroupSubscribedError)
     assert reply[u] is None
     classic(groups, 2, "m", topics=())
     with pytest.raises(NonEmptyGroupError):
-        groups.submit(DeleteOffsets(group="g", partitions=(t,), view=groups.view))
+        groups.submit(DeleteOffsets(group="g", partitions=(t,), view=groups.view, now_ms=groups.now_ms))
     classic(groups, 3)
-    assert groups.submit(DeleteOffsets(group="g", partitions=(t,), view=groups.view)) == {t: None}
+    assert groups.submit(DeleteOffsets(group="g", partitions=(t,), view=groups.view, now_ms=groups.now_ms)) == {t: None}
 
 
 def test_a_group_without_members_is_deleted_as_a_whole() -> None:

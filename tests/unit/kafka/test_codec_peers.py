@@ -24,14 +24,16 @@ from tidelog.rpc.kafka.messages.versions import ApiVersionsRequest, ApiVersionsR
 from tidelog.rpc.kafka.schema import DEFAULTS, FIELDS, Kind
 from tidelog.rpc.kafka.wire import ZERO_UUID
 
-KAFKA_PYTHON_ROOMS = ("admin", "consumer", "metadata", "producer")
+KAFKA_PYTHON_ROOMS = ("admin", "consumer", "metadata", "producer", "sasl")
 AIOKAFKA_ROOMS = ("admin", "commit", "coordination", "fetch", "group", "metadata", "offset", "produce", "transaction")
-UNKNOWN_TO_KAFKA_PYTHON = {68, 69}
+UNKNOWN_TO_KAFKA_PYTHON = {64, 68, 69}
 AIOKAFKA_DIFFERS = {
     "OffsetRequest_v4",  # it never sends it: its leader epoch has 8 bytes
     "OffsetRequest_v5",
     "CreatePartitionsRequest_v0",  # a tuple more around count and assignment, which the wire does not show
     "CreatePartitionsRequest_v1",
+    "DescribeAclsRequest_v2",  # it writes them without tagged fields
+    "DescribeAclsResponse_v2",
 }
 
 

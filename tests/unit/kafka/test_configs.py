@@ -45,7 +45,7 @@ CLUSTER: Resource = (BROKER, "")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     """Nobody is killed in it; each test has topics of its own, and puts back what it sets for others."""
-    with KafkaCluster(51, configs.HANDLERS, limits=DoorLimits(partitions_max=40)) as made:
+    with KafkaCluster(51, configs.HANDLERS, limits=DoorLimits(admin_items_max=3)) as made:
         made.start()
         made.start_brokers(11, 12, 13)
         yield made
@@ -137,7 +137,7 @@ def test_every_value_is_one_that_a_program_can_read(cluster: KafkaCluster) -> No
         for row in describe(cluster, resource, include_synonyms=True).values():
             for value in (row.value, *(one.value for one in row.synonyms)):
                 if value is not None and row.config_type in (INT, LONG):
-                    assert -1 <= int(value) <= ((1 << 63) - 1 if row.config_type == LONG else INT_MAX)
+                    assert -2 <= int(value) <= ((1 << 63) - 1 if row.config_type == LONG else INT_MAX)
                 elif value is not None and row.config_type == BOOLEAN:
                     assert value in ("true", "false")
     found = describe(cluster, (TOPIC, "numbers"))
@@ -232,15 +232,33 @@ def test_resources_that_are_not_there_have_errors_of_their_own(cluster: KafkaClu
     assert "log levels" in rows[4].error_message
 
 
-def test_many_resources_are_described_in_their_order_and_too_many_are_refused(cluster: KafkaCluster) -> None:
+def test_many_resources_are_described_in_their_order(cluster: KafkaCluster) -> None:
     cluster.create("many")
     many = [(TOPIC, "many"), (TOPIC, "nobody")] * 20
     rows = describe_all(cluster, *many)
     assert [(row.resource_type, row.resource_name) for row in rows] == many
     assert code_names(rows) == ["", "UNKNOWN_TOPIC_OR_PARTITION"] * 20
-    rows = describe_all(cluster, *many, CLUSTER)
-    assert code_names(rows) == ["INVALID_REQUEST"] * 41
-    assert "at most 40" in rows[0].error_message
+
+
+def test_change_of_more_resources_than_the_controller_takes_at_once_is_split(cluster: KafkaCluster) -> None:
+    assert cluster.limits.admin_items_max == 3
+    names = [f"piece-{number}" for number in range(8)]
+    for name in names:
+        cluster.create(name)
+    wanted = [*names, "nobody", names[0]]
+    items = [
+        IncrementalAlterConfigsResource(
+            resource_type=TOPIC,
+            resource_name=name,
+            configs=[IncrementalAlterableConfig(name="retention.ms", config_operation=SET, value=str(at))],
+        )
+        for at, name in enumerate(wanted)
+    ]
+    rows = cluster.send(INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest(resources=items)).responses
+    assert [row.resource_name for row in rows] == wanted
+    named_twice = "INVALID_REQUEST"
+    assert code_names(rows) == [named_twice, *[""] * 7, "UNKNOWN_TOPIC_OR_PARTITION", named_twice]
+    assert describe(cluster, (TOPIC, "piece-7"))["retention.ms"].value == "7"
 
 
 # IncrementalAlterConfigs.

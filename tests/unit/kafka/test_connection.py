@@ -203,8 +203,13 @@ def test_api_versions_tells_what_is_served_in_every_version(version: int) -> Non
             }
             if version >= 3:
                 assert [(row.name, row.max_version_level) for row in response.finalized_features] == [
-                    ("metadata.version", 1)
+                    ("eligible.leader.replicas.version", 1),
+                    ("group.version", 1),
+                    ("kraft.version", 1),
+                    ("metadata.version", 1),
                 ]
+                supported = {row.name: (row.min_version, row.max_version) for row in response.supported_features}
+                assert supported == dict.fromkeys((row.name for row in response.finalized_features), (1, 1))
 
     on_uvloop(main)
 

@@ -24,7 +24,8 @@ from kafka_door import (
 
 from tidelog.model.errors import ErrorCode, TransportError
 from tidelog.rpc.kafka import listener
-from tidelog.rpc.kafka.connection import READ_BYTES_FULL, WRITE_HIGH_BYTES, Connection, State
+from tidelog.rpc.kafka.connection import READ_BYTES_FULL, WRITE_HIGH_BYTES, Connection
+from tidelog.rpc.kafka.connection_state import State
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.listener import KafkaServer, Listener
 from tidelog.rpc.kafka.messages import FETCH, HEARTBEAT, JOIN_GROUP, PRODUCE

@@ -172,9 +172,6 @@ def test_more_of_a_heartbeat_that_cannot_be(cluster: GroupCluster, door: Door) -
         assert name_of(door.ask(joining("full", member_id="two")).error_code) == "GROUP_MAX_SIZE_REACHED"
     finally:
         cluster.set_cluster("group.consumer.max.size", "1000")
-    small = Door(cluster, door.broker, partitions_max=2)
-    owned = [messages.ConsumerGroupHeartbeatTopicPartitions(topic_id=bytes(16), partitions=[0, 1, 2])]
-    assert name_of(small.ask(going_on("full", told, topic_partitions=owned)).error_code) == "INVALID_REQUEST"
 
 
 # Two protocols, one group.

@@ -292,19 +292,54 @@ def test_unknown_topics_and_partitions_are_told_by_their_kind(world: DataWorld) 
     assert [code(row) for row in rows_of(ids).values()] == ["UNKNOWN_TOPIC_OR_PARTITION", *["UNKNOWN_TOPIC_ID"] * 2]
 
 
-def test_followers_and_nonsense_are_refused(world: DataWorld) -> None:
-    where = world.topic("refused")
+def test_client_with_a_replica_id_reads_as_a_consumer(world: DataWorld) -> None:
+    where = world.topic("named")
+    write(world, "named", b"x")
+    before = world.cluster.partition(where)
+    for replica_id in (-2, 0, 12, 99):
+        for version in (4, 6, 12):
+            assert values(world.fetch_row("named", version=version, replica_id=replica_id)) == [b"x"]
+        state = ReplicaState(replica_id=replica_id, replica_epoch=1)
+        response = world.fetch(wanted(where.topic_id.bytes), version=17, replica_state=state)
+        assert [values(row) for row in rows_of(response).values()] == [[b"x"]]
+    assert world.cluster.partition(where) == before
+
+
+def test_client_with_a_replica_id_neither_confirms_nor_sees_uncommitted_records() -> None:
+    with ReplicationCluster(704) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        lone = DataWorld(cluster)
+        where = lone.topic("uncommitted")
+        write(lone, "uncommitted", b"first")
+        before = cluster.partition(where)
+        for follower in (12, 13):
+            cluster.lose_power(follower)
+
+        async def job(broker: RunningBroker) -> list[tuple[int, bytes]]:
+            request = produce_request(("uncommitted", 0, batch(b"second")), acks=1)
+            response = await lone.answer(broker, PRODUCE, 12, request)
+            assert response.responses[0].partition_responses[0].base_offset == 1
+            rows = []
+            for replica_id, offset in ((12, 1), (13, 1), (12, 2), (13, 2), (12, 1)):
+                asked = fetch_request(wanted("uncommitted", offset), replica_id=replica_id)
+                (row,) = rows_of(await lone.answer(broker, FETCH, 12, asked)).values()
+                assert isinstance(row.records, bytes | memoryview)
+                rows.append((row.high_watermark, bytes(row.records)))
+            return rows
+
+        rows = cluster.on_broker(11, job)
+        assert cluster.log(11, where).end_offset == 2
+        assert {high_watermark for high_watermark, _ in rows} <= {1, -1}
+        assert {records for _, records in rows} == {b""}
+        assert cluster.partition(where) == before, "the in-sync replicas are the same"
+
+
+def test_nonsense_is_refused(world: DataWorld) -> None:
+    world.topic("refused")
     write(world, "refused", b"x")
-    follower = world.fetch(wanted("refused"), replica_id=12)
-    assert (code(follower), follower.responses) == ("INVALID_REQUEST", [])
-    state = ReplicaState(replica_id=12, replica_epoch=1)
-    assert code(world.fetch(wanted(where.topic_id.bytes), version=17, replica_state=state)) == "INVALID_REQUEST"
-    old = world.fetch(wanted("refused"), version=6, replica_id=12)
-    assert [code(row) for row in rows_of(old).values()] == ["UNKNOWN_SERVER_ERROR"], "no code of its own there"
     assert code(world.fetch(wanted("refused"), isolation_level=2)) == "INVALID_REQUEST"
     assert values(world.fetch_row("refused", replica_id=-2)) == [b"x"]
-    narrow = DataWorld(world.cluster, DoorLimits(partitions_max=1))
-    assert code(narrow.fetch(wanted("refused"), wanted("refused", partition=1))) == "INVALID_REQUEST"
     assert world.fetch().responses == []
 
 

@@ -163,8 +163,7 @@ def test_each_partition_has_its_own_answer(world: DataWorld) -> None:
 
     unknown = "UNKNOWN_TOPIC_OR_PARTITION"
     assert rows() == ["", unknown, unknown, "INVALID_REQUEST", "INVALID_REQUEST"]
-    assert rows(replica_id=12) == ["INVALID_REQUEST"] * 5, "a follower"
-    assert rows(DoorLimits(partitions_max=4)) == ["INVALID_REQUEST"] * 5
+    assert rows(replica_id=12) == rows(replica_id=0) == rows(), "a client, whatever it says"
     assert rows(replica_id=-2)[0] == ""
     assert world.cluster.log(11, where).end_offset == 0
 
@@ -301,7 +300,7 @@ def test_epochs_tell_where_they_end(world: DataWorld, version: int) -> None:
     assert end(epoch, known=epoch + 1) == ("UNKNOWN_LEADER_EPOCH", -1, -1)
     assert end(epoch, topic="nobody") == ("UNKNOWN_TOPIC_OR_PARTITION", -1, -1)
     if version >= 3:
-        assert end(epoch, replica_id=12) == ("INVALID_REQUEST", -1, -1)
+        assert end(epoch, replica_id=12) == ("", epoch, 2), "a client, whatever it says"
 
 
 # DeleteRecords.
@@ -347,9 +346,9 @@ def test_a_deletion_takes_no_longer_than_its_time(world: DataWorld, monkeypatch:
 # Producers.
 
 
-def described(world: DataWorld, *named: tuple[str, int]) -> list[Any]:
+def described(world: DataWorld, *named: tuple[str, int], node: int = 11) -> list[Any]:
     topics = [DescribeProducersTopicRequest(name=name, partition_indexes=[number]) for name, number in named]
-    response = world.ask(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=topics))
+    response = world.ask(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=topics), node=node)
     return [row for topic in response.topics for row in topic.partitions]
 
 
@@ -380,6 +379,19 @@ def test_the_producers_of_a_partition_are_told(world: DataWorld) -> None:
         for one in row.active_producers
     ]
     assert told == [(20, 1, 0, 1_000, -1, 2), (25, 0, -1, -1, 4, -1), (30, 2, 1, 1_001, -1, -1)]
+
+
+def test_follower_lists_the_producers_that_its_own_log_knows(world: DataWorld) -> None:
+    where = world.topic("replicated-writers")
+    world.produce("replicated-writers", batch(b"a", producer_id=40, producer_epoch=3, base_sequence=0))
+    world.cluster.until_equal(where, *BROKERS)
+    for node in BROKERS:
+        (row,) = described(world, ("replicated-writers", 0), node=node)
+        assert (code(row), [one.producer_id for one in row.active_producers]) == ("", [40])
+    world.cluster.topic("led-alone", (11,))
+    world.cluster.until(lambda: "led-alone" in world.cluster.brokers[NodeId(12)].tail.image.topic_ids)
+    (row,) = described(world, ("led-alone", 0), node=12)
+    assert (code(row), row.active_producers) == ("NOT_LEADER_OR_FOLLOWER", [])
 
 
 def test_producers_are_told_by_who_leads_and_not_without_end(world: DataWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from kafka_data import BROKERS, DataWorld, produce_request
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch, values_of
+from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
 
 from tidelog.log.batch import Codec, Record, encode
 from tidelog.model.errors import ErrorCode, RemoteError
@@ -19,7 +19,6 @@ from tidelog.rpc.kafka.finding import NAMES_PER_SLICE
 from tidelog.rpc.kafka.messages import PRODUCE
 from tidelog.rpc.kafka.messages.data import ProduceResponse
 from tidelog.rpc.kafka.services import Later
-from tidelog.rpc.limits import DoorLimits
 
 IDS_SINCE = 13
 
@@ -293,12 +292,3 @@ def test_many_partitions_are_dealt_with_a_few_at_a_time(world: DataWorld) -> Non
     assert codes == ["", *["UNKNOWN_TOPIC_OR_PARTITION"] * 2_000]
     assert turns >= 2 * 2_000 // NAMES_PER_SLICE
     assert world.cluster.values(where) == [b"x"]
-
-
-def test_a_request_names_a_limited_number_of_partitions(world: DataWorld) -> None:
-    where = world.topic("many")
-    narrow = DataWorld(world.cluster, DoorLimits(partitions_max=2))
-    request = produce_request(*(("many", at, batch(b"x")) for at in range(3)))
-    assert rows_of(narrow.ask(PRODUCE, request, version=12)) == ["INVALID_REQUEST"] * 3
-    assert world.cluster.log(11, where).end_offset == 0
-    assert values_of(world.cluster.fetch(11, where).data) == []

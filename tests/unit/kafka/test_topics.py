@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from tidelog.rpc.kafka.messages.topics import (
 )
 
 BROKERS = (11, 12, 13)
+KAFKA_CONFIGS = Path(__file__).parents[1] / "metadata" / "kafka_topic_configs.tsv"
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +86,44 @@ def test_topics_are_made_in_every_version_and_this_broker_knows_them_at_once(
     assert bool(made.configs) == (version >= 5)
 
 
-def test_more_topics_than_are_decided_at_once_are_refused_each(cluster: KafkaCluster) -> None:
-    """The controller decides on all topics of a request in one turn of its loop."""
+def test_topic_is_created_with_every_setting_that_kafka_sends_at_its_default(cluster: KafkaCluster) -> None:
+    """MirrorMaker 2 creates a topic with the settings of the source cluster, all of them."""
+    rows = [line.split("\t") for line in KAFKA_CONFIGS.read_text(encoding="utf-8").splitlines()]
+    settings = {name: default.strip("[]") for name, _, default, _, _, scope in rows if scope == "public"}
+    (made,) = create(cluster, topic("mirrored", configs=settings))
+    assert (made.error_code, made.error_message) == (0, None)
+    assert {name: value for row in made.configs if (name := row.name) in settings for value in [row.value]} == settings
+
+
+@pytest.mark.parametrize("key", ["preallocate", "remote.storage.enable", "local.retention.ms"])
+def test_setting_without_a_meaning_is_refused_with_the_reason(cluster: KafkaCluster, key: str) -> None:
+    (row,) = create(cluster, topic("refused", configs={key: "1000" if key.endswith("ms") else "true"}))
+    assert codes([row]) == ["INVALID_CONFIG"]
+    assert key in row.error_message
+    assert "here" in row.error_message
+
+
+def test_request_for_more_topics_than_the_controller_decides_on_at_once_is_split(cluster: KafkaCluster) -> None:
     most = cluster.limits.admin_items_max
-    names = [f"many-{number}" for number in range(most + 1)]
-    refused = ["INVALID_REQUEST"] * len(names)
-    made = create(cluster, *(topic(name) for name in names))
-    assert codes(made) == refused
-    assert made[-1].error_message == f"{most + 1} topics in one request: at most {most}"
-    gone = DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names])
-    assert codes(cluster.send(DELETE_TOPICS, gone).responses) == refused
-    more = CreatePartitionsRequest(topics=[CreatePartitionsTopic(name=name, count=2) for name in names])
-    assert codes(cluster.send(CREATE_PARTITIONS, more).results) == refused
+    names = [f"many-{number}" for number in range(most + 50)]
+    done = [""] * len(names)
+    twice = [topic(name, (11,)) for name in (*names, "twice", "twice")]
+    made = create(cluster, *twice, version=4, timeout_ms=60_000)
+    assert [row.name for row in made] == [*names, "twice", "twice"]
+    assert codes(made) == [*done, "INVALID_REQUEST", "INVALID_REQUEST"], "as in one request"
+    rows = [CreatePartitionsTopic(name=name, count=2) for name in names]
+    request = CreatePartitionsRequest(topics=rows, validate_only=True, timeout_ms=60_000)
+    assert codes(cluster.send(CREATE_PARTITIONS, request).results) == done
+    ids = cluster.image().topic_ids
+    mixed = [
+        DeleteTopicState(name=name) if number % 2 else DeleteTopicState(name=None, topic_id=ids[name].bytes)
+        for number, name in enumerate(names)
+    ]
+    gone = cluster.send(DELETE_TOPICS, DeleteTopicsRequest(topics=mixed, timeout_ms=60_000)).responses
+    assert codes(gone) == done
+    assert [row.name for row in gone] == names
+    cluster.until_same()
+    assert not set(names) & set(cluster.image().topic_ids)
 
 
 def test_the_answer_has_every_setting_of_the_topic_with_its_source(cluster: KafkaCluster) -> None:
