@@ -21,7 +21,7 @@ from tidelog.model.errors import TidelogError
 from tidelog.testing import LocalCluster
 
 NODES = (1, 2, 3)
-DISK_MIB = 512
+DISK_MIB = 192
 READY_S = 180.0
 """Generous: the machine may have other work."""
 SETTINGS: dict[str, object] = {"log.dirs": ["disk"], "metadata.log.dir": "metadata"}

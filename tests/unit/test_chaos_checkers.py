@@ -116,7 +116,7 @@ def test_commits_that_rise_are_in_order() -> None:
 
 
 def test_member_that_takes_its_own_commit_back_is_found() -> None:
-    (found,) = commit_order(assigned("a", 0), committed("a", 9, 10), committed("a", 5, 20))
+    (found,) = commit_order(assigned("a", 0), committed("a", 9, 10, 9), committed("a", 5, 20, 19))
     assert found == "commit-back: partition 0: a committed 5 after a had committed 9"
 
 
@@ -132,6 +132,10 @@ def test_new_owner_may_commit_records_that_it_was_given_again() -> None:
 def test_late_answer_to_an_earlier_commit_is_no_step_back() -> None:
     events = assigned("a", 0), assigned("b", 10), committed("b", 9, 30, 29), committed("a", 5, 40, 9)
     assert commit_order(*events) == []
+
+
+def test_commits_in_the_background_have_no_order() -> None:
+    assert commit_order(assigned("a", 0), committed("a", 9, 10), committed("a", 5, 20)) == []
 
 
 # Producers.
