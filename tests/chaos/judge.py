@@ -17,7 +17,7 @@ from tidelog.verify import KINDS, Checker, GroupChecker, Verdict
 
 LAST_READ_S = 600.0
 SHOWN_MAX = 20
-"""Anomalies that are told in words; all are counted."""
+"""Anomalies that are shown in words; all are counted."""
 WRITER_EVENTS = frozenset({"send", "ack", "fail"})
 MEMBER_EVENTS = frozenset({"assigned", "poll", "committed", "revoked"})
 
@@ -75,46 +75,71 @@ class Judgement:
         return self.is_complete and not any(self.counts.values())
 
 
-def judge_log(judgement: Judgement, topic: str, writers: Iterable[Path], last: Path) -> None:
+def read_writers(paths: Iterable[Path]) -> dict[str, list[Event]]:
+    """What producers have noted, by topic. What was sent and acknowledged is there once, as acknowledged."""
+    events: dict[str, list[Event]] = {}
+    for path in paths:
+        open_sends: dict[tuple[str, int, int], Event] = {}
+        for event in read_events(path):
+            if event["event"] not in WRITER_EVENTS:
+                continue
+            key = event["topic"], event["partition"], event["first"]
+            if event["event"] == "send":
+                open_sends[key] = event
+            else:
+                open_sends.pop(key, None)
+                events.setdefault(event["topic"], []).append(event)
+        for event in open_sends.values():
+            events.setdefault(event["topic"], []).append(event)
+    return events
+
+
+def judge_log(judgement: Judgement, topic: str, written: Iterable[Event], last: Path) -> None:
     """Every acknowledged record is in the log, once, at its offset, in the order of its producer."""
     checker = Checker()
-    for path in writers:
-        for event in read_events(path):
-            if event["event"] in WRITER_EVENTS and event["topic"] == topic:
-                # Times of the command that reads last are of another clock.
-                checker.feed({key: value for key, value in event.items() if key != "at_ms"})
+    for event in written:
+        # Times of the command that reads last are of another clock.
+        checker.feed({key: value for key, value in event.items() if key != "at_ms"})
     for event in read_events(last):
         checker.feed(event)
     judgement.add(topic, checker.verdict())
 
 
 def judge_group(
-    judgement: Judgement, group: str, topic: str, writers: Iterable[Path], members: Iterable[Path], ends: dict[int, int]
+    judgement: Judgement,
+    group: str,
+    written: dict[str, list[Event]],
+    members: Iterable[Path],
+    ends: dict[tuple[str, int], int],
 ) -> None:
     """The group was given all of it, members skipped nothing, commits were kept and did not go back."""
-    checker, order = GroupChecker(), CommitOrder()
-    for path in (*writers, *members):
+    topics = {topic for topic, _ in ends}
+    checkers = {topic: (GroupChecker(), CommitOrder()) for topic in topics}
+    for topic, (checker, _) in checkers.items():
+        for event in written.get(topic, ()):
+            checker.feed(event)
+    for path in members:
         for event in read_events(path):
-            if event["event"] in WRITER_EVENTS | MEMBER_EVENTS and event["topic"] == topic:
-                checker.feed(event)
-                order.feed(event)
-    for partition, end in ends.items():
-        checker.feed({"event": "drained", "partition": partition, "end": end})
-    judgement.add(f"{group}: {topic}", checker.verdict())
-    judgement.add_words("commit-back", (f"{group}: {topic}: {text}" for text in order.verdict()))
+            if event["event"] in MEMBER_EVENTS:
+                for judge_of_topic in checkers[event["topic"]]:
+                    judge_of_topic.feed(event)
+    for (topic, partition), end in ends.items():
+        checkers[topic][0].feed({"event": "drained", "partition": partition, "end": end})
+    for topic, (checker, order) in sorted(checkers.items()):
+        judgement.add(f"{group}: {topic}", checker.verdict())
+        judgement.add_words("commit-back", (f"{group}: {topic}: {text}" for text in order.verdict()))
 
 
 def judge(path: Path, rows: Sequence[WorkerSpec], ends: dict[tuple[str, int], int]) -> Judgement:
     """`path` has the last reading of each topic as `TOPIC-last.jsonl`."""
     judgement = Judgement()
-    writers = [Path(spec.history) for spec in rows if spec.role == "producer"]
+    written = read_writers(Path(spec.history) for spec in rows if spec.role == "producer")
     groups: dict[str, list[Path]] = {}
     for spec in rows:
         if spec.role == "reader":
             groups.setdefault(spec.group, []).append(Path(spec.history))
     for topic in rows[0].topics:
-        judge_log(judgement, topic, writers, path / f"{topic}-last.jsonl")
-        there = {number: end for (name, number), end in ends.items() if name == topic}
-        for group, members in groups.items():
-            judge_group(judgement, group, topic, writers, members, there)
+        judge_log(judgement, topic, written.get(topic, ()), path / f"{topic}-last.jsonl")
+    for group, members in groups.items():
+        judge_group(judgement, group, written, members, ends)
     return judgement

@@ -100,7 +100,7 @@ class TidelogProducer:
         self.waiting = 0
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        def told(error: Exception | None, metadata: Any) -> None:
+        def report(error: Exception | None, metadata: Any) -> None:
             delivered(-1 if error is not None else metadata.offset, error)
             with self._lock:
                 self.waiting -= 1
@@ -108,7 +108,7 @@ class TidelogProducer:
         with self._lock:
             self.waiting += 1
         try:
-            self._producer.send(topic, value, key, partition=partition, on_delivery=told)
+            self._producer.send(topic, value, key, partition=partition, on_delivery=report)
         except self._refused as error:
             with self._lock:
                 self.waiting -= 1
@@ -138,12 +138,12 @@ class ConfluentProducer:
         self.waiting = 0
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        def told(error: Any, message: Any) -> None:
+        def report(error: Any, message: Any) -> None:
             self.waiting -= 1
             delivered(-1 if error is not None else message.offset(), error)
 
         try:
-            self._producer.produce(topic, value, key, partition, on_delivery=told)
+            self._producer.produce(topic, value, key, partition, on_delivery=report)
         except BufferError as error:
             raise RefusedError(str(error)) from error
         self.waiting += 1
@@ -176,14 +176,14 @@ class AioKafkaProducer:
         return producer
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        def told(future: asyncio.Future[Any]) -> None:
+        def report(future: asyncio.Future[Any]) -> None:
             self.waiting -= 1
             error = future.exception()
             delivered(-1 if error is not None else future.result().offset, error)
 
         future = self._runner.run(self._producer.send(topic, value, key, partition=partition))
         self.waiting += 1
-        future.add_done_callback(told)
+        future.add_done_callback(report)
 
     def wait(self, seconds: float) -> None:
         self._runner.run(asyncio.sleep(seconds))
