@@ -13,7 +13,7 @@ INTEROP := build/interop
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: help setup setup-spark demo test lint format bench sim sources fuzz interop-clients interop-jvm proto docs build clean
+.PHONY: help setup setup-spark demo test lint format bench sim chaos sources fuzz interop-clients interop-jvm proto docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -100,6 +100,10 @@ $(JVM)/.stamp: tests/jvm/pom.xml
 sim: setup ## the whole cluster in one process: SEED=n shows one run, SEEDS=n FIRST=k (or MINUTES=m) runs many
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(if $(MINUTES),--minutes $(MINUTES),--seeds $(SEEDS))) \
 		--first $(FIRST) $(if $(FAULTS),--faults $(FAULTS)) $(if $(STACK),--stack $(STACK)) $(if $(DEFECTS),--defects)
+
+chaos: setup ## real nodes and clients under kills, freezes and full disks: MINUTES=n, SEED=k repeats a plan
+	@PYTHONPATH=tests:tests/cluster $(BIN)/python -m chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) \
+		$(if $(TIMELINE),--timeline)
 
 sources: setup ## which items of the source inventories are proved, decided against, open
 	@$(BIN)/python tests/sources.py

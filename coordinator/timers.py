@@ -5,6 +5,10 @@ is looked at again when it comes up. Nothing else is held for an idle member.
 
     Timers          the heap, of the broker
       TimerSet      the deadlines of one shard, by key; gone at once with `clear`
+
+When the timer comes late by more than `LATE_S` the process was stopped (a frozen machine, SIGSTOP), or the loop stood
+still. Members could not be heard meanwhile: their heartbeats wait in the sockets. So all deadlines are put off by the
+time that it is late, at most `LATE_MAX_S`, and once: a loop that is always late still ends sessions.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ import heapq
 from collections.abc import Callable, Hashable
 
 _SLACK = 64
+LATE_S = 1.0
+LATE_MAX_S = 10.0
+"""Two heartbeat intervals of a member, by default."""
 
 
 class Timers:
@@ -26,6 +33,11 @@ class Timers:
         self._handle: asyncio.Handle | None = None
         self._armed_s = 0.0
         """When `_handle` is called; not every loop's handle tells it."""
+        self._expected_s = 0.0
+        """When it is called if the loop is not late: a deadline may have passed when it is set."""
+        self._put_off_s = 0.0
+        """Nothing is due before this."""
+        self._was_put_off = False
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -66,19 +78,26 @@ class Timers:
         self._heap = list(kept.values())  # what is sorted is a heap
 
     def _arm(self) -> None:
-        first = self._heap[0][0] if self._heap else None
+        first = max(self._heap[0][0], self._put_off_s) if self._heap else None
         if self._handle is not None:
             if first is not None and self._armed_s <= first and not self._handle.cancelled():
                 return
             self._handle.cancel()
             self._handle = None
         if first is not None:
-            self._handle = asyncio.get_running_loop().call_at(first, self._look)
-            self._armed_s = first
+            loop = asyncio.get_running_loop()
+            self._handle = loop.call_at(first, self._look)
+            self._armed_s, self._expected_s = first, max(first, loop.time())
 
     def _look(self) -> None:
         self._handle = None
         now_s = asyncio.get_running_loop().time()
+        late_s = now_s - self._expected_s
+        if late_s > LATE_S and not self._was_put_off:
+            self._was_put_off, self._put_off_s = True, now_s + min(late_s, LATE_MAX_S)
+            self._arm()
+            return
+        self._was_put_off = False
         heap = self._heap
         while heap and heap[0][0] <= now_s:
             _, _, owner, key = heapq.heappop(heap)

@@ -84,6 +84,7 @@ class ErrorCode(Enum):
     ELECTION_NOT_NEEDED = ErrorRow(84, False, "the partition is led as asked already")
     NO_REASSIGNMENT_IN_PROGRESS = ErrorRow(85, False, "there is nothing to cancel")
     RESOURCE_NOT_FOUND = ErrorRow(91, False, "there is no such user, ACL or resource")
+    UNSTABLE_OFFSET_COMMIT = ErrorRow(88, True, "the offset is not known now; ask again")
     DUPLICATE_RESOURCE = ErrorRow(92, False, "name each resource once in a request")
     UNACCEPTABLE_CREDENTIAL = ErrorRow(93, False, "use 4096 to 16384 iterations and a known mechanism")
     INVALID_UPDATE_VERSION = ErrorRow(95, True, "the partition has changed since; look again")

@@ -10,6 +10,11 @@ Errors of a group as clients know them: STALE_MEMBER_EPOCH is told from version 
 UNSUPPORTED_VERSION; a commit of a member of a group that is not there is ILLEGAL_GENERATION before, GROUP_ID_NOT_FOUND
 since. There are no transactions, so an offset is stable as soon as it is there (`require_stable`). The retention time
 of old commits (versions 2 to 4) is not heeded: offsets live as `offsets.retention.minutes` says.
+
+A fetch that fails for now (not the coordinator, it reads its groups, a member's epoch is another) has the error of the
+group, as in Kafka, and names the partitions that were asked for, each with UNSTABLE_OFFSET_COMMIT: ask again. Clients
+heed the error of the group. librdkafka (2.16 and before) asks again only for partitions that an answer names; without
+them its consumer holds its assignment, sends heartbeats and never reads (confluentinc/librdkafka#5586).
 """
 
 from __future__ import annotations
@@ -42,6 +47,20 @@ GROUPS_SINCE = 8
 """OffsetFetch: several groups in one request."""
 GROUP_ERROR_SINCE = 2
 """OffsetFetch: before, an error of the group stands in each partition."""
+UNSTABLE_SINCE = 7
+"""OffsetFetch: clients know UNSTABLE_OFFSET_COMMIT."""
+_TRANSIENT = frozenset(
+    {
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+"""A fetch that fails so is sent again, here or to another coordinator, by a client that has joined again if it must."""
 ROWS_AT_A_TIME = 1_000
 GROUPS_AT_A_TIME = 200
 BYTES_AT_A_TIME = 16 << 10
@@ -200,7 +219,9 @@ async def _group(
         rows = await _fetched(request, context)
     except TidelogError as error:
         told.error_code = _fetch_code(error)
-        return told
+        if error.code not in _TRANSIENT or context.version < UNSTABLE_SINCE:
+            return told
+        rows = list(_unstable(request))
     done = 0
     for row in rows:
         topic = messages.OffsetFetchResponseTopics(name=row.name, topic_id=row.topic_id)
@@ -219,6 +240,13 @@ async def _group(
             if done % ROWS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
     return told
+
+
+def _unstable(request: messages.OffsetFetchRequestGroup) -> Iterator[_Row]:
+    """Nothing is known of these partitions now: ask again."""
+    for topic in request.topics or ():
+        none = [(number, NOT_COMMITTED) for number in topic.partition_indexes]
+        yield _Row(topic.name, topic.topic_id, none, code(ErrorCode.UNSTABLE_OFFSET_COMMIT))
 
 
 async def _fetched(request: messages.OffsetFetchRequestGroup, context: Context) -> list[_Row]:

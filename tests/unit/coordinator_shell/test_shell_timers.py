@@ -13,7 +13,7 @@ import uvloop
 
 from tidelog.coordinator.records import MemberValue
 from tidelog.coordinator.state import Group
-from tidelog.coordinator.timers import Timers
+from tidelog.coordinator.timers import LATE_MAX_S, LATE_S, Timers
 from tidelog.coordinator.topics_view import ImageTopics, SubscriptionIndex, reshaped_topics
 from tidelog.metadata.delta import ImageDelta, delta_between
 from tidelog.metadata.image import ClusterImage
@@ -119,6 +119,90 @@ def test_heartbeats_do_not_make_the_heap_grow() -> None:
 BROKER = RegisterBroker(
     broker=1, broker_epoch=1, incarnation=UUID(int=1), endpoints=(("A", "PLAINTEXT", "h", 1),), rack="left"
 )
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """A loop whose process can be stopped: time passes, and nothing runs."""
+
+    stopped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.stopped_s
+
+
+def run_stopped(job: Callable[[JumpingLoop, Timers, list[Hashable]], Coroutine[Any, Any, None]]) -> None:
+    """`job` gets the loop, timers, and the list of deadlines that have come."""
+    loop = JumpingLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+
+        async def main() -> None:
+            timers = Timers()
+            try:
+                await job(loop, timers, [])
+            finally:
+                timers.close()
+
+        runner.run(main())
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_member_whose_heartbeat_waited_while_the_coordinator_was_stopped_is_not_late() -> None:
+    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
+        deadlines = timers.new_set(came.append)
+        deadlines.set("member", now() + 45)
+        loop.stopped_s += 60
+        await turns(5)  # a heartbeat that lay in the socket is read, decoded and handled
+        assert came == []
+        deadlines.set("member", now() + 45)
+        deadlines.set("another", now() + 50)
+        loop.stopped_s += LATE_MAX_S
+        await turns(5)
+        assert came == []
+
+    run_stopped(job)
+
+
+def test_member_that_is_not_heard_of_after_the_stop_is_late() -> None:
+    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
+        deadlines = timers.new_set(came.append)
+        deadlines.set("member", now() + 45)
+        loop.stopped_s += 60
+        await turns(5)
+        deadlines.set("another", now() + 1_000)
+        await turns(5)
+        assert came == [], "a new deadline brings no other one forward"
+        loop.stopped_s += LATE_MAX_S
+        await turns(5)
+        assert came == ["member"]
+
+    run_stopped(job)
+
+
+def test_deadlines_are_put_off_once_however_often_the_loop_is_late() -> None:
+    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
+        deadlines = timers.new_set(came.append)
+        deadlines.set("member", now() + 1)
+        for _ in range(2):
+            loop.stopped_s += 100
+            await turns(5)
+        assert came == ["member"]
+
+    run_stopped(job)
+
+
+def test_loop_that_is_a_little_late_puts_nothing_off() -> None:
+    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
+        deadlines = timers.new_set(came.append)
+        deadlines.set("member", now() + 5)
+        loop.stopped_s += 5 + LATE_S / 2
+        await turns(5)
+        assert came == ["member"]
+
+    run_stopped(job)
 
 
 def image_of(topics: dict[str, int]) -> ClusterImage:
