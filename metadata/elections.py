@@ -87,10 +87,10 @@ def led_by(partition: Partition, elected: Elected | None, *, min_isr: int) -> Pa
         eligible = ()
     if eligible:
         eligible = tuple([b for b in eligible if b not in isr])
-    settled = partition.led(leader, isr=isr, eligible=eligible)
+    after = partition.led(leader, isr=isr, eligible=eligible)
     if elected is not None and elected.is_unclean:
-        return settled._replace(unclean_epoch=partition.leader_epoch + 1)
-    return settled
+        return after._replace(unclean_epoch=partition.leader_epoch + 1)
+    return after
 
 
 _SET = (

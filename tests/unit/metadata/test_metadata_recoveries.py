@@ -180,3 +180,18 @@ def test_an_unclean_election_is_refused_by_name_while_a_live_replica_recovers_wh
     (done,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("t", 0),))).items
     assert done.error is None, "the admin has stopped it first"
     assert cluster.partition("t").leader == 0
+
+
+def test_an_unclean_election_is_recorded_with_its_epoch_and_a_clean_one_is_not() -> None:
+    cluster, topic_id = dark()
+    back(cluster, 0, is_recovering=False)
+    assert cluster.partition("t").unclean_epoch == -1
+    cluster.ask(ElectLeaders(kind="unclean", partitions=(("t", 0),)))
+    elected = cluster.partition("t")
+    assert (elected.leader, elected.unclean_epoch) == (0, elected.leader_epoch)
+    cluster.crash(0)
+    back(cluster, 0, is_recovering=False)
+    later = cluster.partition("t")
+    assert later.leader_epoch > later.unclean_epoch == elected.unclean_epoch
+    again = decode_snapshot(snapshot_bytes(cluster.image, None)).image
+    assert again.topics[topic_id].partitions[0] == later
