@@ -41,6 +41,7 @@ from tidelog.client.errors import (
     UnknownDeliveryError,
     UnknownTopicError,
     WriterClosedError,
+    WrongApiError,
 )
 from tidelog.model.errors import (
     CallTimeoutError,
@@ -89,4 +90,5 @@ __all__ = [
     "UnreachableError",
     "WakeupError",
     "WriterClosedError",
+    "WrongApiError",
 ]

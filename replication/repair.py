@@ -132,7 +132,9 @@ class Repair:
             replica.offline = StorageError(f"its log is gone, or its directory {recorded} does not work")
             self.lost(replica)
             return False
-        LOGGER.error("log of %s is made anew, its directory was %s", replica.partition_id, recorded)
+        LOGGER.warning(
+            "the log of %s is replaced by an empty one: its directory was %s", replica.partition_id, recorded
+        )
         self._reported.pop(replica.partition_id, None)
         return True
 

@@ -18,6 +18,9 @@ settings.register_profile("ci", settings.get_profile("default"), max_examples=30
 settings.register_profile("long", settings.get_profile("default"), max_examples=2000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# pytest-xdist sets it for its workers, and every table of a command would be cut to that width.
+os.environ.pop("COLUMNS", None)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the suite in its background has it ignored, and so would every program that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -110,7 +110,7 @@ def test_topics_are_created_described_changed_and_deleted(shell: Shell) -> None:
     assert len(shell.json("topics", "describe", "one")["topics"][0]["partitions"]) == 4
     shell.run("topics", "delete", "one", "nosuch", "--yes", code=1)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in shell.err
-    assert shell.json("topics", "list") == {"topics": []}
+    assert shell.json("topics", "list") == {"topics": [], "stale": False, "age_ms": None}
 
 
 @pytest.mark.source("a:N-03")

@@ -87,7 +87,7 @@ def test_an_error_is_a_status_a_sentence_and_the_catalogues_row_in_the_trailing_
     async def job(cluster: GrpcCluster) -> None:
         error = await failure(cluster.call(11, "Log", "Produce", log_pb2.ProduceRequest()))
         assert error.code() is STATUS.INVALID_ARGUMENT
-        assert "partitions" in error.details()
+        assert "partition" in error.details()
         exact = error_of(error)
         assert (exact.code, exact.retriable) == (ErrorCode.INVALID_REQUEST, False)
         assert str(exact) == error.details()
