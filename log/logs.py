@@ -183,10 +183,10 @@ class Logs:
             for log_id, _ in (*listing.deleted, *listing.aside):
                 if log_id not in there:
                     await directory.forget(log_id)
+            self.kept.found(directory, listing.kept)
         except StorageError as error:
             directory.fail(error)
             return []
-        self.kept.found(directory, listing.kept)
         for log_id, name in listing.logs:
             found.setdefault(log_id, []).append(LogCopy(directory, name))
         return [(directory, name, log_id) for log_id, name in listing.deleted]
@@ -362,11 +362,13 @@ class Logs:
             self._removals[log_id] = self._spawn(self._remove(log_id, kept_for=reason))
         await asyncio.shield(self._removals[log_id])
 
-    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str) -> None:
-        """Keep what an open log holds at or past `offset`, before its owner cuts it there."""
+    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str) -> bool:
+        """Keep what an open log holds at or past `offset`, before its owner cuts it there. Whether that moved segments
+        away (`keeping.misses_segments`)."""
         log, home = self._open.get(log_id), self._home.get(log_id)
-        if log is not None and home is not None:
-            await self.kept.keep_tail(home, log, offset, reason)
+        if log is None or home is None:
+            return False
+        return await self.kept.keep_tail(home, log, offset, reason)
 
     async def _remove(self, log_id: PartitionId, kept_for: str | None = None) -> None:
         try:
