@@ -130,8 +130,9 @@ class KeptLogs:
     def found(self, directory: LogDirectory, names: Iterable[tuple[PartitionId, str]]) -> None:
         """At the start. One without a note is an attempt that was cut short: the next one goes on with its name."""
         for log_id, name in names:
-            if directory.disk.exists(f"{name}/{NOTE}"):
-                self.copies.setdefault(log_id, []).append(LogCopy(directory, name))
+            copy = LogCopy(directory, name)
+            if directory.disk.exists(f"{name}/{NOTE}") and copy not in self.copies.get(log_id, ()):
+                self.copies.setdefault(log_id, []).append(copy)
 
     async def keep_log(self, log_id: PartitionId, copy: LogCopy, reason: str) -> None:
         """Move a whole log out of the way. What is stored of it is deleted: a log may be created here again."""
