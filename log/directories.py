@@ -188,6 +188,15 @@ class LogDirectory:
         """Give the directory up, once: its logs take no more appends, and who waits for a sync is told."""
         self.group_commit.fail(error)
 
+    async def sync_names(self, *paths: str) -> None:
+        """The names in these directories of it are on the device. A failure is final: another sync would not write
+        what this one has not written, and would not say so."""
+        try:
+            await self.disk.sync_many([], paths)
+        except StorageError as error:
+            self.fail(error)
+            raise
+
     def has_failed(self) -> bool:
         return self.failed is not None
 

@@ -143,7 +143,7 @@ class KeptLogs:
         await self._write_note(directory.disk, copy.name, await self._held(directory, log_id, copy.name), reason)
         directory.disk.rename(copy.name, name)
         self._kept(log_id, LogCopy(directory, name), reason)
-        await directory.disk.sync_many([], [""])
+        await directory.sync_names("")
         # A crash before this leaves stored state without a log, which is a log that is lost. The other order could
         # leave a log without stored state, whose records would be taken for a torn tail.
         await directory.forget(log_id)
@@ -173,7 +173,7 @@ class KeptLogs:
     async def _prepare(self, attempt: _Attempt, reason: str) -> None:
         log, directory, name = attempt.log, attempt.copy.directory, attempt.copy.name
         log.disk.make_directory(name)
-        await log.disk.sync_many([], [""])
+        await directory.sync_names("")
         cut_base, _ = _to_keep(log, attempt.offset)
         if cut_base is not None:
             await self._work.run(
@@ -276,7 +276,7 @@ async def _move_segments(attempt: _Attempt) -> None:
             log.durability.forget(path)
             attempt.has_moved = True
             log.disk.rename(path, f"{name}/{file_name(base, LOG)}")
-        await log.disk.sync_many([], [name, log.path])
+        await attempt.copy.directory.sync_names(name, log.path)
     except BaseException:
         if attempt.has_moved:
             misses_segments(log, attempt.offset)

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from logs_world import Host, SimSite, create, log_id, write
@@ -269,7 +270,7 @@ def test_no_later_attempt_overwrites_what_one_that_was_cut_short_has_moved() -> 
     assert number > 5
 
 
-@pytest.mark.parametrize("operation", ["rename", "sync", "append"])
+@pytest.mark.parametrize("operation", ["rename", "append"])
 def test_a_log_whose_segments_were_moved_and_that_is_not_cut_is_damaged(sim: SimSite, operation: str) -> None:
     async def main(host: Host) -> None:
         disk = host.places[0][0]
@@ -288,6 +289,38 @@ def test_a_log_whose_segments_were_moved_and_that_is_not_cut_is_damaged(sim: Sim
 
     sim.run(fill)
     sim.run(main)
+
+
+@pytest.mark.parametrize("place", ["", "/", ".0.kept"])
+def test_a_failed_sync_of_names_costs_no_record_though_the_cut_is_tried_again(sim: SimSite, place: str) -> None:
+    """Another sync would say that the names are on the device, and the cut would take the last copy away."""
+    device = sim.machine.disk("disk-0")
+
+    async def main(host: Host) -> None:
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        path = "" if place == "/" else log.path + place  # the directory itself, the log's, or the copy's
+        device.fail("sync", number=errno.EIO, path=path)
+        for _ in range(2):
+            with suppress(StorageError):
+                await logs.keep_tail(log_id(1), 7, "its leader does not have them")
+                if logs.get(log_id(1)) is not None:
+                    await log.truncate(7)
+
+    async def look(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        found = set().union(*(offsets_in(disk, name) for name in [log.path, *kept_names(disk)]))
+        assert found >= set(range(COUNT))
+
+    sim.run(fill)
+    sim.run(main)
+    device.heal()
+    sim.lose_power(Loss.ALL)
+    sim.run(look)
 
 
 def test_a_copy_that_finds_no_room_leaves_the_room_that_there_was(sim: SimSite) -> None:
