@@ -10,23 +10,28 @@ One directory is one device with one fate: after a failed sync or a failed state
 no others. A full disk is no failure: what finds no room is refused and tried again, and the logs are read as before.
 """
 
+import asyncio
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from tidelog.log.checkpoint import decode, encode, key_prefix
 from tidelog.log.files import FilePool
 from tidelog.log.group_commit import GroupCommit
-from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError
+from tidelog.model.errors import OF_THE_PROCESS, CorruptStateError, DiskFullError, StorageError
 from tidelog.model.ids import DirectoryId, PartitionId, TopicId
 from tidelog.world.disk import Disk
 from tidelog.world.store import StateStore
 
 LOGGER = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+WANT_WAIT_MIN_S, WANT_WAIT_MAX_S = 0.1, 10.0
 DIRECTORY_ID = b"directory/id"
 DELETED = ".deleted"
 ASIDE = ".aside"
@@ -112,6 +117,21 @@ def in_order(log_id: PartitionId) -> tuple[int, int]:
     return log_id.topic_id.int, log_id.partition
 
 
+async def outlast_want(label: str, action: Callable[[], Awaitable[T]]) -> T:
+    """What the action returns. While the process lacks open files or memory it is tried again: that says nothing about
+    the directory, and to give the directory up would count all of its replicas as lost."""
+    wait_s = WANT_WAIT_MIN_S
+    while True:
+        try:
+            return await action()
+        except StorageError as error:
+            if error.number not in OF_THE_PROCESS:
+                raise
+            LOGGER.error("directory=%s cannot be read now, tried again in %.1f s: %s", label, wait_s, error)
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, WANT_WAIT_MAX_S)
+
+
 async def read_directory_id(store: StateStore, fresh: DirectoryId) -> DirectoryId:
     """The id of a directory; `fresh` becomes it if it has none yet."""
     data = store.get(DIRECTORY_ID)
@@ -167,6 +187,15 @@ class LogDirectory:
     def fail(self, error: StorageError) -> None:
         """Give the directory up, once: its logs take no more appends, and who waits for a sync is told."""
         self.group_commit.fail(error)
+
+    async def sync_names(self, *paths: str) -> None:
+        """The names in these directories of it are on the device. A failure is final: another sync would not write
+        what this one has not written, and would not say so."""
+        try:
+            await self.disk.sync_many([], paths)
+        except StorageError as error:
+            self.fail(error)
+            raise
 
     def has_failed(self) -> bool:
         return self.failed is not None

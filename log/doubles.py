@@ -51,7 +51,7 @@ async def take_away(log_id: PartitionId, copy: LogCopy, name: str) -> None:
     if directory.failed is not None:
         raise directory.failed
     directory.disk.rename(copy.name, name)
-    await directory.disk.sync_many([], [""])
+    await directory.sync_names("")
     # A crash before this leaves stored state without a log; the next start finds the new name and clears it.
     await directory.forget(log_id)
 

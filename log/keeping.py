@@ -13,9 +13,9 @@ The copy is removed when the log has everything again that it had (`covers`): th
 of it committed, in a replica that is in sync. A copy of records that the cluster has lost is never covered. It stays
 for the operator, who may read it with `tidelog log dump`, and removes it. So it does if its note cannot be read.
 
-Order, for a crash at any point: segments are copied and moved, that is synced, the note is written; only then the log
-is cut. A directory without a note is an attempt that was cut short, and is used for the next one. A log that misses the
-segments that were moved is damaged, as before, and is repaired as before.
+Order, for a crash or an error at any point: the first segment is copied, the note is written, the others are moved, all
+of that is synced; only then the log is cut. So a directory without a note has nothing but a copy of what the log still
+has, and the next attempt uses its name. A log that misses segments which were moved is damaged, and is repaired so.
 
 Limit: `KEPT_MAX` copies of one log. With so many the replica stays as it is, and says why, until the operator has
 removed some.
@@ -31,10 +31,12 @@ from tidelog.log import checkpoint as stored
 from tidelog.log.directories import KEPT, LogDirectory, remove_directory
 from tidelog.log.doubles import LogCopy
 from tidelog.log.epochs import EpochHistory
-from tidelog.log.restoring import copy_file
+from tidelog.log.recovered import Damage
+from tidelog.log.restoring import copy_file, epochs_before
+from tidelog.log.scan import ScanRequest, scan_log
 from tidelog.log.segment import LOG, file_name, parse_name
-from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, TidelogError
-from tidelog.model.ids import PartitionId
+from tidelog.model.errors import CorruptStateError, StorageError, TidelogError
+from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk
 from tidelog.world.work import Work
@@ -47,6 +49,8 @@ LOGGER = logging.getLogger(__name__)
 KEPT_MAX = 8
 NOTE = "kept.json"
 NOTE_BYTES_MAX = 1 << 20
+INDEX_INTERVAL_BYTES = 1 << 30
+"""Of a scan that needs no index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +95,32 @@ def decode_note(data: bytes) -> KeptRecords:
         raise CorruptStateError(f"{NOTE} cannot be read: {error}") from error
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """A cut of this log that is being prepared. Another `Log` of the same partition, another generation (every cut ends
+    one) or another end is another cut."""
+
+    log: "Log"
+    generation: int
+    offset: int
+    end: int
+    copy: LogCopy
+    has_note: bool = False
+    has_moved: bool = False
+    is_done: bool = False
+
+    def is_for(self, log: "Log", offset: int) -> bool:
+        of_cut = self.generation, self.offset, self.end
+        return self.log is log and of_cut == (log.durability.generation, offset, log.end_offset)
+
+
 class KeptLogs:
     """The kept copies of a node. The owner of a log calls it while nobody else changes the log."""
 
     def __init__(self, work: Work, clock: Clock) -> None:
         self.copies: dict[PartitionId, list[LogCopy]] = {}
-        # Generation of the log and offset of the last cut that was prepared: every cut ends a generation.
-        self._uncut: dict[PartitionId, tuple[int, int]] = {}
+        self._attempts: dict[PartitionId, _Attempt] = {}
+        """The last cut of each log that was prepared, or is being prepared."""
         self._work = work
         self._clock = clock
 
@@ -107,8 +130,9 @@ class KeptLogs:
     def found(self, directory: LogDirectory, names: Iterable[tuple[PartitionId, str]]) -> None:
         """At the start. One without a note is an attempt that was cut short: the next one goes on with its name."""
         for log_id, name in names:
-            if directory.disk.exists(f"{name}/{NOTE}"):
-                self.copies.setdefault(log_id, []).append(LogCopy(directory, name))
+            copy = LogCopy(directory, name)
+            if directory.disk.exists(f"{name}/{NOTE}") and copy not in self.copies.get(log_id, ()):
+                self.copies.setdefault(log_id, []).append(copy)
 
     async def keep_log(self, log_id: PartitionId, copy: LogCopy, reason: str) -> None:
         """Move a whole log out of the way. What is stored of it is deleted: a log may be created here again."""
@@ -116,42 +140,78 @@ class KeptLogs:
         if directory.failed is not None:
             raise directory.failed
         name = self._free_name(directory, log_id, copy.name, is_new=True)
-        await self._write_note(directory.disk, copy.name, _stored_records(directory, log_id), reason)
-        if not await directory.forget(log_id):
-            raise DiskFullError(f"{copy}: what is stored of it is not deleted for want of room", path=copy.name)
+        await self._write_note(directory.disk, copy.name, await self._held(directory, log_id, copy.name), reason)
         directory.disk.rename(copy.name, name)
-        await directory.disk.sync_many([], [""])
         self._kept(log_id, LogCopy(directory, name), reason)
+        await directory.sync_names("")
+        # A crash before this leaves stored state without a log, which is a log that is lost. The other order could
+        # leave a log without stored state, whose records would be taken for a torn tail.
+        await directory.forget(log_id)
 
-    async def keep_tail(self, directory: LogDirectory, log: "Log", offset: int, reason: str) -> None:
-        """Keep the segments with records at or past `offset`, which are about to be cut from this log."""
-        disk, bases = log.disk, _bases(log)
-        cut_base = max((base for base in bases if base <= offset), default=-1)
-        later = [base for base in bases if base > offset]
-        if cut_base >= 0 and not _holds_more(log, cut_base, offset):
-            cut_base = -1
-        if cut_base < 0 and not later:
-            return
-        if self._uncut.get(log.log_id) == (log.durability.generation, offset):
-            return  # kept before, and the cut has failed
-        name = self._free_name(directory, log.log_id, log.path)
-        disk.make_directory(name)
-        await disk.sync_many([], [""])
-        if cut_base >= 0:
+    async def keep_tail(self, directory: LogDirectory, log: "Log", offset: int, reason: str) -> bool:
+        """Keep the segments with records at or past `offset`, which are about to be cut from this log.
+
+        Whether some were moved: then the log must not be used any more as if it had them, if it is not cut.
+        """
+        attempt = self._attempts.get(log.log_id)
+        if attempt is None or not attempt.is_for(log, offset):
+            cut_base, later = _to_keep(log, offset)
+            if cut_base is None and not later:
+                return False
+            copy = LogCopy(directory, self._free_name(directory, log.log_id, log.path))
+            attempt = _Attempt(log, log.durability.generation, offset, log.end_offset, copy)
+            self._attempts[log.log_id] = attempt
+        if attempt.is_done:
+            return attempt.has_moved  # kept before, and the cut has failed
+        if not attempt.has_note:
+            await self._prepare(attempt, reason)
+        async with log.lock:  # neither retention nor the cleaner changes segments meanwhile
+            await _move_segments(attempt)
+        attempt.is_done = True
+        return attempt.has_moved
+
+    async def _prepare(self, attempt: _Attempt, reason: str) -> None:
+        log, directory, name = attempt.log, attempt.copy.directory, attempt.copy.name
+        log.disk.make_directory(name)
+        await directory.sync_names("")
+        cut_base, _ = _to_keep(log, attempt.offset)
+        if cut_base is not None:
             await self._work.run(
-                copy_file, disk, log.segments.file_path(cut_base), f"{name}/{file_name(cut_base, LOG)}"
+                copy_file, log.disk, log.segments.file_path(cut_base), f"{name}/{file_name(cut_base, LOG)}"
             )
-        for base in later:
-            path = log.segments.file_path(base)
-            log.durability.forget(path)
-            disk.rename(path, f"{name}/{file_name(base, LOG)}")
-        await disk.sync_many([], [name, log.path])
-        known = _stored_records(directory, log.log_id)
-        epochs = known.epochs if known.epochs[-1:] > tuple(log.epochs)[-1:] else tuple(log.epochs)
-        end = max(known.end, log.end_offset)
-        await self._write_note(disk, name, KeptRecords(offset, end, epochs), reason)
-        self._uncut[log.log_id] = log.durability.generation, offset
-        self._kept(log.log_id, LogCopy(directory, name), reason)
+        kept = KeptRecords(attempt.offset, log.end_offset, _pairs(log.epochs))
+        if log.damaged is not None:  # then its end and epochs are those of its sound part, perhaps
+            held = await self._held(directory, log.log_id, log.path)
+            end = -1 if held.end < 0 else max(held.end, log.end_offset)
+            epochs = held.epochs if held.epochs[-1:] > kept.epochs[-1:] else kept.epochs
+            kept = KeptRecords(attempt.offset, end, epochs)
+        await self._write_note(log.disk, name, kept, reason)
+        attempt.has_note = True
+        self._kept(log.log_id, attempt.copy, reason)
+
+    async def _held(self, directory: LogDirectory, log_id: PartitionId, path: str) -> KeptRecords:
+        """What a log that is damaged or does not open holds: what the store says, up to the recovery point, and the
+        batches past it, which may have been acknowledged too. `end` is -1 where that cannot be found out."""
+        state = stored.load_state(directory.store, log_id)
+        known, mark = state.epochs or EpochHistory(), state.mark
+        if mark is None:
+            return KeptRecords(state.start or 0, -1, _pairs(known))
+        later = tuple(base for base in _bases(directory.disk, path) if base >= mark.base_offset)
+        request = ScanRequest(
+            directory=path,
+            bases=later,
+            mark=mark,
+            epoch=known.epoch_for(mark.offset - 1) if mark.offset > 0 else -1,
+            gaps=True,
+            index_interval_bytes=INDEX_INTERVAL_BYTES,
+            producers=None,
+            stop_offset=None,
+            now_ms=self._clock.now_ms(),
+        )
+        scan = await self._work.run(scan_log, directory.disk, request)
+        is_end_known = scan.fault is None or later[-1:] == (scan.segments[-1].base_offset if scan.segments else -1,)
+        epochs = (*_pairs(epochs_before(known, mark.offset)), *scan.epochs)
+        return KeptRecords(state.start or 0, scan.end_offset if is_end_known else -1, epochs)
 
     def _kept(self, log_id: PartitionId, copy: LogCopy, reason: str) -> None:
         self.copies.setdefault(log_id, []).append(copy)
@@ -206,8 +266,41 @@ class KeptLogs:
             del self.copies[log_id]
 
 
-def _bases(log: "Log") -> list[int]:
-    names = (parse_name(name) for name in log.disk.list(log.path))
+async def _move_segments(attempt: _Attempt) -> None:
+    """If this fails after the first one, the log does not have what it had, so it counts as damaged."""
+    log, name = attempt.log, attempt.copy.name
+    _, later = _to_keep(log, attempt.offset)
+    try:
+        for base in later:
+            path = log.segments.file_path(base)
+            log.durability.forget(path)
+            attempt.has_moved = True
+            log.disk.rename(path, f"{name}/{file_name(base, LOG)}")
+        await attempt.copy.directory.sync_names(name, log.path)
+    except BaseException:
+        if attempt.has_moved:
+            misses_segments(log, attempt.offset)
+        raise
+
+
+def misses_segments(log: "Log", offset: int) -> None:
+    """The log takes no role until it is cut at `offset`: segments past that were moved away. In memory only: the next
+    start finds that they are missing."""
+    if log.damaged is None or offset < log.damaged.good_end:
+        log.damaged = Damage(Offset(offset), "segments past this were moved to a kept copy")
+
+
+def _to_keep(log: "Log", offset: int) -> tuple[int | None, list[int]]:
+    """The segment that is cut in its middle at `offset`, if that takes something away from it, and the later ones."""
+    bases = _bases(log.disk, log.path)
+    cut_base = max((base for base in bases if base <= offset), default=None)
+    if cut_base is not None and not _holds_more(log, cut_base, offset):
+        cut_base = None
+    return cut_base, [base for base in bases if base > offset]
+
+
+def _bases(disk: Disk, path: str) -> list[int]:
+    names = (parse_name(name) for name in disk.list(path))
     return sorted(parsed[0] for parsed in names if parsed is not None and parsed[1:] == (LOG, ""))
 
 
@@ -219,12 +312,8 @@ def _holds_more(log: "Log", base: int, offset: int) -> bool:
     return size > 0
 
 
-def _stored_records(directory: LogDirectory, log_id: PartitionId) -> KeptRecords:
-    """What the store says that the log has: up to the recovery point."""
-    state = stored.load_state(directory.store, log_id)
-    epochs = state.epochs or EpochHistory()
-    end = -1 if state.mark is None else state.mark.offset
-    return KeptRecords(state.start or 0, end, tuple((int(epoch), int(start)) for epoch, start in epochs))
+def _pairs(epochs: EpochHistory) -> tuple[tuple[int, int], ...]:
+    return tuple((int(epoch), int(start)) for epoch, start in epochs)
 
 
 def _read_note(copy: LogCopy) -> KeptRecords | None:

@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from tidelog.log import moving, rounds
@@ -28,11 +29,13 @@ from tidelog.log.checkpoints import Checkpoints, side_by_side
 from tidelog.log.cleaner import CleanerLimits, Sleep
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import (
+    Listing,
     LogDirectory,
     directory_name,
     empty_directory,
     in_order,
     list_logs,
+    outlast_want,
     read_directory_id,
     remove_directory,
 )
@@ -153,7 +156,8 @@ class Logs:
             logs.directories.append(directory)
             directory.directory_id = fresh
             try:
-                directory.directory_id = await read_directory_id(directory.store, fresh)
+                read = partial(read_directory_id, directory.store, fresh)
+                directory.directory_id = await outlast_want(disk.label, read)
             except StorageError as error:
                 directory.fail(error)
         await moving.settle_moves([directory for directory in logs.directories if directory.failed is None])
@@ -178,18 +182,22 @@ class Logs:
         if directory.failed is not None:
             return []
         try:
-            listing = list_logs(directory.disk)
-            there = {log_id for log_id, _ in listing.logs}
-            for log_id, _ in (*listing.deleted, *listing.aside):
-                if log_id not in there:
-                    await directory.forget(log_id)
+            listing = await outlast_want(directory.disk.label, partial(self._list, directory))
         except StorageError as error:
             directory.fail(error)
             return []
-        self.kept.found(directory, listing.kept)
         for log_id, name in listing.logs:
             found.setdefault(log_id, []).append(LogCopy(directory, name))
         return [(directory, name, log_id) for log_id, name in listing.deleted]
+
+    async def _list(self, directory: LogDirectory) -> Listing:
+        listing = list_logs(directory.disk)
+        there = {log_id for log_id, _ in listing.logs}
+        for log_id, _ in (*listing.deleted, *listing.aside):
+            if log_id not in there:
+                await directory.forget(log_id)
+        self.kept.found(directory, listing.kept)
+        return listing
 
     def _take_in(self, found: dict[PartitionId, list[LogCopy]]) -> None:
         for log_id, copies in found.items():
@@ -342,7 +350,8 @@ class Logs:
         if chosen is None:
             raise undecided(log_id, copies)
         for copy in [copy for copy in copies if copy is not chosen]:
-            await set_aside(log_id, copy)
+            if copy.directory.failed is None:  # else it stays, and the next start finds it again
+                await set_aside(log_id, copy)
             copies.remove(copy)
         del self.doubles[log_id]
         self._settle_in(log_id, chosen)
@@ -362,11 +371,13 @@ class Logs:
             self._removals[log_id] = self._spawn(self._remove(log_id, kept_for=reason))
         await asyncio.shield(self._removals[log_id])
 
-    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str) -> None:
-        """Keep what an open log holds at or past `offset`, before its owner cuts it there."""
+    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str) -> bool:
+        """Keep what an open log holds at or past `offset`, before its owner cuts it there. Whether that moved segments
+        away (`keeping.misses_segments`)."""
         log, home = self._open.get(log_id), self._home.get(log_id)
-        if log is not None and home is not None:
-            await self.kept.keep_tail(home, log, offset, reason)
+        if log is None or home is None:
+            return False
+        return await self.kept.keep_tail(home, log, offset, reason)
 
     async def _remove(self, log_id: PartitionId, kept_for: str | None = None) -> None:
         try:

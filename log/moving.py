@@ -12,11 +12,12 @@ At no time do two logs stand under the name (`doubles`), and at no time does non
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.log import lineage
 from tidelog.log.checkpoint import encode_number, key_prefix
-from tidelog.log.directories import LogDirectory, forget_log, parse_directory_name
+from tidelog.log.directories import LogDirectory, forget_log, outlast_want, parse_directory_name
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.log import Log
 from tidelog.log.producers import ProducerState
@@ -200,10 +201,14 @@ async def settle_moves(directories: Sequence[LogDirectory]) -> None:
     """At the start, before anybody looks at the logs: end the moves that were decided, forget the others."""
     for target in directories:
         try:
-            for name in target.disk.list(""):
-                await _settle_name(directories, target, name)
+            await outlast_want(target.disk.label, partial(_settle_target, directories, target))
         except StorageError as error:
             target.fail(error)
+
+
+async def _settle_target(directories: Sequence[LogDirectory], target: LogDirectory) -> None:
+    for name in target.disk.list(""):
+        await _settle_name(directories, target, name)
 
 
 async def _settle_name(directories: Sequence[LogDirectory], target: LogDirectory, name: str) -> None:

@@ -22,7 +22,7 @@ from tidelog.log.segment import (
     file_path,
     parse_name,
 )
-from tidelog.model.errors import CorruptStateError
+from tidelog.model.errors import CorruptStateError, TidelogError
 from tidelog.world.disk import Disk, File
 from tidelog.world.store import StateStore
 from tidelog.world.work import Work
@@ -81,6 +81,9 @@ def copy_file(disk: Disk, source: str, target: str) -> None:
             for position in range(0, original.size, PIECE_BYTES):
                 copy.append(original.read(position, PIECE_BYTES))
             disk.sync([copy])
+        except TidelogError:
+            disk.remove(target)  # half a copy would hold the last room of a full disk
+            raise
         finally:
             copy.close()
     finally:

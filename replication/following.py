@@ -12,10 +12,13 @@ subscribed. The ack of a piece is sent when the group commit that covers it has 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidelog.log import lineage
 from tidelog.log.config import FlushMode
+from tidelog.log.keeping import misses_segments
 from tidelog.log.lineage import Lineage
 from tidelog.log.log import Log
 from tidelog.model.errors import (
@@ -249,9 +252,10 @@ class Following:
                     ended.epoch,
                     ended.offset,
                 )
-                await self._keep(end, committed_end=self.replica.high_watermark)
+                has_moved = await self._keep(end, committed_end=self.replica.high_watermark)
                 try:
-                    await log.truncate(end)
+                    with _damaged_unless_cut(log, end, has_moved=has_moved):
+                        await log.truncate(end)
                 except (CorruptBatchError, UnsupportedMagicError) as error:
                     # Rot in front of the cut hides where it lies. What is sound is found out when it is repaired.
                     LOGGER.error("log=%s cannot be cut at %d: %s", log.path, end, error)
@@ -259,18 +263,34 @@ class Following:
                     return
             case Reason.TOO_FAR_BEHIND:
                 LOGGER.warning("log=%s begins anew at %d, it ended at %d", log.path, ended.offset, log.end_offset)
-                await self._keep(log.start_offset, committed_end=log.start_offset)  # what its leader has deleted, else
-                await log.reset_to(ended.offset)
+                # What its leader has deleted is not kept.
+                has_moved = await self._keep(log.start_offset, committed_end=log.start_offset)
+                with _damaged_unless_cut(log, log.start_offset, has_moved=has_moved):
+                    await log.reset_to(ended.offset)
             case Reason.NEEDS_GAPS:
                 await log.allow_gaps()
         self.state.truncated(log.end_offset, safe_end(log), log_start=log.start_offset)
         self._note()
         self.unsound = None
 
-    async def _keep(self, offset: int, *, committed_end: int) -> None:
+    async def _keep(self, offset: int, *, committed_end: int) -> bool:
         """Before the log is cut at `offset`: what may have been committed may be the last copy, if this leader or one
-        before it was elected uncleanly. After a clean election the leader has everything that was committed."""
+        before it was elected uncleanly. After a clean election the leader has everything that was committed. Whether
+        segments were moved away."""
         is_unclean = self.log.epochs.latest < self.replica.partition.unclean_epoch
-        if is_unclean or offset < committed_end:
-            reason = f"leader {self.leader} of epoch {self.leader_epoch} does not have them"
-            await self._host.logs.keep_tail(self.replica.partition_id, offset, reason)
+        if not is_unclean and offset >= committed_end:
+            return False
+        reason = f"leader {self.leader} of epoch {self.leader_epoch} does not have them"
+        return await self._host.logs.keep_tail(self.replica.partition_id, offset, reason)
+
+
+@contextmanager
+def _damaged_unless_cut(log: Log, end: int, *, has_moved: bool) -> Iterator[None]:
+    """A log whose segments were moved away, and which is not cut, must not follow another leader as if it had them."""
+    generation = log.durability.generation
+    try:
+        yield
+    except BaseException:
+        if has_moved and log.durability.generation == generation:
+            misses_segments(log, end)
+        raise

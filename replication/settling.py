@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from tidelog.log import lineage
 from tidelog.log.config import FlushMode
+from tidelog.log.doubles import choose, undecided
 from tidelog.log.log import Log
 from tidelog.log.marking import forget_page_cache
 from tidelog.metadata import configs
 from tidelog.metadata.image import NIL, Partition
-from tidelog.model.errors import DiskFullError, FencedLeaderEpochError, StorageError, TidelogError
+from tidelog.model.errors import DiskFullError, FencedLeaderEpochError, TidelogError
 from tidelog.model.ids import NO_EPOCH, DirectoryId, Offset
 from tidelog.replication.following import Following
 from tidelog.replication.leading import Leading, safe_end
@@ -163,13 +164,14 @@ class Settling:
         host = self._host
         if host.broker_epoch < 0:
             return False
-        try:
-            await host.logs.keep(replica.partition_id, recorded)
-        except StorageError as error:
-            LOGGER.error("broker=%d %s", host.me, error)
-            replica.offline = error
+        copies = host.logs.doubles[replica.partition_id]
+        if choose(copies, recorded) is None:
+            replica.offline = undecided(replica.partition_id, copies)
+            LOGGER.error("broker=%d %s", host.me, replica.offline)
             host.repair.lost(replica)
             return False
+        # An error here may pass, and says nothing about the copy that counts: this is tried again.
+        await host.logs.keep(replica.partition_id, recorded)
         return True
 
     def _tell_place(self, replica: Replica) -> bool:

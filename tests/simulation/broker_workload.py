@@ -486,7 +486,8 @@ class Operator:
         self._number += 1
         name = f"{kind}.{self._number}"
         partitions, factor, min_isr = self.draw.choice((1, 1, 2)), 3, 2
-        configs = [("segment.bytes", str(self.simulation.shape.segment_bytes))]
+        # The records are dated 1970: retention, which a full disk starts at once, would delete them.
+        configs = [("segment.bytes", str(self.simulation.shape.segment_bytes)), ("retention.ms", "-1")]
         if kind == "unclean":
             partitions, factor, min_isr = 1, 2, 1
             configs.append(("unclean.leader.election.enable", "true"))

@@ -1,6 +1,8 @@
 """Records that a log gives up are kept beside it, whatever crashes on the way."""
 
+import errno
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from logs_world import Host, SimSite, create, log_id, write
@@ -11,10 +13,11 @@ from tidelog.log.directories import parse_kept_name
 from tidelog.log.keeping import KEPT_MAX, NOTE, KeptRecords, covers, decode_note, encode_note
 from tidelog.log.log import Damage
 from tidelog.log.logs import Logs
-from tidelog.model.errors import CorruptStateError, StorageError
+from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError
 from tidelog.model.ids import Offset
 from tidelog.world.disk import Disk
 from tidelog.world.simulated import Loss, NodeDiedError, SimWorld
+from tidelog.world.simulated.disk import SimDevice
 
 COUNT = 60
 
@@ -25,7 +28,8 @@ def sim() -> Iterator[SimSite]:
         yield SimSite(world, directories=1)
 
 
-def offsets_in(disk: Disk, name: str) -> set[int]:
+def offsets_in(disk: Disk, name: str, *, epoch: int | None = None) -> set[int]:
+    """Of its batches, or of those of this epoch."""
     found: set[int] = set()
     for file_name in disk.list(name):
         if not file_name.endswith(".log"):
@@ -35,7 +39,8 @@ def offsets_in(disk: Disk, name: str) -> set[int]:
         file.close()
         while position < len(data):
             header = read_header(data, position)
-            found.add(int(header.base_offset))
+            if epoch in (None, header.leader_epoch):
+                found.add(int(header.base_offset))
             position += header.size
     return found
 
@@ -164,6 +169,216 @@ def crash_in_a_cut(number: int, loss: Loss) -> bool:
 def test_a_crash_at_any_point_of_a_cut_loses_no_record(loss: Loss) -> None:
     points = next(number for number in range(1, 200) if not crash_in_a_cut(number, loss))
     assert points > 5
+
+
+async def lose_middle(host: Host) -> None:
+    """Records that were acknowledged after the last recovery point, and a segment below it that is gone."""
+    logs = await host.open()
+    log = await create(logs, 1)
+    await write(log, COUNT)
+    await logs.checkpoint()
+    await write(log, 20)
+    host.places[0][0].remove(log.segments.file_path(log.sealed_segments()[1].base_offset))
+
+
+@pytest.mark.parametrize("way", ["cut", "given up"])
+def test_a_copy_with_records_past_the_recovery_point_is_not_covered_without_them(sim: SimSite, way: str) -> None:
+    async def main(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        assert log.damaged is not None
+        if way == "cut":
+            await logs.keep_tail(log_id(1), log.damaged.good_end, "rot")
+            await log.repair()
+        else:
+            await logs.give_up(log_id(1), "rot")
+            log = await create(logs, 1)
+        await write(log, COUNT - log.end_offset)
+        assert log.end_offset == COUNT, "what was past the recovery point is lost"
+        await logs.kept.drop_covered(log, high_watermark=COUNT)
+        (name,) = kept_names(disk)
+        assert COUNT + 19 in offsets_in(disk, name)
+        await write(log, 20)
+        await logs.kept.drop_covered(log, high_watermark=COUNT + 20)
+        assert kept_names(disk) == []
+
+    sim.run(lose_middle)
+    sim.run(main)
+
+
+def test_another_log_of_the_partition_is_kept_though_one_was_cut_at_the_same_offset_before(sim: SimSite) -> None:
+    async def main(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        await cut(logs, 7)
+        await logs.give_up(log_id(1), "it cannot be opened")
+        log = await create(logs, 1)
+        log.assign_epoch(5)
+        await write(log, COUNT)
+        await cut(logs, 7)
+        assert len(kept_names(disk)) == 3
+        assert all(
+            set(range(7, COUNT)) <= offsets_in(disk, name) for name in (f"{log.path}.0.kept", f"{log.path}.2.kept")
+        )
+
+    sim.run(fill)
+    sim.run(main)
+
+
+def test_no_later_attempt_overwrites_what_one_that_was_cut_short_has_moved() -> None:
+    """The records past the recovery point are in the copy only, after a crash at any point of the cut."""
+    for number in range(1, 200):
+        with SimWorld(number) as world:
+            sim = SimSite(world, directories=1)
+            device = sim.machine.disk("disk-0")
+
+            async def main(host: Host, device: SimDevice = device, number: int = number) -> None:
+                logs = await host.open()
+                log = await create(logs, 1)
+                await write(log, COUNT)
+                device.crash_at_operation = device.operations + number
+                await logs.keep_tail(log_id(1), 7, "its leader does not have them")
+                await log.truncate(7)
+
+            async def look(host: Host, number: int = number) -> None:
+                disk = host.places[0][0]
+                logs = await host.open()
+                log = logs.get(log_id(1))
+                assert log is not None
+                await logs.keep_tail(log_id(1), 7, "again")
+                await log.truncate(7)
+                log.assign_epoch(5)
+                await write(log, COUNT)
+                await logs.keep_tail(log_id(1), 7, "and again")
+                found = set().union(*(offsets_in(disk, name, epoch=0) for name in [log.path, *kept_names(disk)]))
+                assert found == set(range(COUNT)), f"lost after operation {number}"
+                await logs.kept.drop_covered(log, high_watermark=log.end_offset)
+                found = set().union(*(offsets_in(disk, name, epoch=0) for name in [log.path, *kept_names(disk)]))
+                assert found == set(range(COUNT)), f"removed after operation {number}"
+
+            has_crashed = False
+            try:
+                sim.run(main)
+            except NodeDiedError:
+                has_crashed = True
+            device.crash_at_operation = None
+            sim.run(look)
+        if not has_crashed:
+            break
+    assert number > 5
+
+
+@pytest.mark.parametrize("operation", ["rename", "append"])
+def test_a_log_whose_segments_were_moved_and_that_is_not_cut_is_damaged(sim: SimSite, operation: str) -> None:
+    async def main(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        sim.machine.disk("disk-0").fail(operation, number=errno.EIO, times=1)
+        with pytest.raises(StorageError):
+            await logs.keep_tail(log_id(1), 7, "its leader does not have them")
+        is_whole = offsets_in(disk, log.path) == set(range(COUNT))
+        assert is_whole or log.damaged is not None
+        await logs.keep_tail(log_id(1), 7, "its leader does not have them")
+        await log.truncate(7)
+        (name,) = kept_names(disk)
+        assert set(range(7, COUNT)) <= offsets_in(disk, name)
+
+    sim.run(fill)
+    sim.run(main)
+
+
+@pytest.mark.parametrize("place", ["", "/", ".0.kept"])
+def test_a_failed_sync_of_names_costs_no_record_though_the_cut_is_tried_again(sim: SimSite, place: str) -> None:
+    """Another sync would say that the names are on the device, and the cut would take the last copy away."""
+    device = sim.machine.disk("disk-0")
+
+    async def main(host: Host) -> None:
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        path = "" if place == "/" else log.path + place  # the directory itself, the log's, or the copy's
+        device.fail("sync", number=errno.EIO, path=path)
+        for _ in range(2):
+            with suppress(StorageError):
+                await logs.keep_tail(log_id(1), 7, "its leader does not have them")
+                if logs.get(log_id(1)) is not None:
+                    await log.truncate(7)
+
+    async def look(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        found = set().union(*(offsets_in(disk, name) for name in [log.path, *kept_names(disk)]))
+        assert found >= set(range(COUNT))
+
+    sim.run(fill)
+    sim.run(main)
+    device.heal()
+    sim.lose_power(Loss.ALL)
+    sim.run(look)
+
+
+def test_a_copy_that_finds_no_room_leaves_the_room_that_there_was(sim: SimSite) -> None:
+    async def main(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        sim.machine.disk("disk-0").fill(free_bytes=30)
+        with pytest.raises(DiskFullError):
+            await logs.keep_tail(log_id(1), 7, "its leader does not have them")
+        assert all(disk.list(name) == [] for name in kept_names(disk))
+        sim.machine.disk("disk-0").heal()
+        await cut(logs, 7)
+
+    sim.run(fill)
+    sim.run(main)
+
+
+def crash_in_giving_up(number: int) -> bool:
+    """The first batch of the log is wrong. The power is lost at this operation of giving it up."""
+    with SimWorld(number) as world:
+        sim = SimSite(world, directories=1)
+        sim.run(fill)
+        device = sim.machine.disk("disk-0")
+        sim.machine.crash_loss = Loss.ALL
+
+        async def main(host: Host) -> None:
+            logs = await host.open()
+            log = logs.get(log_id(1))
+            assert log is not None
+            device.flip_bit(log.segments.file_path(0), 70)
+            device.crash_at_operation = device.operations + number
+            await logs.give_up(log_id(1), "it cannot be opened")
+
+        async def look(host: Host) -> None:
+            disk = host.places[0][0]
+            logs = await host.open()
+            log = logs.get(log_id(1)) or await create(logs, 1)
+            if log.damaged is not None:
+                await logs.keep_tail(log_id(1), log.damaged.good_end, log.damaged.reason)
+                await log.repair()
+            names = [log.path, *kept_names(disk)]
+            found = set().union(*(offsets_in(disk, name) for name in names))
+            assert found >= set(range(COUNT)), f"lost at operation {number}"
+            await write(log, 3)
+
+        has_crashed = False
+        try:
+            sim.run(main)
+        except NodeDiedError:
+            has_crashed = True
+        device.crash_at_operation = None
+        sim.run(look)
+    return has_crashed
+
+
+def test_a_crash_at_any_point_of_giving_a_log_up_loses_no_record() -> None:
+    points = next(number for number in range(1, 200) if not crash_in_giving_up(number))
+    assert points > 2
 
 
 def test_more_copies_than_the_limit_are_refused_and_nothing_is_removed(sim: SimSite) -> None:

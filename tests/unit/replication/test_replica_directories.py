@@ -162,6 +162,52 @@ def test_of_two_copies_the_recorded_one_is_the_replica_and_the_other_is_set_asid
         cluster.check()
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ENOSPC])
+def test_a_copy_that_cannot_be_set_aside_for_a_while_does_not_make_the_recorded_one_lost(number: int) -> None:
+    with ReplicationCluster(9411, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        partitions = filled(cluster, *BROKERS)
+        hidden = in_second(cluster, 11, partitions)
+        cluster.kill(NodeId(11))
+        cluster.world.machine("b11").disk("logs-1").fail("list", number=errno.EIO, times=1)
+        cluster.start_brokers(11)
+        for partition in hidden:
+            cluster.until_in_sync(partition, *BROKERS, timeout=60)
+        for broker in (12, 13):
+            cluster.kill(NodeId(broker))
+            cluster.until(
+                lambda gone=broker: all(gone not in cluster.partition(p).isr for p in partitions),  # type: ignore[misc]
+                timeout=40,
+            )
+        cluster.world.run_for(2)
+        cluster.kill(NodeId(11))
+        cluster.world.machine("b11").disk("logs-1").fail("rename", number=number, times=2 * len(hidden))
+        cluster.start_brokers(11)
+        for partition in hidden:
+            cluster.leader(partition, timeout=60)
+            assert cluster.values(partition) == VALUES
+        cluster.check()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("operation", ["list", "exists"])
+def test_a_directory_is_not_given_up_at_the_start_for_want_of_open_files_or_memory(number: int, operation: str) -> None:
+    with ReplicationCluster(9412, directories=2) as cluster:
+        cluster.start()
+        cluster.start_brokers(11, 12)
+        partitions = filled(cluster, 11)
+        hidden = in_second(cluster, 11, partitions)
+        cluster.kill(NodeId(11))
+        cluster.world.machine("b11").disk("logs-1").fail(operation, number=number, times=5)
+        cluster.start_brokers(11)
+        assert all(directory.failed is None for directory in cluster.brokers[NodeId(11)].logs.directories)
+        for partition in hidden:
+            cluster.leader(partition, timeout=60)
+            assert cluster.values(partition) == VALUES
+        cluster.check()
+
+
 def test_two_copies_of_which_the_metadata_names_none_count_for_nothing_and_the_node_runs() -> None:
     with ReplicationCluster(9411, directories=2) as cluster:
         cluster.start()

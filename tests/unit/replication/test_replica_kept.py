@@ -13,11 +13,11 @@ from tidelog.model.ids import PartitionId
 from tidelog.world.simulated import Loss
 
 
-def filled(cluster: ReplicationCluster) -> PartitionId:
+def filled(cluster: ReplicationCluster, **settings: str) -> PartitionId:
     """Three brokers, and a topic with the values 0 to 5 on all of them, of which nothing expires."""
     cluster.start()
     cluster.start_brokers(*BROKERS)
-    orders = cluster.topic("orders", BROKERS, configs={"retention.ms": "-1"})
+    orders = cluster.topic("orders", BROKERS, configs={"retention.ms": "-1", **settings})
     for number in range(6):
         cluster.write(orders, b"%d" % number)
     cluster.until_equal(orders, *BROKERS)
@@ -80,9 +80,9 @@ def test_a_kept_copy_outlives_a_restart_and_is_removed_after_it() -> None:
         cluster.check()
 
 
-def lose_uncleanly(cluster: ReplicationCluster) -> PartitionId:
+def lose_uncleanly(cluster: ReplicationCluster, **settings: str) -> PartitionId:
     """The uncleanly elected leader 13 does not have the last four records that were committed on 11 and 12."""
-    orders = filled(cluster)
+    orders = filled(cluster, **settings)
     cluster.kill(NodeId(13))
     cluster.until_in_sync(orders, 11, 12)
     for number in range(6, 10):
@@ -111,6 +111,30 @@ def test_committed_records_that_an_uncleanly_elected_leader_lacks_are_kept_for_t
             (name,) = kept(cluster, broker)
             assert set(range(6, 10)) <= set(kept_offsets(cluster, broker, name)), "they are the last copies"
         assert kept(cluster, 13) == []
+        cluster.check()
+
+
+def test_a_follower_that_has_moved_segments_away_and_cannot_cut_does_not_follow_as_if_it_had_them() -> None:
+    with ReplicationCluster(347) as cluster:
+        orders = lose_uncleanly(cluster, **{"segment.bytes": "150"})
+        for other in (12, 13):
+            cluster.network.block(NodeId(11), NodeId(other))
+            cluster.network.block(NodeId(other), NodeId(11))
+        cluster.start_brokers(11)
+        cluster.until(lambda: cluster.log(11, orders).end_offset == 10)
+        store = cluster.world.machine("b11").store("logs-0")
+        store.fill()
+        cluster.network.heal()
+        disk = cluster.brokers[NodeId(11)].node.disk("logs-0")
+        cluster.until(lambda: any(disk.list(name) for name in kept(cluster, 11)))
+        cluster.until(lambda: store.refusals > 3)
+        assert len(cluster.log(11, orders).sealed_segments()) > 3, "it is not cut"
+        assert cluster.log(11, orders).damaged is not None
+        assert 11 not in cluster.partition(orders).isr
+        store.heal()
+        cluster.until_in_sync(orders, 11, 13)
+        (name,) = kept(cluster, 11)
+        assert set(range(6, 10)) <= set(kept_offsets(cluster, 11, name))
         cluster.check()
 
 
