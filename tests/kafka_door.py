@@ -51,7 +51,8 @@ class KafkaDoor:
 
     def holds_nothing(self) -> bool:
         """No connection, no byte that is counted."""
-        return (len(self.server), self.shared.requests.used, self.shared.responses.used) == (0, 0, 0)
+        shared = self.shared
+        return (len(self.server), shared.requests.used, shared.responses.used, shared.objects.used) == (0, 0, 0, 0)
 
 
 @dataclass
