@@ -229,7 +229,7 @@ class GroupCoordinator:
             return
         gone = [TopicId(topic_id) for topic_id in delta.removed_topics]
         for shard in self.leading_shards():
-            shard.topics_changed(shard.subscriptions.concerned(sorted(names)), gone)
+            shard.background.topics_changed(shard.subscriptions.concerned(sorted(names)), gone)
 
     def _settings_changed(self, image: ClusterImage) -> None:
         self.limits = limits_of(image)
@@ -247,7 +247,7 @@ class GroupCoordinator:
             if loop.time() - last_s >= self.setting("offsets.retention.check.interval.ms") / 1000:
                 last_s = loop.time()
                 for shard in self.leading_shards():
-                    shard.expire_offsets()
+                    shard.background.expire_offsets()
 
 
 def _racks(image: ClusterImage) -> dict[int, str]:

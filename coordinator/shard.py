@@ -29,14 +29,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
-from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidelog.coordinator.background_work import BackgroundWork
 from tidelog.coordinator.classic_rounds import ROUND, ClassicRounds
 from tidelog.coordinator.loading import Progress, Turns, confirmed, load
 from tidelog.coordinator.machine import GroupMachine, pending_news, timeouts
@@ -45,11 +45,9 @@ from tidelog.coordinator.records import DECISION_BYTES_MAX, Decision, Kind, Memb
 from tidelog.coordinator.requests import (
     STATIC_LEAVE_EPOCH,
     ExpireMember,
-    ExpireOffsets,
     GroupSummary,
     Heartbeat,
     HeartbeatReply,
-    RefreshTopics,
     TopicsView,
 )
 from tidelog.coordinator.state import EMPTY, CoordinatorState, Group
@@ -74,9 +72,6 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-RETRY_MAX_S = 30.0
-SWEEP_GROUPS = 200
-"""Whose offsets are looked at in one go."""
 _SESSION, _REBALANCE = "session", "rebalance"
 
 MemberKey = tuple[str, str]
@@ -204,17 +199,12 @@ class Shard:
         """Members in their grace."""
         self._sequences: dict[MemberKey, int] = {}
         """Of the last commit of each member that counts them."""
-        self._to_refresh: dict[str, None] = {}
-        self._gone: dict[TopicId, None] = {}
-        self._expiry_is_due = False
-        self._to_sweep: deque[str] = deque()
-        """Groups whose offsets are still to be looked at."""
-        self._sweep_gone: frozenset[TopicId] = frozenset()
-        self._is_stuck = False
-        """The last refresh has failed: now the offsets."""
-        self._upkeep: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self.background = BackgroundWork(self, host)
         self._loading = host.spawn(self._load(), name=f"load-groups-{self.number}")
+
+    @property
+    def is_leading(self) -> bool:
+        return self.phase is Phase.LEADING
 
     @property
     def state(self) -> CoordinatorState:
@@ -247,22 +237,10 @@ class Shard:
         view = self._host.view
         unknown = sorted((topic for topic in topics if view.by_id(topic) is None), key=lambda topic: topic.int)
         if unknown:
-            self._asking = self._host.spawn(self._forget_deleted(unknown), name=f"deleted-topics-{self.number}")
-        self.topics_changed(list(self.subscriptions), ())
+            self.background.forget_deleted(unknown)
+        self.background.topics_changed(list(self.subscriptions), ())
         await self._start_deadlines(state)
         self.rounds.mixed.start(state)
-
-    async def _forget_deleted(self, unknown: list[TopicId]) -> None:
-        """The offsets of deleted topics go, as soon as the controller says that they are deleted."""
-        wait_s = RETRY_S
-        while True:
-            try:
-                self.topics_changed((), await self._host.deleted_topics(unknown))
-                return
-            except TidelogError as error:
-                LOGGER.warning("broker=%d cannot ask which topics are deleted: %s", self._host.me, error)
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
 
     async def _read_log(self) -> tuple[CoordinatorState, Offset, int]:
         """Until it is read, or cannot be: (state, where the log ends, how many records it has)."""
@@ -315,9 +293,8 @@ class Shard:
         self.timers.clear()
         for stream in list(self.streams.values()):
             stream.end(self._not_coordinator())
-        for task in (self._loading, self._upkeep, self._asking):
-            if task is not None:
-                task.cancel()
+        self.background.end()
+        self._loading.cancel()
 
     def _not_coordinator(self) -> NotCoordinatorError:
         leader = self.leading.replica.partition.leader
@@ -538,68 +515,3 @@ class Shard:
                 self.timers.set(timer, asyncio.get_running_loop().time() + RETRY_S)
             else:
                 self.renew((group, member_id))
-
-    # What nobody asks for.
-
-    def topics_changed(self, groups: Iterable[str], gone: Iterable[TopicId]) -> None:
-        """These groups look at topics that are not what they were; these topics are no more. What has been decided and
-        has not committed is in no index yet, and was decided on topics as they were."""
-        self._to_refresh.update(dict.fromkeys(groups))
-        self._to_refresh.update(self.machine.decided)
-        self._gone.update(dict.fromkeys(sorted(gone, key=lambda topic: topic.int)))
-        self._keep_up()
-
-    def expire_offsets(self) -> None:
-        self._expiry_is_due = True
-        self._keep_up()
-
-    def _keep_up(self) -> None:
-        has_work = bool(self._to_refresh or self._gone or self._expiry_is_due)
-        if has_work and self._upkeep is None and self.phase is Phase.LEADING:
-            self._upkeep = self._host.spawn(self._do_upkeep(), name=f"groups-{self.number}")
-
-    async def _do_upkeep(self) -> None:
-        try:
-            while self._to_refresh or self._gone or self._expiry_is_due:
-                try:
-                    await self._upkeep_step()
-                except TidelogError as error:
-                    self.check()  # over: this ends here
-                    LOGGER.info("broker=%d groups of partition %d, again: %s", self._host.me, self.number, error)
-                    await asyncio.sleep(RETRY_S)
-        except TidelogError as error:
-            LOGGER.info("broker=%d groups of partition %d: %s", self._host.me, self.number, error)
-        finally:
-            self._upkeep = None
-
-    async def _upkeep_step(self) -> None:
-        host = self._host
-        if self._to_refresh and not self._is_stuck:
-            group = next(iter(self._to_refresh))
-            # Before it is decided: a topic that changes while this waits for its commit brings the group back.
-            del self._to_refresh[group]
-            try:
-                await self.submit(RefreshTopics(group=group, view=host.view, now_ms=host.now_ms()), is_own=True)
-            except TidelogError:
-                self._to_refresh[group] = None
-                # What has to be forgotten does not wait for a group that cannot be dealt.
-                self._is_stuck = bool(self._gone or self._expiry_is_due)
-                raise
-            return
-        self._is_stuck = False
-        if not self._to_sweep:
-            # What has been decided and has not committed may be of topics that are gone, too.
-            self._to_sweep.extend(sorted({*self.state.groups, *self.machine.decided}))
-            self._sweep_gone = frozenset(self._gone)
-        groups = tuple(islice(self._to_sweep, SWEEP_GROUPS))
-        request = ExpireOffsets(
-            now_ms=host.now_ms(), retention_ms=host.offsets_retention_ms, gone=self._sweep_gone, groups=groups
-        )
-        if await self.submit(request, is_own=True):
-            return  # there is more of these
-        for _ in groups:
-            self._to_sweep.popleft()
-        if not self._to_sweep:
-            self._expiry_is_due = False
-            for topic in self._sweep_gone:
-                del self._gone[topic]

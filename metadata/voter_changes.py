@@ -278,7 +278,7 @@ class VoterChanges:
                     data = await self._transport.call(voter.node, LOOK_AT, question, timeout_ms=2 * PROBE_MS)
                     return Identity.decode(data)
                 except TidelogError as error:
-                    LOGGER.info("node=%d cannot look at %s: %s", voter.node, address, error)
+                    LOGGER.info("peer=%d cannot look at %s: %s", voter.node, address, error)
         return None
 
     async def _serve_look_at(self, _sender: NodeId, data: bytes) -> bytes:

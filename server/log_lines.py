@@ -4,15 +4,19 @@ Three rules hold for every line, so that no call site has to know them:
 - Values that a format string names (`"log=%s follower=%d ..."`) are fields of the JSON object, with their types.
 - A replica is named `topic-partition`. The log directory and the topic id are fields of the JSON object only.
 - Repeated lines are bounded: the same text once in `REPEAT_S`, and at most `BURST` lines of one format string in
-  `WINDOW_S`. Suppressed lines are counted, and the count is reported. CRITICAL lines are never suppressed.
+  `WINDOW_S`. Suppressed lines are counted, and the next line of that format string reports the count. If there is none,
+  the last suppressed line is written when its time is up, with the count. CRITICAL lines are never suppressed.
+- A line is one line of at most about `LENGTH_MAX` characters, whatever a client has put into a value.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,6 +36,12 @@ FORMATS_MAX = 1_000
 TEXTS_MAX = 2_000
 """Remembered for the bounds above; the least recently used are dropped."""
 
+LENGTH_MAX = 16_384
+
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))} | {
+    number: f"\\u{number:04x}" for number in (0x2028, 0x2029)
+}
+"""Characters that would end a line, or that a terminal obeys."""
 _SPEC = re.compile(r"(?:\b(?P<key>[a-z_]+)=)?%(?P<form>[+\-0 #]*\d*(?:\.\d+)?[sdrfx]|%)")
 _LEADING = re.compile(r"^(?:[a-z_]+=%[sdr]:? )+(?=\S)")
 
@@ -105,7 +115,9 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         name = record.name.removeprefix("tidelog.")
-        text = f"{_stamp(record)} {record.levelname} node={self._node} {name}: {take_apart(record, self._names).text}"
+        message = _bounded(take_apart(record, self._names).text).translate(_CONTROL)
+        message = message.encode("utf-8", "backslashreplace").decode()
+        text = f"{_stamp(record)} {record.levelname} node={self._node} {name}: {message}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text
@@ -126,13 +138,24 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "node": self._node,
             "logger": record.name,
-            "message": parts.tail,
+            "message": _bounded(parts.tail),
         }
         for key, value in parts.fields.items():
-            fields.setdefault(key, value)
+            fields.setdefault(key, _json_value(value))
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= LENGTH_MAX else f"{text[:LENGTH_MAX]}... ({len(text)} characters)"
+
+
+def _json_value(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return _bounded(value) if isinstance(value, str) else value
 
 
 def _stamp(record: logging.LogRecord) -> str:
@@ -144,6 +167,10 @@ class _Window:
     began_s: float
     lines: int = 0
     suppressed: int = 0
+    last: logging.LogRecord | None = None
+    """The last suppressed line, one that says something new if there is one."""
+    due_s: float = math.inf
+    """When it is written, if no line like it comes before."""
 
 
 @dataclass(slots=True)
@@ -151,22 +178,50 @@ class RepeatLimit:
     """Decides which lines are written. Time is an argument, so that tests need none."""
 
     _windows: OrderedDict[tuple[str, int, object], _Window] = field(default_factory=OrderedDict)
-    _texts: OrderedDict[tuple[str, int, str], _Window] = field(default_factory=OrderedDict)
+    _texts: OrderedDict[tuple[str, int, int], _Window] = field(default_factory=OrderedDict)
+    """By the hash of the text: texts may be long."""
+    _late: dict[tuple[str, int, object], _Window] = field(default_factory=dict)
+    """Windows with suppressed lines that are not reported yet."""
 
     def admit(self, record: logging.LogRecord, now_s: float) -> str | None:
         """Returns None to suppress the line, else what to add to it: how many like it were suppressed before."""
         if record.levelno >= logging.CRITICAL:
             return ""
         template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
-        window = self._window(self._windows, (record.name, record.levelno, template), now_s, WINDOW_S, FORMATS_MAX)
-        text = self._window(self._texts, (record.name, record.levelno, record.getMessage()), now_s, REPEAT_S, TEXTS_MAX)
+        key = record.name, record.levelno, template
+        window = self._window(self._windows, key, now_s, WINDOW_S, FORMATS_MAX)
+        seen = record.name, record.levelno, hash(record.getMessage())
+        text = self._window(self._texts, seen, now_s, REPEAT_S, TEXTS_MAX)
         if window.lines >= BURST or text.lines:
             window.suppressed += 1
+            if not text.lines or window.last is None:
+                window.last = _without_traceback(record)
+            due_s = now_s + REPEAT_S if text.lines else window.began_s + WINDOW_S
+            window.due_s = min(window.due_s, due_s)
+            self._late[key] = window
             return None
-        count, window.suppressed = window.suppressed, 0
+        count = self._reported(key, window)
         window.lines += 1
         text.lines += 1
-        return f" ({count} more lines like this were suppressed)" if count else ""
+        return _suffix(count)
+
+    def _reported(self, key: tuple[str, int, object], window: _Window) -> int:
+        """How many lines were suppressed, which are reported now."""
+        count, window.suppressed, window.last, window.due_s = window.suppressed, 0, None, math.inf
+        self._late.pop(key, None)
+        return count
+
+    def overdue(self, now_s: float) -> list[tuple[logging.LogRecord, str]]:
+        """Suppressed lines that no other line has reported in time, each with what to add to it."""
+        found: list[tuple[logging.LogRecord, str]] = []
+        for key, window in list(self._late.items()):
+            record = window.last
+            if record is not None and window.due_s <= now_s:
+                found.append((record, _suffix(self._reported(key, window) - 1)))
+        return found
+
+    def next_due_s(self) -> float | None:
+        return min((window.due_s for window in self._late.values()), default=None)
 
     @staticmethod
     def _window(
@@ -175,30 +230,81 @@ class RepeatLimit:
         """The window of this key; a new one keeps the count of suppressed lines."""
         window = windows.get(key)
         if window is None or now_s - window.began_s >= length_s:
-            window = _Window(now_s, suppressed=0 if window is None else window.suppressed)
-            windows[key] = window
+            if window is None:
+                windows[key] = window = _Window(now_s)
+            window.began_s, window.lines = now_s, 0
             if len(windows) > most:
                 windows.popitem(last=False)
         windows.move_to_end(key)
         return window
 
 
+def _suffix(count: int) -> str:
+    return f" ({count} more lines like this were suppressed)" if count else ""
+
+
+def _without_traceback(record: logging.LogRecord) -> logging.LogRecord:
+    """To be kept: a traceback would keep what its frames hold."""
+    kept = logging.makeLogRecord(record.__dict__)
+    kept.exc_info = kept.exc_text = kept.stack_info = None
+    return kept
+
+
 class BoundedHandler(logging.StreamHandler[IO[str]]):
-    """Writes lines within the bounds of `RepeatLimit`."""
+    """Writes lines within the bounds of `RepeatLimit`. A timer writes the last suppressed lines if no others follow."""
 
     def __init__(self, stream: IO[str], now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._limit = RepeatLimit()
         self._now_s = now_s
+        self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        suffix = self._limit.admit(record, self._now_s())
-        if suffix is None:
+        try:
+            suffix = self._limit.admit(record, self._now_s())
+        except Exception:  # arguments that do not fit their format: as `logging` treats them everywhere
+            self.handleError(record)
             return
+        if suffix is not None:
+            self._write(record, suffix)
+        self.write_overdue()
+
+    def _write(self, record: logging.LogRecord, suffix: str) -> None:
         if suffix:
             record = logging.makeLogRecord(record.__dict__)
             record.msg = f"{record.msg}{suffix}"
         super().emit(record)
+
+    def write_overdue(self) -> None:
+        """Called with the handler's lock held."""
+        for record, suffix in self._limit.overdue(self._now_s()):
+            self._write(record, suffix)
+        due_s = self._limit.next_due_s()
+        if due_s is not None and self._timer is None:
+            self._timer = threading.Timer(max(0.0, due_s - self._now_s()), self._on_time)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _on_time(self) -> None:
+        self.acquire()
+        try:
+            self._timer = None
+            self.write_overdue()
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Writes what is suppressed and not reported: the process may end with it."""
+        self.acquire()
+        try:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            for record, suffix in self._limit.overdue(math.inf):
+                self._write(record, suffix)
+        finally:
+            self.release()
+        super().close()
 
 
 def set_up(node: int, *, level: str, form: str, stream: IO[str] | None = None) -> Names:

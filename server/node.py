@@ -132,8 +132,9 @@ class Node:
         config = self.config
         if config.ignored:
             LOGGER.warning("ignored, since they mean nothing here: %s", ", ".join(config.ignored))
-        for warning in config.warnings:
-            LOGGER.warning("%s", warning)
+        if config.warnings:
+            # One line: Kubernetes sets many variables, and the log's bound on lines must not hide a misspelt setting.
+            LOGGER.warning("%s", "; ".join(config.warnings))
         for listener in config.listeners:
             if listener.door is Door.KAFKA and not config.is_broker:
                 LOGGER.warning("listener %s is not opened: only a broker serves Kafka clients", listener.name)

@@ -8,6 +8,8 @@ follows from the node id (`controller.quorum.voters`) is safe only the first tim
     nobody answers                                           done, with a warning: the first start of a cluster is so
     they know this voter, and no leader was ever elected     done: the cluster is being started
     all others answer, and none has ever heard from it       done: it is the last one to be started
+    a majority answers, and has never heard from it, nor     done: it is one of the last ones to be started. Those that
+    from any that does not answer                            do not answer are too few to have elected a leader
     they know this node, anything else                       refused
     they have a leader, and do not know this node            refused: it joins with --no-initial-controllers
 
@@ -108,7 +110,8 @@ def check_answers(
         others = [node for node, _, votes in newest.members if votes and node != config.node]
         answered = {one.node: one for _, one in answers.found}
         is_heard = any(not one.never_heard(config.node) for one in answered.values())
-        if not is_heard and (not needs_all or all(node in answered for node in others)):
+        silent = [node for node in others if node not in answered]
+        if not is_heard and (not needs_all or not silent or _never_ran(config.node, others, silent, answered)):
             return
     voting = ", ".join(str(node) for node, _, votes in newest.members if votes)
     if known is None:
@@ -120,10 +123,25 @@ def check_answers(
         )
     raise KnownVoterError(
         f"the quorum of cluster {cluster_id} has voter {config.node} with directory id {directory_text(known)} already "
-        f"(node {newest.node} at {address} says so): a voter whose disk is lost must not come back under an id that it "
-        f"had. {replace_voter(config, cluster_id)}",
+        f"(node {newest.node} at {address} says so{_silent_note(newest, config.node, answers)}): a voter whose disk is "
+        f"lost must not come back under an id that it had. {replace_voter(config, cluster_id)}",
         path=config.metadata_dir,
     )
+
+
+def _never_ran(me: NodeId, others: list[NodeId], silent: list[NodeId], answered: dict[NodeId, Identity]) -> bool:
+    """Whether those that do not answer cannot have counted a vote or an acknowledgement of this node: to lead, one of
+    them needs a vote of those that answer, and those have heard from nobody but each other."""
+    voters = len(others) + 1
+    heard = {node for one in answered.values() for node in (() if one.heard is None else one.heard)}
+    is_minority = len(silent) + 1 < voters // 2 + 1
+    return is_minority and heard <= answered.keys() and all(one.never_heard(me) for one in answered.values())
+
+
+def _silent_note(newest: Identity, me: NodeId, answers: Answers) -> str:
+    answered = {one.node for _, one in answers.found}
+    silent = [str(node) for node, _, votes in newest.members if votes and node != me and node not in answered]
+    return f"; {', '.join(silent)} did not answer" if silent else ""
 
 
 def unknown_note(config: NodeConfig, cluster_id: str, voters: Voters, answers: Answers) -> str | None:

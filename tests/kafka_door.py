@@ -20,9 +20,9 @@ from tidelog.rpc.kafka.headers import read_response_header, request_frame
 from tidelog.rpc.kafka.listener import KafkaServer, Listener
 from tidelog.rpc.kafka.messages import API_VERSIONS, HEARTBEAT, PRODUCE
 from tidelog.rpc.kafka.messages.data import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
-from tidelog.rpc.kafka.messages.groups import HeartbeatRequest
+from tidelog.rpc.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
 from tidelog.rpc.kafka.messages.versions import ApiVersionsRequest
-from tidelog.rpc.kafka.services import Context, KafkaServices
+from tidelog.rpc.kafka.services import Context, KafkaServices, Later
 from tidelog.rpc.kafka.shared import Counts, Shared, SocketLimits
 from tidelog.rpc.limits import DoorLimits, RequestMemory, ResponseMemory
 
@@ -51,7 +51,8 @@ class KafkaDoor:
 
     def holds_nothing(self) -> bool:
         """No connection, no byte that is counted."""
-        return (len(self.server), self.shared.requests.used, self.shared.responses.used) == (0, 0, 0)
+        shared = self.shared
+        return (len(self.server), shared.requests.used, shared.responses.used, shared.objects.used) == (0, 0, 0, 0)
 
 
 @dataclass
@@ -157,3 +158,28 @@ def returns(made: Callable[[], object]) -> Callable[[Any, Context], Awaitable[An
         return made()
 
     return handle
+
+
+HEARTBEATS = {HEARTBEAT.key: Entry(returns(HeartbeatResponse))}
+
+
+class Held:
+    """Writes that are acknowledged when a test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.go = asyncio.Event()
+
+    async def handle(self, request: ProduceRequest, _context: Context) -> Later:
+        self.begun.append(number_of(request))
+
+        async def answer() -> object:
+            await self.go.wait()
+            assert request.topic_data, "what it waits for is in memory"
+            return nothing_produced()
+
+        return Later(answer)
+
+    @property
+    def entries(self) -> dict[int, Entry]:
+        return {PRODUCE.key: Entry(self.handle), **HEARTBEATS}

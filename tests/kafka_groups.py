@@ -219,3 +219,13 @@ def going_on(group: str, told: Any, **more: Any) -> messages.ConsumerGroupHeartb
 def parts(told: Any) -> list[int]:
     (topic,) = told.assignment.topic_partitions
     return sorted(topic.partitions)
+
+
+def fetch_of(group: str, *rows: tuple[str, list[int]]) -> messages.OffsetFetchRequest:
+    """For versions below 8; without rows all that there is."""
+    topics = [messages.OffsetFetchRequestTopic(name=name, partition_indexes=numbers) for name, numbers in rows]
+    return messages.OffsetFetchRequest(group_id=group, topics=topics or None)
+
+
+def fetches_of(*groups: messages.OffsetFetchRequestGroup) -> messages.OffsetFetchRequest:
+    return messages.OffsetFetchRequest(groups=list(groups))

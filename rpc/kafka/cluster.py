@@ -21,6 +21,7 @@ from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 from tidelog.replication.service import DirectoryDescription, ReplicaSize
 from tidelog.rpc.door_quorum_report import describe_quorum as quorum_of
 from tidelog.rpc.kafka import errors
+from tidelog.rpc.kafka.deadline import Deadline
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.finding import in_slices, rest
 from tidelog.rpc.kafka.messages import (
@@ -328,10 +329,11 @@ async def _in_pieces(
     """One outcome for each partition. An error of the first piece is that of the whole request: nothing is done; an
     error of a later one is that of its partitions."""
     found: dict[int, Outcome] = {}
+    deadline = Deadline(context.services.limits.admin_timeout(timeout_ms))
     await rest(len(named))
     for places in pieces(named, PARTITIONS_AT_A_TIME):
         try:
-            found |= zip(places, await _outcomes(question(places), timeout_ms, context), strict=True)
+            found |= zip(places, await _outcomes(question(places), deadline.left_ms(), context), strict=True)
         except TidelogError as error:
             if not found:
                 raise

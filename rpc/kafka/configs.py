@@ -30,6 +30,7 @@ from tidelog.metadata.topics import Outcomes
 from tidelog.model.errors import InvalidRequestError, TidelogError
 from tidelog.rpc.kafka import config_rows, errors
 from tidelog.rpc.kafka.config_rows import ConfigRow, Entries, by_name
+from tidelog.rpc.kafka.deadline import Deadline
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.messages import ALTER_CONFIGS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from tidelog.rpc.kafka.messages.configs import (
@@ -99,8 +100,8 @@ class _Described:
         self._request = request
         self._link = context.services.link
         self._node_settings = context.services.node_settings
-        self._limits = context.services.limits
         self._cluster: Entries = {}
+        self._deadline = Deadline(context.services.limits.admin_timeout_ms)
         self._failed: TidelogError | None = None
         """Why there is no answer for any resource."""
 
@@ -146,7 +147,7 @@ class _Described:
 
     async def _entries(self, scope: str, resource: str) -> Entries:
         question = DescribeConfigs(resource_type=scope, resource=resource)
-        reply = await self._link.ask(question, timeout_ms=self._limits.admin_timeout_ms)
+        reply = await self._link.ask(question, timeout_ms=self._deadline.left_ms())
         assert isinstance(reply, DescribedConfigs), "the reply to its question"
         return by_name(reply.entries)
 
@@ -155,7 +156,7 @@ class _Described:
         topic = self._link.image.topic_named(name)
         if topic is not None:
             return len(topic.partitions[0].settled)
-        reply = await self._link.ask(DescribeTopics(names=(name,)), timeout_ms=self._limits.admin_timeout_ms)
+        reply = await self._link.ask(DescribeTopics(names=(name,)), timeout_ms=self._deadline.left_ms())
         assert isinstance(reply, DescribedTopics), "the reply to its question"
         found = reply.topics[0].topic
         return None if found is None else found.replication_factor
@@ -242,11 +243,12 @@ async def _alter(
         except TidelogError as error:
             outcomes[at] = Outcome("", error.code, str(error))
     limits = context.services.limits
+    deadline = Deadline(limits.admin_timeout_ms)
     for places in pieces([(item.resource_type, item.resource) for _, item in good], limits.admin_items_max):
         some = [good[place] for place in places]
         question = settings.AlterConfigs(resources=tuple(item for _, item in some), validate_only=validate_only)
         try:
-            reply = await context.services.link.ask(question, timeout_ms=limits.admin_timeout_ms)
+            reply = await context.services.link.ask(question, timeout_ms=deadline.left_ms())
             assert isinstance(reply, Outcomes), "one outcome for each item"
             outcomes |= {at: outcome for (at, _), outcome in zip(some, reply.items, strict=True)}
         except TidelogError as error:

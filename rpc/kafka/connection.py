@@ -313,10 +313,9 @@ class Connection(asyncio.BufferedProtocol):
             return None
         header = read_request_header(data)
         if pending.is_sliced:
-            request, memory = await slices.decode(served.api, version, data, header.body)
-            if pending.is_dropped:
+            request = await self._shared.decode_in_slices(served.api, pending, data, header.body)
+            if request is None:
                 return None
-            pending.size += self._shared.requests.add(memory)
         else:
             request = served.api.decode_request(version, data, header.body)
         context = Context(self._shared.services, self._origin, version, pending.correlation_id, header.client_id)
@@ -355,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
             later, pending.later = pending.later, None
             later.leave()
         if pending.answer is None:
-            self._shared.requests.give_back(pending.size)
+            self._shared.give_back(pending)
         self._waiting_bytes -= pending.answer_bytes
 
     def _start(self, pending: Pending, later: Later) -> None:
@@ -473,7 +472,7 @@ class Connection(asyncio.BufferedProtocol):
         counts.requests += 1
         counts.errors += bool(getattr(response, "error_code", 0))
         counts.seconds += self._loop.time() - pending.since_s
-        shared.requests.give_back(pending.size)
+        self._shared.give_back(pending)
         if self._unanswered[0] is pending:
             self._flush_soon()
         if served.is_single or self._flushing is None:

@@ -26,6 +26,7 @@ class Pending:
         "is_stopped",
         "key",
         "later",
+        "object_bytes",
         "served",
         "since_s",
         "size",
@@ -39,6 +40,8 @@ class Pending:
         self.size = size
         self.is_sliced = size >= SLICED_FROM_BYTES
         """So large that it is decoded, and its answer encoded, in slices."""
+        self.object_bytes = 0
+        """That count in `Shared.objects`, until it is answered."""
         self.encoding: asyncio.Task[None] | None = None
         self.since_s = since_s
         self.served: Served | None = None

@@ -5,11 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tidelog.rpc.first_bytes import Speech
+from tidelog.rpc.kafka import slices
+from tidelog.rpc.kafka.api import Api
 from tidelog.rpc.kafka.dispatch import Table
+from tidelog.rpc.kafka.pending import Pending
 from tidelog.rpc.kafka.seldom import Seldom
 from tidelog.rpc.kafka.services import KafkaServices
+from tidelog.rpc.kafka.slices import ObjectMemory
+from tidelog.rpc.kafka.wire import Buffer
 from tidelog.rpc.limits import DoorLimits, RequestMemory, ResponseMemory
 
 LOGGER = logging.getLogger("tidelog.rpc.kafka")
@@ -86,6 +92,7 @@ class Shared:
     counts: Counts
     doors: Mapping[Speech, str]
     """Where clients belong that speak something else, in words."""
+    objects: ObjectMemory = field(default_factory=ObjectMemory)
     seldom: Seldom = field(default_factory=lambda: Seldom(LOGGER))
     read: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
 
@@ -93,3 +100,19 @@ class Shared:
         """Whether its api is one of which a connection has one at a time; of what is no request, no."""
         served = self.table.get(int.from_bytes(request[:2], "big", signed=True))
         return served is not None and served.is_single
+
+    async def decode_in_slices(self, api: Api[Any, Any], pending: Pending, data: Buffer, offset: int) -> Any | None:
+        """The request, whose objects count until `give_back`; None if it was dropped meanwhile."""
+        request, object_bytes = await slices.decode(api, pending.version, data, offset, self.objects)
+        if pending.is_dropped:
+            self.objects.give_back(object_bytes)
+            return None
+        pending.object_bytes = object_bytes
+        pending.size += self.requests.add(object_bytes)
+        return request
+
+    def give_back(self, pending: Pending) -> None:
+        """The request is answered or dropped: its memory is free."""
+        self.requests.give_back(pending.size)
+        if pending.object_bytes:
+            self.objects.give_back(pending.object_bytes)

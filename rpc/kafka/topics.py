@@ -42,6 +42,7 @@ from tidelog.model.maps import Map
 from tidelog.rpc.door_quorum import QuorumLink
 from tidelog.rpc.kafka import errors
 from tidelog.rpc.kafka.config_rows import Entries, by_name, topic_rows
+from tidelog.rpc.kafka.deadline import Deadline
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.finding import NAMES_PER_SLICE
 from tidelog.rpc.kafka.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
@@ -127,10 +128,11 @@ async def _created_by_controller(
     """One row for each, in their order."""
     link, limits = context.services.link, context.services.limits
     rows: dict[int, CreatedTopic | TidelogError] = {}
+    deadline = Deadline(limits.admin_timeout(request.timeout_ms))
     for places in pieces([topic.name for topic in topics], limits.admin_items_max):
         question = CreateTopics(topics=tuple(topics[at] for at in places), validate_only=request.validate_only)
         try:
-            reply = await link.ask(question, timeout_ms=limits.admin_timeout(request.timeout_ms))
+            reply = await link.ask(question, timeout_ms=deadline.left_ms())
             assert isinstance(reply, CreatedTopics), "the reply to its request"
             rows |= dict(zip(places, reply.topics, strict=True))
         except TidelogError as error:
@@ -306,10 +308,11 @@ async def _outcomes(
     """One for each item, in their order; `question` asks the controller about those in some places. An error of a whole
     question is that of each of its items."""
     found: dict[int, Outcome] = {}
+    deadline = Deadline(limits.admin_timeout(timeout_ms))
     for places in pieces(names, limits.admin_items_max):
         places.sort()
         try:
-            reply = await link.ask(question(places), timeout_ms=limits.admin_timeout(timeout_ms))
+            reply = await link.ask(question(places), timeout_ms=deadline.left_ms())
         except TidelogError as error:
             found |= dict.fromkeys(places, Outcome("", error.code, str(error)))
         else:

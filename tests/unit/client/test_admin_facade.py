@@ -20,7 +20,7 @@ from tidelog.client.aio_admin import Admin
 from tidelog.client.errors import OptionError
 from tidelog.client.offset_resets import decode_table, encode_table, planned, read_target
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
-from tidelog.coordinator.shard import Shard
+from tidelog.coordinator.background_work import BackgroundWork
 from tidelog.model.errors import (
     CallTimeoutError,
     ErrorCode,
@@ -254,8 +254,8 @@ def test_members_are_taken_out_by_name_and_offsets_of_a_deleted_topic_go_by_its_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A coordinator that has not got round to dropping them: else that moment is too short to be seen.
-    heard = Shard.topics_changed
-    monkeypatch.setattr(Shard, "topics_changed", lambda self, groups, _gone: heard(self, groups, ()))
+    heard = BackgroundWork.topics_changed
+    monkeypatch.setattr(BackgroundWork, "topics_changed", lambda self, groups, _gone: heard(self, groups, ()))
     with ConsumerWorld(8) as world:
         world.make_topic("t", partitions=2)
         world.make_topic("gone")

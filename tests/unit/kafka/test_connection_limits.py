@@ -1,4 +1,4 @@
-"""What a client may cost: requests and bytes at once, time, connections; and the clean stop."""
+"""What a client may cost: requests and bytes at once, time, connections."""
 
 from __future__ import annotations
 
@@ -9,67 +9,40 @@ from typing import Any
 
 import pytest
 from kafka_door import (
+    HEARTBEATS,
+    Held,
     KafkaClient,
     KafkaDoor,
     frame,
     heartbeat,
     kafka_door,
-    nothing_produced,
-    number_of,
     on_uvloop,
     produce,
-    returns,
     soon,
 )
 
-from tidelog.model.errors import ErrorCode, TransportError
+from tidelog.model.errors import TransportError
 from tidelog.rpc.kafka import listener
 from tidelog.rpc.kafka.connection import READ_BYTES_FULL, WRITE_HIGH_BYTES, Connection
-from tidelog.rpc.kafka.connection_state import State
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.listener import KafkaServer, Listener
-from tidelog.rpc.kafka.messages import FETCH, HEARTBEAT, JOIN_GROUP, PRODUCE
+from tidelog.rpc.kafka.messages import FETCH
 from tidelog.rpc.kafka.messages.data import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
     PartitionData,
-    ProduceRequest,
 )
-from tidelog.rpc.kafka.messages.groups import HeartbeatResponse, JoinGroupRequest, JoinGroupResponse
 from tidelog.rpc.kafka.services import AnswerMemory, Context, Later
 from tidelog.rpc.kafka.shared import SocketLimits
 from tidelog.rpc.limits import DoorLimits, RequestMemory, ResponseMemory
 
-HEARTBEATS = {HEARTBEAT.key: Entry(returns(HeartbeatResponse))}
 MIB = 1 << 20
 
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "LOOK_S", 0.01)
-
-
-class Held:
-    """Writes that are acknowledged when a test says so."""
-
-    def __init__(self) -> None:
-        self.begun: list[int] = []
-        self.go = asyncio.Event()
-
-    async def handle(self, request: ProduceRequest, _context: Context) -> Later:
-        self.begun.append(number_of(request))
-
-        async def answer() -> object:
-            await self.go.wait()
-            assert request.topic_data, "what it waits for is in memory"
-            return nothing_produced()
-
-        return Later(answer)
-
-    @property
-    def entries(self) -> dict[int, Entry]:
-        return {PRODUCE.key: Entry(self.handle), **HEARTBEATS}
 
 
 async def send_all(client: KafkaClient, data: bytes) -> None:
@@ -505,87 +478,6 @@ def test_a_taken_port_is_named() -> None:
             second = KafkaServer(door.shared, [Listener(name="KAFKA", host="127.0.0.1", port=door.port)])
             with pytest.raises(TransportError, match=f"cannot listen on 127.0.0.1:{door.port}: "):
                 await second.start()
-
-    on_uvloop(main)
-
-
-# The end.
-
-
-async def waits_for_ever() -> object:
-    await asyncio.Event().wait()
-    raise AssertionError("nobody sets it")
-
-
-def test_a_clean_stop_answers_what_has_begun_and_sends_away_who_waits() -> None:
-    async def join(_request: object, _context: Context) -> Later:
-        return Later(waits_for_ever)
-
-    async def main() -> None:
-        held = Held()
-        entries = {**held.entries, JOIN_GROUP.key: Entry(join, on_stop=ErrorCode.NOT_COORDINATOR)}
-        async with kafka_door(entries) as door:
-            waiting, writing, idle = [await door.client() for _ in range(3)]
-            waiting.send(JOIN_GROUP, 5, 1, JoinGroupRequest(group_id="g"))
-            writing.writer.write(produce(1) + produce(2))
-            idle.writer.write(heartbeat(1))
-            await idle.answer()
-            await soon(lambda: held.begun == [1, 2], "both are begun")
-            closing = asyncio.ensure_future(door.server.close(grace_s=10))
-            response: JoinGroupResponse
-            number, response = await waiting.response(JOIN_GROUP, 5)
-            assert (number, response.error_code) == (1, ErrorCode.NOT_COORDINATOR.value.code)
-            assert await waiting.rest() == b""
-            assert await idle.rest() == b""
-            writing.writer.write(heartbeat(3))
-            with pytest.raises(ConnectionRefusedError):
-                await door.client()
-            assert not closing.done()
-            held.go.set()
-            assert [int.from_bytes((await writing.answer())[:4], "big") for _ in range(2)] == [1, 2]
-            assert await writing.rest() == b"", "what came after is not begun"
-            await closing
-
-    on_uvloop(main)
-
-
-def test_a_stop_does_not_wait_longer_than_its_grace() -> None:
-    async def main() -> None:
-        held = Held()
-        async with kafka_door(held.entries) as door:
-            client = await door.client()
-            client.writer.write(produce(1))
-            await soon(lambda: held.begun == [1], "it is begun")
-            async with asyncio.timeout(2):
-                await door.server.close(grace_s=0.05)
-            assert await client.rest() == b""
-            assert door.holds_nothing()
-
-    on_uvloop(main)
-
-
-def test_a_stop_while_a_handler_runs_and_others_stand_in_line() -> None:
-    async def main() -> None:
-        begun: list[int] = []
-        go = asyncio.Event()
-
-        async def handle(_request: object, context: Context) -> HeartbeatResponse:
-            begun.append(context.correlation_id)
-            await go.wait()
-            return HeartbeatResponse()
-
-        async with kafka_door({HEARTBEAT.key: Entry(handle)}) as door:
-            client = await door.client()
-            client.writer.write(heartbeat(1) + heartbeat(2) + heartbeat(3))
-            await soon(lambda: begun == [1], "the first is begun")
-            (connection,) = door.server._connections
-            closing = asyncio.ensure_future(door.server.close(grace_s=10))
-            await soon(lambda: connection.state is State.DRAINING, "it drains")
-            go.set()
-            assert int.from_bytes((await client.answer())[:4], "big") == 1
-            assert await client.rest() == b""
-            await closing
-            assert begun == [1]
 
     on_uvloop(main)
 

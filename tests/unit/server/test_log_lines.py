@@ -3,10 +3,14 @@
 import io
 import json
 import logging
+import time
 from uuid import UUID
+
+import pytest
 
 from tidelog.model.errors import DiskFullError
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.server import log_lines
 from tidelog.server.log_lines import BURST, REPEAT_S, WINDOW_S, BoundedHandler, JsonLines, Names, TextLines
 
 ORDERS = TopicId(UUID(int=7))
@@ -20,7 +24,7 @@ class Log:
         self.stream = io.StringIO()
         self.now_s = 0.0
         names = Names(lambda topic_id: "orders" if topic_id == ORDERS else None)
-        handler = BoundedHandler(self.stream, lambda: self.now_s)
+        self.handler = handler = BoundedHandler(self.stream, lambda: self.now_s)
         handler.setFormatter(JsonLines(1, names) if form == "json" else TextLines(1, names))
         self.logger = logging.Logger("tidelog.replication.following")
         self.logger.addHandler(handler)
@@ -96,3 +100,86 @@ def test_a_critical_line_is_never_suppressed() -> None:
     for _ in range(50):
         log.logger.critical("the logs have crashed")
     assert len(log.lines) == 50
+
+
+def test_an_error_that_was_suppressed_is_written_when_no_other_line_follows() -> None:
+    log = Log()
+    for number in range(BURST + 3):
+        log.logger.error("replica %d is damaged", number)
+    assert len(log.lines) == BURST
+    log.now_s = WINDOW_S
+    log.logger.info("a line about something else")
+    assert log.message() == f"replica {BURST + 2} is damaged (2 more lines like this were suppressed)"
+    log.now_s = 10 * REPEAT_S
+    log.logger.info("a later line")
+    assert len(log.lines) == BURST + 3, "it is reported once"
+
+
+def test_a_timer_writes_suppressed_errors_of_a_log_that_is_silent_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "WINDOW_S", 0.05)
+    stream = io.StringIO()
+    handler = BoundedHandler(stream)
+    logger = logging.Logger("tidelog.any")
+    logger.addHandler(handler)
+    for number in range(BURST + 1):
+        logger.error("replica %d is damaged", number)
+    deadline_s = time.monotonic() + 10
+    while f"replica {BURST} is damaged" not in stream.getvalue():
+        assert time.monotonic() < deadline_s, "the last error is never written"
+        time.sleep(0.01)
+    handler.close()
+
+
+def test_a_handler_that_is_closed_writes_the_suppressed_errors_first() -> None:
+    log = Log()
+    for number in range(BURST + 1):
+        log.logger.error("replica %d is damaged", number)
+    log.logger.handlers[0].close()
+    assert log.message() == f"replica {BURST} is damaged"
+
+
+def test_suppressed_lines_do_not_keep_the_frames_of_their_traceback() -> None:
+    log = Log()
+    for number in range(BURST + 1):
+        try:
+            raise ValueError("large")
+        except ValueError:
+            log.logger.exception("replica %d failed", number)
+    (window,) = log.handler._limit._late.values()
+    assert window.last is not None
+    assert window.last.exc_info is None
+
+
+def test_bytes_of_a_client_cannot_begin_a_line_of_their_own() -> None:
+    hostile = "x\n2026-01-31T12:00:00.123Z CRITICAL node=1 forged\r\x1b[2J\u2028\x85end\ud800"
+    log = Log()
+    log.logger.warning("client=%s is refused", hostile)
+    assert len(log.lines) == 1
+    assert not {"\n", "\r", "\x1b", "\x85"} & set(log.lines[0])
+    log.lines[0].encode()
+    programs = Log("json")
+    programs.logger.warning("client=%s is refused", hostile)
+    assert json.loads(programs.lines[0])["client"] == hostile
+
+
+def test_a_value_of_any_length_makes_a_line_of_bounded_length() -> None:
+    for form in ("text", "json"):
+        log = Log(form)
+        log.logger.warning("client=%s is refused", "x" * 10_000_000)
+        assert len(log.lines[0]) < 3 * log_lines.LENGTH_MAX
+
+
+def test_json_lines_have_no_numbers_that_json_has_not() -> None:
+    log = Log("json")
+    log.logger.warning("rate=%f lag=%s", float("nan"), float("inf"))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    assert json.loads(log.lines[0], parse_constant=refuse)["rate"] == "nan"
+
+
+def test_arguments_that_do_not_fit_their_format_do_not_stop_the_caller(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log()
+    log.logger.warning("epoch=%d", "three")
+    assert "Logging error" in capsys.readouterr().err

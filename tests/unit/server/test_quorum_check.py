@@ -78,6 +78,38 @@ def test_a_voter_that_never_took_part_is_formatted(config: NodeConfig, found: li
     assert unknown_note(config, CLUSTER, standalone(config), answers(*found)) is None, "a new id is always safe"
 
 
+FIVE = (1, 2, 3, 4, 5)
+
+
+def says_of_five(node: int, heard: tuple[int, ...]) -> tuple[str, Identity]:
+    members = tuple((NodeId(one), UUID(int=one).bytes, True) for one in FIVE)
+    nodes = tuple(NodeId(one) for one in heard)
+    return f"host-{node}:9192", Identity(NodeId(node), UUID(int=node).bytes, 5, 9, node == 1, members, nodes)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_refused"),
+    [
+        ([says_of_five(1, (1, 2, 4)), says_of_five(2, (1, 2, 4)), says_of_five(4, (1, 2, 4))], False),
+        ([says_of_five(1, (1, 2, 4)), says_of_five(2, (1, 2, 4, 5)), says_of_five(4, (1, 2, 4))], True),
+        ([says_of_five(1, (1, 2, 4)), says_of_five(2, (1, 2, 3)), says_of_five(4, (1, 2, 4))], True),
+        ([says_of_five(1, (1, 2)), says_of_five(2, (1, 2))], True),
+    ],
+    ids=["one by one", "5 ran before", "this one ran before", "the others may be a majority"],
+)
+def test_five_first_voters_may_be_formatted_and_started_one_by_one(
+    config: NodeConfig, found: list[tuple[str, Identity]], is_refused: bool
+) -> None:
+    """Node 3 is the fourth of five: the first three have a leader, the last is not formatted yet."""
+    voters = Voters(tuple((NodeId(node), f"host-{node}:9192", UUID(int=node)) for node in FIVE))
+    heard = Answers(tuple(f"host-{node}:9192" for node in (1, 2, 4, 5)), tuple(found))
+    if is_refused:
+        with pytest.raises(KnownVoterError, match="5 did not answer"):
+            check_first_voters(config, CLUSTER, voters, heard)
+    else:
+        check_first_voters(config, CLUSTER, voters, heard)
+
+
 def test_a_lost_metadata_directory_beside_a_formatted_log_directory_is_refused(config: NodeConfig) -> None:
     asyncio.run(format_node(config, CLUSTER, FIRST, ignore_formatted=False, random=Random(1)))
     for path in sorted(Path(config.metadata_dir).rglob("*"), reverse=True):
