@@ -61,14 +61,28 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """What is left over is wrong here, where the options are known, not in the parser above."""
+        self._check_options_before_command(sys.argv[1:] if args is None else args)
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            unknown = rest[0].partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
-            what = "option" if unknown.startswith("-") else "argument"
-            self.error(f"no such {what}: {unknown}" + (f"; did you mean '{near[0]}'?" if near else ""))
+            self._refuse_unknown(rest[0].partition("=")[0])
         return found, rest
+
+    def _check_options_before_command(self, words: Sequence[str]) -> None:
+        """Refuses an unknown option before the command, whose value would otherwise be taken for the command."""
+        if self._subparsers is None or not words or not words[0].startswith("-"):
+            return
+        option = words[0].partition("=")[0]
+        if option not in self._option_strings():
+            self._refuse_unknown(option, "options of a command follow the command")
+
+    def _option_strings(self) -> list[str]:
+        return [option for action in self._actions for option in action.option_strings]
+
+    def _refuse_unknown(self, word: str, otherwise: str = "") -> NoReturn:
+        near = difflib.get_close_matches(word, self._option_strings(), n=1, cutoff=0.6)
+        what = "option" if word.startswith("-") else "argument"
+        hint = f"did you mean '{near[0]}'?" if near else otherwise
+        self.error(f"no such {what}: {word}" + (f"; {hint}" if hint else ""))
 
     def format_help(self) -> str:
         shown = "".join(f"  {example}\n" for example in examples_of(self.prog))

@@ -62,6 +62,8 @@ def run_format(options: argparse.Namespace) -> int:
             print(f"{one.path}: {what}, directory id {to_text(one.meta.directory)}")
     if note is not None:
         print(f"tidelog: {note}", file=sys.stderr)
+    if voters is not None and any(one.path == config.metadata_dir and not one.was_there for one in done):
+        _warn_of_another_port(config, voters)
     if voters is not None and voters.are_derived and not all(one.was_there for one in done):
         print(
             "tidelog: the first voters are those of controller.quorum.voters. If this directory is ever lost, do not "
@@ -69,6 +71,20 @@ def run_format(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return EXIT_OK
+
+
+def _warn_of_another_port(config: NodeConfig, voters: Voters) -> None:
+    """Warns if the first voters name this node at a port that it does not advertise. Hosts have several names: those
+    are not compared."""
+    advertised = str(config.own.advertised)
+    for node, address, _ in voters.members:
+        if node == config.node and address.rpartition(":")[2] != advertised.rpartition(":")[2]:
+            print(
+                f"tidelog: the first voters have node {node} at {address}, but this node advertises {advertised} "
+                f"(advertised.listeners, listeners). The other voters call {address}. If that is not this node, "
+                f"do not start it: empty {config.metadata_dir} and format again with the right address.",
+                file=sys.stderr,
+            )
 
 
 def _check_voters(options: argparse.Namespace, config: NodeConfig, voters: Voters) -> str | None:

@@ -185,18 +185,33 @@ def choose_replicas(
     candidates = [broker for _, broker in sorted(image.brokers.items()) if not broker.draining]
     live = [broker for broker in candidates if broker.is_live]
     if not live:
-        raise InvalidReplicationFactorError(f"none of the {len(image.brokers)} registered brokers is live")
+        raise InvalidReplicationFactorError(_no_broker_for_replicas(image))
     if replication_factor > len(candidates):
         draining = len(image.brokers) - len(candidates)
         raise InvalidReplicationFactorError(
             f"replication factor {replication_factor}: "
             + ("1 broker is registered" if len(candidates) == 1 else f"{len(candidates)} brokers are registered")
-            + (f" and {draining} more are being drained" if draining else "")
+            + (f" and {draining} more {'is' if draining == 1 else 'are'} being drained" if draining else "")
         )
     # With too few live brokers every partition gets all of them, so that each has a leader.
     waiting = [broker for broker in candidates if not broker.is_live][: max(0, replication_factor - len(live))]
     sites = [Site(broker.broker, broker.rack, image.replica_count(broker.broker)) for broker in (*live, *waiting)]
     return place(sites, partitions=partitions, replication_factor=replication_factor, first=first)
+
+
+def _no_broker_for_replicas(image: ClusterImage) -> str:
+    """Says why no broker can take a new replica: each is drained or fenced, or none is registered."""
+    if not image.brokers:
+        return "no broker is registered: start one"
+    drained = sum(1 for broker in image.brokers.values() if broker.draining)
+    fenced = len(image.brokers) - drained
+    reasons = []
+    if drained:
+        reasons.append(f"{drained} {'is' if drained == 1 else 'are'} drained (`tidelog brokers drain ID --undo`)")
+    if fenced:
+        reasons.append(f"{fenced} {'is fenced (start it)' if fenced == 1 else 'are fenced (start them)'}")
+    registered = "1 registered broker" if len(image.brokers) == 1 else f"{len(image.brokers)} registered brokers"
+    return f"no broker can take new replicas: of {registered} {' and '.join(reasons)}"
 
 
 def check_replicas(image: ClusterImage, replicas: Sequence[int], what: str) -> None:

@@ -11,6 +11,8 @@ import sys
 
 import uvloop
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: its own lines are no lines of our log
+
 from tidelog.server import log_lines
 from tidelog.server.config import NodeConfig
 from tidelog.server.node import Node

@@ -58,6 +58,12 @@ def test_the_version_imports_nothing_heavy() -> None:
     ("arguments", "message"),
     [
         (["lgo"], "tidelog: no such command: 'lgo'; did you mean 'log'? (see 'tidelog --help')"),
+        (["--versoin"], "tidelog: no such option: --versoin; did you mean '--version'? (see 'tidelog --help')"),
+        (
+            ["topics", "--bootstrap", "host:9292", "list"],
+            "tidelog topics: no such option: --bootstrap; options of a command follow the command "
+            "(see 'tidelog topics --help')",
+        ),
         (["log", "dmp", "x"], "tidelog log: no such command: 'dmp'; did you mean 'dump'? (see 'tidelog log --help')"),
         (
             ["log", "dump"],

@@ -80,6 +80,29 @@ class TestStorage:
         assert f"{tmp_path}/data: does not exist" in out
         assert err == "tidelog: 1 problem found\n"
 
+    def test_format_warns_if_the_first_voters_have_its_node_at_a_port_that_is_not_advertised(
+        self, capsys: Capture, config: str, tmp_path: Path
+    ) -> None:
+        with open(config, "a", encoding="utf-8") as file:
+            file.write('listeners = ["CONTROLLER://127.0.0.1:9192"]\n')
+        voters = f"1@127.0.0.1:9199:{OTHER}"
+        code, out, err = run(capsys, "storage", "format", "-t", CLUSTER, "-c", config, "-I", voters)
+        assert (code, out) == (0, f"{tmp_path}/data: formatted, directory id {OTHER}\n")
+        assert err.startswith(
+            "tidelog: the first voters have node 1 at 127.0.0.1:9199, but this node advertises 127.0.0.1:9192"
+        )
+        code, _, err = run(capsys, "storage", "format", "-t", CLUSTER, "-c", config, "-I", voters, "--ignore-formatted")
+        assert (code, err) == (0, ""), "it never advises to empty a directory that was formatted before"
+
+    def test_format_does_not_warn_if_the_first_voters_have_its_node_under_another_host_name(
+        self, capsys: Capture, config: str
+    ) -> None:
+        with open(config, "a", encoding="utf-8") as file:
+            file.write('listeners = ["CONTROLLER://127.0.0.1:9192"]\n')
+        voters = f"1@localhost:9192:{OTHER}"
+        code, _, err = run(capsys, "storage", "format", "-t", CLUSTER, "-c", config, "-I", voters)
+        assert (code, err) == (0, "")
+
     def test_a_second_format_is_refused_with_the_way_out(self, capsys: Capture, config: str) -> None:
         arguments = ("storage", "format", "-t", CLUSTER, "-c", config, "-s")
         assert run(capsys, *arguments)[0] == 0
@@ -372,3 +395,28 @@ class TestDocumentedKeys:
             members=[pb.QuorumMember(directory_id=bytes(16))], observers=[pb.QuorumObserver()]
         )
         assert self.keys(describe_document(answer)) == self.documented("quorum describe")
+
+
+def test_server_silences_the_log_of_grpc_before_grpc_is_imported() -> None:
+    """A line of gRPC's own on stderr would be no JSON for a reader of `logging.format = "json"`."""
+    program = """
+import os, sys
+
+class Recorder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc":
+            print(os.environ.get("GRPC_VERBOSITY"))
+
+sys.meta_path.insert(0, Recorder())
+import tidelog.cli.server
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, timeout=60
+    )
+    assert done.stdout == "NONE\n"
+    environment["GRPC_VERBOSITY"] = "DEBUG"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, timeout=60
+    )
+    assert done.stdout == "DEBUG\n"

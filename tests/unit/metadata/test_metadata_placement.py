@@ -126,4 +126,17 @@ def test_nothing_is_placed_on_a_broker_that_is_drained() -> None:
     assert cluster.image.replica_count(1) == 0
     refused = cluster.create("u", 1, 4)
     assert refused.error is ErrorCode.INVALID_REPLICATION_FACTOR
-    assert "1 more are being drained" in refused.message
+    assert "3 brokers are registered and 1 more is being drained" in refused.message
+
+
+def test_error_names_drained_and_fenced_brokers_when_no_broker_can_take_replicas() -> None:
+    cluster = Cluster(3)
+    for broker in (0, 1):
+        cluster.ask(Drain(broker=broker))
+    cluster.crash(2)
+    refused = cluster.create("t", 1, 1)
+    assert refused.error is ErrorCode.INVALID_REPLICATION_FACTOR
+    assert refused.message == (
+        "no broker can take new replicas: of 3 registered brokers 2 are drained (`tidelog brokers drain ID --undo`) "
+        "and 1 is fenced (start it)"
+    )
