@@ -4,10 +4,11 @@
         00000000000000000042.log     segments as they were; the indexes are not kept
         kept.json                    why, which offsets and which epochs; written last
 
-A replica gives up records in three cases: its log is proved to be damaged and is cut at its good end; its log cannot
-be opened although all of it can be read; or its leader, elected uncleanly, does not have records that were committed.
+A replica gives up records in four cases: its log is proved to be damaged and is cut at its good end; its log cannot
+be opened although all of it can be read; its leader, elected uncleanly, does not have records that were committed; or
+its leader has it copied from the start (decision 0019), and may be lost before the copy is complete.
 Nobody knows then whether another replica has them, so nothing is removed: the segments are moved to a directory beside
-the log. The first one, which is cut in its middle, is copied.
+the log. The first one is copied if a part of it stays in the log.
 
 The copy is removed when the log has everything again that it had (`covers`): the same epochs up to the same ends, all
 of it committed, in a replica that is in sync. A copy of records that the cluster has lost is never covered. It stays
@@ -31,10 +32,11 @@ from tidelog.log import checkpoint as stored
 from tidelog.log.directories import KEPT, LogDirectory, remove_directory
 from tidelog.log.doubles import LogCopy
 from tidelog.log.epochs import EpochHistory
+from tidelog.log.recovered import Damage
 from tidelog.log.restoring import copy_file
 from tidelog.log.segment import LOG, file_name, parse_name
 from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError, TidelogError
-from tidelog.model.ids import PartitionId
+from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk
 from tidelog.world.work import Work
@@ -125,12 +127,15 @@ class KeptLogs:
 
     async def keep_tail(self, directory: LogDirectory, log: "Log", offset: int, reason: str) -> None:
         """Keep the segments with records at or past `offset`, which are about to be cut from this log."""
+        if log.damaged is not None and offset <= log.start_offset:
+            await self.keep_all(directory, log, offset, reason)  # nothing of it stays
+            return
         disk, bases = log.disk, _bases(log)
         cut_base = max((base for base in bases if base <= offset), default=-1)
         later = [base for base in bases if base > offset]
         if cut_base >= 0 and not _holds_more(log, cut_base, offset):
             cut_base = -1
-        if cut_base < 0 and not later:
+        if cut_base < 0 and not later and not self._has_attempt(directory, log):
             return
         if self._uncut.get(log.log_id) == (log.durability.generation, offset):
             return  # kept before, and the cut has failed
@@ -141,17 +146,56 @@ class KeptLogs:
             await self._work.run(
                 copy_file, disk, log.segments.file_path(cut_base), f"{name}/{file_name(cut_base, LOG)}"
             )
-        for base in later:
-            path = log.segments.file_path(base)
-            log.durability.forget(path)
-            disk.rename(path, f"{name}/{file_name(base, LOG)}")
-        await disk.sync_many([], [name, log.path])
-        known = _stored_records(directory, log.log_id)
-        epochs = known.epochs if known.epochs[-1:] > tuple(log.epochs)[-1:] else tuple(log.epochs)
-        end = max(known.end, log.end_offset)
-        await self._write_note(disk, name, KeptRecords(offset, end, epochs), reason)
-        self._uncut[log.log_id] = log.durability.generation, offset
+        await self._move(directory, log, name, later, offset, reason)
+
+    async def keep_all(self, directory: LogDirectory, log: "Log", first: int, reason: str) -> None:
+        """Keep all segments of this log, which is about to be reset. They are moved, so this takes no space.
+
+        `first` is where the records begin that the log has to get back before the copy is removed.
+        """
+        async with log.lock:
+            bases = [base for base in _bases(log) if log.disk.size(log.segments.file_path(base)) > 0]
+            if not bases and not self._has_attempt(directory, log):
+                return
+            name = self._free_name(directory, log.log_id, log.path)
+            log.disk.make_directory(name)
+            await log.disk.sync_many([], [""])
+            _misses_segments(log, log.start_offset)  # until it is reset
+            await self._move(directory, log, name, bases, first, reason)
+
+    async def _move(
+        self, directory: LogDirectory, log: "Log", name: str, bases: list[int], first: int, reason: str
+    ) -> None:
+        """Move these segments to the copy `name` and write its note."""
+        disk = log.disk
+        try:
+            for base in bases:
+                path = log.segments.file_path(base)
+                log.durability.forget(path)
+                disk.rename(path, f"{name}/{file_name(base, LOG)}")
+            await disk.sync_many([], [name, log.path])
+            known = _stored_records(directory, log.log_id)
+            epochs = known.epochs if known.epochs[-1:] > tuple(log.epochs)[-1:] else tuple(log.epochs)
+            end = max(known.end, log.end_offset)
+            await self._write_note(disk, name, KeptRecords(first, end, epochs), reason)
+        except BaseException:
+            _misses_segments(log, first)
+            raise
+        self._uncut[log.log_id] = log.durability.generation, first
         self._kept(log.log_id, LogCopy(directory, name), reason)
+
+    def cut_failed(self, log: "Log") -> None:
+        """The log was not cut although its tail was kept: it counts as damaged where the cut was to be."""
+        generation, offset = self._uncut.get(log.log_id, (-1, 0))
+        if generation == log.durability.generation:
+            _misses_segments(log, offset)
+
+    def _has_attempt(self, directory: LogDirectory, log: "Log") -> bool:
+        """Whether a crash has left segments of this log in a copy without a note."""
+        if len(self.copies.get(log.log_id, ())) >= KEPT_MAX:
+            return False
+        name = self._free_name(directory, log.log_id, log.path)
+        return directory.disk.exists(name) and len(directory.disk.list(name)) > 0
 
     def _kept(self, log_id: PartitionId, copy: LogCopy, reason: str) -> None:
         self.copies.setdefault(log_id, []).append(copy)
@@ -209,6 +253,12 @@ class KeptLogs:
 def _bases(log: "Log") -> list[int]:
     names = (parse_name(name) for name in log.disk.list(log.path))
     return sorted(parsed[0] for parsed in names if parsed is not None and parsed[1:] == (LOG, ""))
+
+
+def _misses_segments(log: "Log", offset: int) -> None:
+    """Segments of the log were moved to a copy: it must not claim records that it no longer has."""
+    if log.damaged is None:
+        log.damaged = Damage(Offset(offset), "its segments are kept under another name, and it is not cut yet")
 
 
 def _holds_more(log: "Log", base: int, offset: int) -> bool:

@@ -368,6 +368,12 @@ class Logs:
         if log is not None and home is not None:
             await self.kept.keep_tail(home, log, offset, reason)
 
+    async def keep_all(self, log_id: PartitionId, first: int, reason: str) -> None:
+        """Keep what an open log holds, before its owner resets it. See `KeptLogs.keep_all`."""
+        log, home = self._open.get(log_id), self._home.get(log_id)
+        if log is not None and home is not None:
+            await self.kept.keep_all(home, log, first, reason)
+
     async def _remove(self, log_id: PartitionId, kept_for: str | None = None) -> None:
         try:
             self._opener.give_up(log_id)  # it may wait for room, which its removal makes

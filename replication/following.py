@@ -257,15 +257,35 @@ class Following:
                     LOGGER.error("log=%s cannot be cut at %d: %s", log.path, end, error)
                     self._host.found_rot(self.replica, end)
                     return
+                except StorageError:
+                    self._host.logs.kept.cut_failed(log)
+                    raise
             case Reason.TOO_FAR_BEHIND:
                 LOGGER.warning("log=%s begins anew at %d, it ended at %d", log.path, ended.offset, log.end_offset)
-                await self._keep(log.start_offset, committed_end=log.start_offset)  # what its leader has deleted, else
+                await self._keep_all(ended.offset)
                 await log.reset_to(ended.offset)
             case Reason.NEEDS_GAPS:
                 await log.allow_gaps()
         self.state.truncated(log.end_offset, safe_end(log), log_start=log.start_offset)
         self._note()
         self.unsound = None
+
+    async def _keep_all(self, leader_start: int) -> None:
+        """Before the log is reset: where its leader still has records that this log has, the log is copied from the
+        start, and is the only other copy of them if the leader is lost meanwhile. Otherwise the leader has deleted
+        them. A copy that was broken off is not kept: it has less than the log that was kept when it began."""
+        log, partition_id = self.log, self.replica.partition_id
+        if log.epochs.latest < self.replica.partition.unclean_epoch:
+            reason = f"leader {self.leader} of epoch {self.leader_epoch} does not have them"
+            await self._host.logs.keep_all(partition_id, log.start_offset, reason)
+        elif leader_start < log.end_offset and not self._is_broken_off():
+            reason = f"leader {self.leader} of epoch {self.leader_epoch} has this replica copied from the start"
+            await self._host.logs.keep_all(partition_id, max(leader_start, log.start_offset), reason)
+
+    def _is_broken_off(self) -> bool:
+        """Whether the log is an incomplete copy: what was deleted in it lies past its end (`log.lineage`)."""
+        is_complete = self.log.end_offset >= self.log.lineage.deletes_end
+        return not is_complete and self.replica.partition_id in self._host.logs.kept.copies
 
     async def _keep(self, offset: int, *, committed_end: int) -> None:
         """Before the log is cut at `offset`: what may have been committed may be the last copy, if this leader or one

@@ -1,6 +1,7 @@
 """Records that a log gives up are kept beside it, whatever crashes on the way."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 from logs_world import Host, SimSite, create, log_id, write
@@ -11,7 +12,7 @@ from tidelog.log.directories import parse_kept_name
 from tidelog.log.keeping import KEPT_MAX, NOTE, KeptRecords, covers, decode_note, encode_note
 from tidelog.log.log import Damage
 from tidelog.log.logs import Logs
-from tidelog.model.errors import CorruptStateError, StorageError
+from tidelog.model.errors import CorruptStateError, DiskFullError, StorageError
 from tidelog.model.ids import Offset
 from tidelog.world.disk import Disk
 from tidelog.world.simulated import Loss, NodeDiedError, SimWorld
@@ -123,7 +124,15 @@ def test_a_copy_is_not_dropped_for_other_records_at_the_same_offsets(sim: SimSit
     sim.run(main)
 
 
-def crash_in_a_cut(number: int, loss: Loss) -> bool:
+async def reset(logs: Logs, _: int) -> None:
+    log = logs.get(log_id(1))
+    assert log is not None
+    await logs.keep_all(log_id(1), 0, "it is copied")
+    await log.reset_to(0)
+    assert log.end_offset == 0
+
+
+def crash_in_a_cut(number: int, loss: Loss, cut: Callable[[Logs, int], Coroutine[Any, Any, None]]) -> bool:
     """The machine loses its power at this operation of a cut, and then cuts again; whether the cut had so many."""
     everything = set(range(COUNT))
     with SimWorld(number) as world:
@@ -145,10 +154,15 @@ def crash_in_a_cut(number: int, loss: Loss) -> bool:
             logs = await host.open()
             log = logs.get(log_id(1))
             assert log is not None
+            if log.damaged is not None:
+                await logs.keep_tail(log_id(1), log.damaged.good_end, "damaged")
+                await log.repair()
             if log.end_offset > 7:
                 await cut(logs, 7)
             found = set().union(*(offsets_in(disk, name) for name in [log.path, *kept_names(disk)]))
             assert found >= everything, f"lost {everything - found} after operation {number}"
+            noted = [name for name in kept_names(disk) if disk.exists(f"{name}/{NOTE}")]
+            assert noted == kept_names(disk), "a copy without a note is overwritten by the next one"
 
         has_crashed = False
         try:
@@ -161,9 +175,65 @@ def crash_in_a_cut(number: int, loss: Loss) -> bool:
 
 
 @pytest.mark.parametrize("loss", [Loss.ALL, Loss.SOME])
-def test_a_crash_at_any_point_of_a_cut_loses_no_record(loss: Loss) -> None:
-    points = next(number for number in range(1, 200) if not crash_in_a_cut(number, loss))
+@pytest.mark.parametrize("change", [cut, reset])
+def test_a_crash_at_any_point_of_a_cut_loses_no_record(
+    change: Callable[[Logs, int], Coroutine[Any, Any, None]], loss: Loss
+) -> None:
+    points = next(number for number in range(1, 200) if not crash_in_a_cut(number, loss, change))
     assert points > 5
+
+
+def test_a_whole_log_is_kept_on_a_disk_that_has_no_space_for_a_second_copy(sim: SimSite) -> None:
+    async def main(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        data = b"".join([bytes((await log.read(at, bytes_max=1)).data) for at in range(COUNT)])
+        sim.machine.disk("disk-0").fill(free_bytes=500)
+        await reset(logs, 0)
+        (name,) = kept_names(disk)
+        assert offsets_in(disk, name) == set(range(COUNT))
+        sim.machine.disk("disk-0").heal()
+        log.append_replicated(data)
+        await log.flush()
+        await logs.kept.drop_covered(log, high_watermark=COUNT - 1)
+        assert kept_names(disk) == [name], "not all of it is committed"
+        await logs.kept.drop_covered(log, high_watermark=COUNT)
+        assert kept_names(disk) == []
+
+    sim.run(fill)
+    sim.run(main)
+
+
+@pytest.mark.parametrize("device", ["disk", "store"])
+def test_a_log_whose_segments_are_kept_counts_as_damaged_if_the_reset_fails(sim: SimSite, device: str) -> None:
+    async def main(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        if device == "disk":
+            sim.machine.disk("disk-0").fill()
+        else:
+            sim.machine.store("disk-0").fill()
+        with pytest.raises(DiskFullError):
+            await reset(logs, 0)
+        damage = log.damaged
+        assert damage is not None, "it does not claim what it no longer has"
+        sim.machine.disk("disk-0").heal()
+        sim.machine.store("disk-0").heal()
+        await logs.keep_tail(log_id(1), damage.good_end, damage.reason)
+        await log.repair()
+        assert log.damaged is None
+        assert log.end_offset == 0
+        (name,) = kept_names(disk)
+        assert offsets_in(disk, name) == set(range(COUNT))
+        assert len(logs.kept) == 1
+        await write(log, 3)
+
+    sim.run(fill)
+    sim.run(main)
 
 
 def test_more_copies_than_the_limit_are_refused_and_nothing_is_removed(sim: SimSite) -> None:
