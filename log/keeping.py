@@ -4,10 +4,11 @@
         00000000000000000042.log     segments as they were; the indexes are not kept
         kept.json                    why, which offsets and which epochs; written last
 
-A replica gives up records in three cases: its log is proved to be damaged and is cut at its good end; its log cannot
-be opened although all of it can be read; or its leader, elected uncleanly, does not have records that were committed.
+A replica gives up records in four cases: its log is proved to be damaged and is cut at its good end; its log cannot
+be opened although all of it can be read; its leader, elected uncleanly, does not have records that were committed; or
+its leader has it copied from the start (decision 0019), and may be lost before the copy is complete.
 Nobody knows then whether another replica has them, so nothing is removed: the segments are moved to a directory beside
-the log. The first one, which is cut in its middle, is copied.
+the log. The first one is copied if a part of it stays in the log.
 
 The copy is removed when the log has everything again that it had (`covers`): the same epochs up to the same ends, all
 of it committed, in a replica that is in sync. A copy of records that the cluster has lost is never covered. It stays
@@ -105,6 +106,8 @@ class _Attempt:
     offset: int
     end: int
     copy: LogCopy
+    is_reset: bool
+    """Nothing stays in the log: every segment is moved, which takes no space."""
     has_note: bool = False
     has_moved: bool = False
     is_done: bool = False
@@ -148,18 +151,21 @@ class KeptLogs:
         # leave a log without stored state, whose records would be taken for a torn tail.
         await directory.forget(log_id)
 
-    async def keep_tail(self, directory: LogDirectory, log: "Log", offset: int, reason: str) -> bool:
-        """Keep the segments with records at or past `offset`, which are about to be cut from this log.
+    async def keep_tail(
+        self, directory: LogDirectory, log: "Log", offset: int, reason: str, *, is_reset: bool = False
+    ) -> bool:
+        """Keep the segments with records at or past `offset`, which are about to be cut from this log; all of them if
+        it `is_reset`, where `offset` is the first that the log has to get back.
 
         Whether some were moved: then the log must not be used any more as if it had them, if it is not cut.
         """
         attempt = self._attempts.get(log.log_id)
         if attempt is None or not attempt.is_for(log, offset):
-            cut_base, later = _to_keep(log, offset)
+            cut_base, later = _to_keep(log, offset, is_reset=is_reset)
             if cut_base is None and not later:
                 return False
             copy = LogCopy(directory, self._free_name(directory, log.log_id, log.path))
-            attempt = _Attempt(log, log.durability.generation, offset, log.end_offset, copy)
+            attempt = _Attempt(log, log.durability.generation, offset, log.end_offset, copy, is_reset)
             self._attempts[log.log_id] = attempt
         if attempt.is_done:
             return attempt.has_moved  # kept before, and the cut has failed
@@ -174,7 +180,7 @@ class KeptLogs:
         log, directory, name = attempt.log, attempt.copy.directory, attempt.copy.name
         log.disk.make_directory(name)
         await directory.sync_names("")
-        cut_base, _ = _to_keep(log, attempt.offset)
+        cut_base, _ = _to_keep(log, attempt.offset, is_reset=attempt.is_reset)
         if cut_base is not None:
             await self._work.run(
                 copy_file, log.disk, log.segments.file_path(cut_base), f"{name}/{file_name(cut_base, LOG)}"
@@ -269,7 +275,7 @@ class KeptLogs:
 async def _move_segments(attempt: _Attempt) -> None:
     """If this fails after the first one, the log does not have what it had, so it counts as damaged."""
     log, name = attempt.log, attempt.copy.name
-    _, later = _to_keep(log, attempt.offset)
+    _, later = _to_keep(log, attempt.offset, is_reset=attempt.is_reset)
     try:
         for base in later:
             path = log.segments.file_path(base)
@@ -279,7 +285,7 @@ async def _move_segments(attempt: _Attempt) -> None:
         await attempt.copy.directory.sync_names(name, log.path)
     except BaseException:
         if attempt.has_moved:
-            misses_segments(log, attempt.offset)
+            misses_segments(log, log.start_offset if attempt.is_reset else attempt.offset)
         raise
 
 
@@ -290,9 +296,11 @@ def misses_segments(log: "Log", offset: int) -> None:
         log.damaged = Damage(Offset(offset), "segments past this were moved to a kept copy")
 
 
-def _to_keep(log: "Log", offset: int) -> tuple[int | None, list[int]]:
+def _to_keep(log: "Log", offset: int, *, is_reset: bool) -> tuple[int | None, list[int]]:
     """The segment that is cut in its middle at `offset`, if that takes something away from it, and the later ones."""
     bases = _bases(log.disk, log.path)
+    if is_reset:
+        return None, [base for base in bases if log.disk.size(log.segments.file_path(base)) > 0]
     cut_base = max((base for base in bases if base <= offset), default=None)
     if cut_base is not None and not _holds_more(log, cut_base, offset):
         cut_base = None

@@ -371,13 +371,13 @@ class Logs:
             self._removals[log_id] = self._spawn(self._remove(log_id, kept_for=reason))
         await asyncio.shield(self._removals[log_id])
 
-    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str) -> bool:
-        """Keep what an open log holds at or past `offset`, before its owner cuts it there. Whether that moved segments
-        away (`keeping.misses_segments`)."""
+    async def keep_tail(self, log_id: PartitionId, offset: int, reason: str, *, is_reset: bool = False) -> bool:
+        """Keep what an open log holds at or past `offset`, before its owner cuts it there, or resets it. Whether that
+        moved segments away (`keeping.misses_segments`)."""
         log, home = self._open.get(log_id), self._home.get(log_id)
         if log is None or home is None:
             return False
-        return await self.kept.keep_tail(home, log, offset, reason)
+        return await self.kept.keep_tail(home, log, offset, reason, is_reset=is_reset)
 
     async def _remove(self, log_id: PartitionId, kept_for: str | None = None) -> None:
         try:

@@ -91,7 +91,7 @@ async def truncate(log: "Log", offset: int) -> None:
             offset = min(offset, log.damaged.good_end)
         elif offset >= log.segments.end_offset:
             return
-        if offset < log.start_offset:
+        if offset < log.start_offset or (log.damaged is not None and offset == log.start_offset):
             await _reset(log, offset)
             return
         log.is_changing = True

@@ -231,7 +231,7 @@ def register(image: ClusterImage, request: Register, context: Context, *, cluste
             )
         ]
     )
-    draft.add(_after_registration(draft.image, request, known, is_clean=clean))
+    draft.add(_after_registration(draft.image, request, known, context, is_clean=clean))
     return draft.decide(Registered(broker_epoch=epoch))
 
 
@@ -241,7 +241,7 @@ def _address(broker: Broker) -> str:
 
 
 def _after_registration(
-    image: ClusterImage, request: Register, former: Broker | None, *, is_clean: bool
+    image: ClusterImage, request: Register, former: Broker | None, context: Context, *, is_clean: bool
 ) -> Iterator[Record]:
     """Take out what the new incarnation cannot vouch for, mark what it cannot vouch for yet, and end the epochs that
     its former life led. The marks of that life are over."""
@@ -267,28 +267,28 @@ def _after_registration(
             after = after._replace(recovering=(*after.recovering, request.broker))
         if after is partition:
             continue  # the usual case: it was fenced, and has left before
-        record = shifted(image, topic_id, number, partition, after, new_epoch=leads)
+        record = shifted(image, topic_id, number, partition, after, new_epoch=leads, context=context)
         if record is not None:
             yield record
 
 
-def fence(image: ClusterImage, request: Fence, _context: Context) -> Decision[Done]:
+def fence(image: ClusterImage, request: Fence, context: Context) -> Decision[Done]:
     """To be repeated until the broker is fenced, if it is in very many in-sync sets (`_leave`)."""
     broker = known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
     if not broker.fenced:
-        _leave(draft, broker)
+        _leave(draft, broker, context)
     return draft.decide(Done())
 
 
-def _leave(draft: Draft, broker: Broker, *, is_stopping: bool = False) -> None:
+def _leave(draft: Draft, broker: Broker, context: Context, *, is_stopping: bool = False) -> None:
     """The broker leads nothing, is in no ISR, and is fenced; or it is leaving, if that is more than one decision takes.
 
     Each step is sound by itself, as if the leaders had dropped it. Nobody takes it back in between (`can_serve`), so
     there are as many steps as its partitions need. What it still leads it goes on leading until its step.
     """
     number, epoch = broker.broker, broker.broker_epoch
-    departures = list(islice(leave_all(draft.image, number), DEPARTURES_MAX + 1))
+    departures = list(islice(leave_all(draft.image, number, context), DEPARTURES_MAX + 1))
     is_last = len(departures) <= DEPARTURES_MAX
     if (is_stopping or not is_last) and not broker.in_controlled_shutdown:
         draft.add([ChangeBroker(broker=number, broker_epoch=epoch, in_controlled_shutdown=True)])
@@ -297,7 +297,7 @@ def _leave(draft: Draft, broker: Broker, *, is_stopping: bool = False) -> None:
         draft.add([ChangeBroker(broker=number, broker_epoch=epoch, fenced=True)])
 
 
-def _unfence(draft: Draft, broker: Broker) -> bool:
+def _unfence(draft: Draft, broker: Broker, context: Context) -> bool:
     """The broker is live: partitions without a leader that it may lead get one. Whether there are more of them."""
     draft.add(
         [
@@ -306,11 +306,11 @@ def _unfence(draft: Draft, broker: Broker) -> bool:
             )
         ]
     )
-    return _find_leaders(draft, broker)
+    return _find_leaders(draft, broker, context)
 
 
-def _find_leaders(draft: Draft, broker: Broker) -> bool:
-    return _add_some(draft, find_leaders(draft.image, draft.image.partitions_on(broker.broker)))
+def _find_leaders(draft: Draft, broker: Broker, context: Context) -> bool:
+    return _add_some(draft, find_leaders(draft.image, draft.image.partitions_on(broker.broker), context))
 
 
 def _add_some(draft: Draft, records: Iterator[Record]) -> bool:
@@ -325,7 +325,7 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
     draft = Draft(image)
     # The registration stands at offset `broker_epoch`: who has applied more than that has seen itself registered.
     caught_up = request.metadata_offset > max(context.caught_up_from - 1, broker.broker_epoch)
-    is_more = _note_directories(draft, broker, request)
+    is_more = _note_directories(draft, broker, request, context)
     full = tuple(directory for directory in broker.directories if directory in request.full_directories)
     if full != broker.full:
         draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, full=full)])
@@ -333,9 +333,9 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
         is_more |= _add_some(draft, _out_of_full(draft.image, broker.broker, full))
     is_leaving = broker.is_leaving or request.wants_fence or request.wants_shutdown
     if is_leaving and not broker.fenced:
-        _leave(draft, broker, is_stopping=request.wants_shutdown)
+        _leave(draft, broker, context, is_stopping=request.wants_shutdown)
     elif broker.fenced and caught_up and not request.wants_fence and not request.wants_shutdown:
-        is_more |= _unfence(draft, broker)
+        is_more |= _unfence(draft, broker, context)
     after = draft.image.brokers[broker.broker]
     return draft.decide(
         HeartbeatReply(
@@ -347,7 +347,7 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
     )
 
 
-def _note_directories(draft: Draft, broker: Broker, request: Heartbeat) -> bool:
+def _note_directories(draft: Draft, broker: Broker, request: Heartbeat, context: Context) -> bool:
     """Nothing in a failed or stalled directory leads or is in sync; one that runs again may lead again. Whether there
     is more to do than one decision takes."""
     named = (*request.failed_directories, *request.stalled_directories, *request.full_directories)
@@ -362,12 +362,12 @@ def _note_directories(draft: Draft, broker: Broker, request: Heartbeat) -> bool:
     is_more = bool(unfinished)
     if offline:
         is_more |= _add_some(
-            draft, _out_of_directories(draft.image, broker.broker, offline, request.failed_directories)
+            draft, _out_of_directories(draft.image, broker.broker, offline, request.failed_directories, context)
         )
     # Not for a broker that is about to leave: it would be elected, perhaps uncleanly, for nothing.
     is_leaving = request.wants_fence or request.wants_shutdown
     if set(broker.offline) - set(offline) and not is_leaving:
-        is_more |= _find_leaders(draft, broker)
+        is_more |= _find_leaders(draft, broker, context)
     return is_more
 
 
@@ -384,7 +384,7 @@ def _still_in_sync(image: ClusterImage, broker: Broker, directories: set[UUID]) 
 
 
 def _out_of_directories(
-    image: ClusterImage, broker: int, offline: tuple[UUID, ...], failed: tuple[UUID, ...]
+    image: ClusterImage, broker: int, offline: tuple[UUID, ...], failed: tuple[UUID, ...], context: Context
 ) -> Iterator[Record]:
     """Replicas there leave the ISR; in a failed directory what they hold cannot be read, so they are not eligible."""
     candidates = Candidates(image)
@@ -393,7 +393,7 @@ def _out_of_directories(
         is_lost = directory in failed
         if directory in offline and (broker in partition.isr or (is_lost and broker in partition.eligible)):
             after = without(image, topic_id, partition, broker, has_lost_data=is_lost)
-            record = shifted(image, topic_id, number, partition, after, candidates=candidates)
+            record = shifted(image, topic_id, number, partition, after, candidates=candidates, context=context)
             if record is not None:
                 yield record
 

@@ -47,6 +47,7 @@ DECISIONS: dict[type[Any], Decide] = {
     access.DeleteAcls: access.delete_acls,
     losses.ReportLost: losses.report_lost,
     recoveries.ReportOpen: recoveries.report_open,
+    partitions.ReportLogEnds: partitions.report_log_ends,
 }
 """What needs nothing but the image; registration and features also need what this controller is."""
 

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.log_ends import LogEnd, LogEnds
 from tidelog.metadata.records import Record
 from tidelog.model.errors import ErrorCode, TidelogError
 
@@ -59,6 +60,14 @@ class Context:
     """A fenced broker that has applied the log up to here, and its own registration, may be unfenced."""
     controller_features: tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...] = ()
     """(controller, (feature, lowest level, highest level)...): what the members of the quorum support."""
+    log_ends: LogEnds = field(default_factory=LogEnds)
+    """What brokers have reported to this controller: the candidate with the best log is elected uncleanly."""
+
+    def log_end(self, image: ClusterImage, topic_id: UUID, partition: int, broker: int) -> LogEnd:
+        """What the broker has reported of this replica in its present life."""
+        found = image.brokers.get(broker)
+        epoch = -1 if found is None else found.broker_epoch
+        return self.log_ends.get(topic_id, partition, broker, epoch, now_ms=self.now_ms)
 
     def new_id(self) -> UUID:
         """A random (version 4) UUID."""

@@ -4,7 +4,8 @@ In force (design: rules of safety 1, 2 and 5):
 - A clean leader is the first live in-sync replica in assignment order; failing that, the first live eligible leader
   replica. Eligible replicas left the ISR while it was smaller than `min.insync.replicas`: the high watermark does not
   advance then, so they hold everything that was acknowledged.
-- Only with unclean election does any other live replica lead, and then the ISR is that replica alone. The epoch of
+- Only with unclean election does any other live replica lead, and then the ISR is that replica alone. It is the one
+  with the best log that is known (`log_ends`), the first in assignment order among equals. The epoch of
   that election is recorded: a replica with records from before it keeps what it has to cut (`log.keeping`).
 - When the ISR is at least `min.insync.replicas` again, nobody needs to be eligible: the set is emptied.
 - A change of leader, or of the leader's incarnation, raises the leader epoch.
@@ -18,6 +19,7 @@ from operator import attrgetter
 from uuid import UUID
 
 from tidelog.metadata.image import Partition
+from tidelog.metadata.log_ends import LogEnd
 from tidelog.metadata.records import NO_LEADER, ChangePartition
 
 
@@ -34,11 +36,13 @@ def elect(
     unclean: bool,
     prefer: int | None = None,
     is_avoided: Callable[[int], bool] | None = None,
+    log_end: Callable[[int], LogEnd] | None = None,
 ) -> Elected | None:
     """The leader that the rules give, or None.
 
     `prefer` leads if it may lead cleanly (it leads already, or a preferred election asks for it). Those that
-    `is_avoided` names (draining brokers) lead only where nobody else cleanly can.
+    `is_avoided` names (draining brokers) lead only where nobody else cleanly can. `log_end` is what a replica has
+    reported of its log.
     """
     clean = [b for b in partition.replicas if b in partition.isr and can_lead(b)]
     if not clean:
@@ -51,7 +55,8 @@ def elect(
     if unclean:
         alive = [b for b in partition.replicas if can_lead(b)]
         if alive:
-            return Elected(alive[0], is_unclean=True)
+            best = alive[0] if log_end is None else max(alive, key=log_end)  # the first of equals
+            return Elected(best, is_unclean=True)
     return None
 
 

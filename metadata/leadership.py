@@ -11,6 +11,7 @@ from uuid import UUID
 
 from tidelog.metadata import elections
 from tidelog.metadata.configs import is_unclean_allowed, min_isr
+from tidelog.metadata.decision import Context
 from tidelog.metadata.image import Broker, ClusterImage, Partition
 from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
 
@@ -67,12 +68,14 @@ def shifted(
     excluded: Collection[int] = (),
     unclean: bool | None = None,
     candidates: Candidates | None = None,
+    context: Context | None = None,
 ) -> ChangePartition | None:
     """The record that takes a partition from `before` to `after` with the leader that the rules give.
 
     `after` may have another ISR, other eligible leaders or replicas; its leader is decided here. The present one stays
     if it still may (or `prefer` takes over, if it may). `excluded` do not lead. `unclean` overrides the topic's
     setting. `candidates`, of the same image and without the excluded, spare looking them up each time.
+    `context` knows the log ends that decide an unclean election.
     """
     can_lead, is_avoided = (
         (lambda broker: broker not in excluded and can_serve(image, after, broker), is_draining(image))
@@ -85,6 +88,7 @@ def shifted(
         unclean=is_unclean_allowed(image, topic_id) if unclean is None else unclean,
         prefer=before.leader if prefer is None else prefer,
         is_avoided=is_avoided,
+        log_end=None if context is None else lambda broker: context.log_end(image, topic_id, number, broker),
     )
     settled = elections.led_by(after, elected, min_isr=min_isr(image, topic_id, after))
     return elections.change(topic_id, number, before, settled, new_epoch=new_epoch)
@@ -111,26 +115,32 @@ def recovered(partition: Partition, broker: int) -> Partition:
     return partition._replace(recovering=tuple(b for b in partition.recovering if b != broker))
 
 
-def leave_all(image: ClusterImage, broker: int) -> Iterator[Record]:
+def leave_all(image: ClusterImage, broker: int, context: Context) -> Iterator[Record]:
     """The broker leads nothing and is in no ISR: its replicas leave, eligible where the rules say so."""
     candidates = Candidates(image, excluded=(broker,))
     for topic_id, number, partition in image.partitions_on(broker):
         if broker in partition.isr or partition.leader == broker:
             after = without(image, topic_id, partition, broker)
-            record = shifted(image, topic_id, number, partition, after, candidates=candidates)
+            record = shifted(image, topic_id, number, partition, after, candidates=candidates, context=context)
             if record is not None:
                 yield record
 
 
 def find_leaders(
-    image: ClusterImage, partitions: Iterator[tuple[UUID, int, Partition]], *, unclean: bool | None = None
+    image: ClusterImage,
+    partitions: Iterator[tuple[UUID, int, Partition]],
+    context: Context,
+    *,
+    unclean: bool | None = None,
 ) -> Iterator[Record]:
     """A leader for those that have none, where the rules now give one. `unclean` overrides the topics' setting."""
     candidates = Candidates(image)
     for topic_id, number, partition in partitions:
         # Nobody but its replicas may lead, and mostly none of them can: that is seen without an election.
         if partition.leader == NO_LEADER and any(map(candidates.of(partition), partition.replicas)):
-            record = shifted(image, topic_id, number, partition, partition, unclean=unclean, candidates=candidates)
+            record = shifted(
+                image, topic_id, number, partition, partition, unclean=unclean, candidates=candidates, context=context
+            )
             if record is not None:
                 yield record
 

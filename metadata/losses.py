@@ -45,14 +45,14 @@ class ReportedLost:
     """Of each item: from this partition epoch on the replica counts for nothing; -1 where it was refused."""
 
 
-def report_lost(image: ClusterImage, request: ReportLost, _context: Context) -> Decision[ReportedLost]:
+def report_lost(image: ClusterImage, request: ReportLost, context: Context) -> Decision[ReportedLost]:
     known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
     outcomes, epochs = [], []
     for topic_id, number in request.replicas:
         label = f"{topic_id}-{number}"
         try:
-            draft.add([_without(draft.image, request.broker, topic_id, number)])
+            draft.add([_without(draft.image, request.broker, topic_id, number, context)])
         except TidelogError as error:
             outcomes.append(Outcome(label, error.code, str(error)))
             epochs.append(-1)
@@ -64,13 +64,13 @@ def report_lost(image: ClusterImage, request: ReportLost, _context: Context) -> 
     return draft.decide(ReportedLost(items=tuple(outcomes), partition_epochs=tuple(epochs)))
 
 
-def _without(image: ClusterImage, broker: int, topic_id: UUID, number: int) -> ChangePartition:
+def _without(image: ClusterImage, broker: int, topic_id: UUID, number: int, context: Context) -> ChangePartition:
     topic, partition = find_partition(image, topic_id, number)
     if broker not in partition.replicas:
         raise InvalidRequestError(f"broker {broker} holds no replica of {topic.name}-{number}")
     after = recovered(without(image, topic_id, partition, broker, has_lost_data=True), broker)
     # Not even uncleanly: that the rest is worth more than nothing is for an admin to say.
     excluded = () if broker in partition.recovering else (broker,)
-    record = shifted(image, topic_id, number, partition, after, new_epoch=True, excluded=excluded)
+    record = shifted(image, topic_id, number, partition, after, new_epoch=True, excluded=excluded, context=context)
     assert record is not None, "the epoch rises"
     return record

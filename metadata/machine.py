@@ -23,6 +23,8 @@ from tidelog.metadata.decision import Context, Done
 from tidelog.metadata.features import bootstrap_records
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.loading import SnapshotLoader
+from tidelog.metadata.log_ends import LogEnds
+from tidelog.metadata.partitions import ElectLeaders, lacks_log_ends
 from tidelog.metadata.records import (
     DECISION_BYTES_MAX,
     AbortDecision,
@@ -100,6 +102,8 @@ class Decider:
         self.own_levels = controller.levels()
         self.others: Levels = ()
         """What the other members of the quorum said that they support, when they were asked last (`metadata.shell`)."""
+        self.log_ends = LogEnds()
+        """What brokers have reported since this controller became active."""
         self._decision_bytes_max = decision_bytes_max
         self._decided: tuple[ClusterImage, Sequence[Record], ClusterImage] | None = None
         """(on what, which records, what they make) of the newest decision that knows it."""
@@ -109,11 +113,18 @@ class Decider:
             return (NoOp(),), Done()
         if isinstance(request, Bootstrap):
             return (() if state.features else bootstrap_records()), Done()
-        levels = ((self._me, self.own_levels), *self.others)
-        context = Context(self._clock.now_ms(), self._random, int(offset), controller_features=levels)
-        decision = self._controller.decide(state, request, context)
+        decision = self._controller.decide(state, request, self._context(offset))
         self._decided = None if decision.image is None else (state, decision.records, decision.image)
         return decision.records, decision.reply
+
+    def _context(self, offset: int) -> Context:
+        levels = ((self._me, self.own_levels), *self.others)
+        now_ms = self._clock.now_ms()
+        return Context(now_ms, self._random, int(offset), controller_features=levels, log_ends=self.log_ends)
+
+    def lacks_log_ends(self, image: ClusterImage, request: ElectLeaders) -> bool:
+        """Whether brokers have not reported yet all log ends that this election compares."""
+        return lacks_log_ends(image, request, self._context(0))
 
     def apply(self, state: ClusterImage, records: Sequence[Record]) -> ClusterImage:
         decided, self._decided = self._decided, None

@@ -15,9 +15,10 @@ from uuid import UUID
 
 from tidelog.metadata import configs
 from tidelog.metadata.brokers import known_broker
-from tidelog.metadata.decision import Context, Decision, Draft, Outcome
+from tidelog.metadata.decision import Context, Decision, Done, Draft, Outcome
 from tidelog.metadata.image import ClusterImage, Partition, Topic
 from tidelog.metadata.leadership import can_serve, find_leaders, has_full_directory, shifted, with_isr
+from tidelog.metadata.log_ends import UNKNOWN
 from tidelog.metadata.reassignments import completed
 from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
 from tidelog.metadata.topics import Outcomes, find_partition, find_topic
@@ -36,6 +37,7 @@ from tidelog.model.errors import (
 )
 
 ELECTIONS_PER_ROUND_MAX = 1000
+LOG_ENDS_PER_REQUEST_MAX = 1000
 
 # The in-sync set.
 
@@ -190,7 +192,7 @@ class ElectLeaders:
     validate_only: bool = False
 
 
-def elect_leaders(image: ClusterImage, request: ElectLeaders, _context: Context) -> Decision[Outcomes]:
+def elect_leaders(image: ClusterImage, request: ElectLeaders, context: Context) -> Decision[Outcomes]:
     """Partitions that need no election are told so when they are named, and passed over when all are meant."""
     if request.kind not in (PREFERRED, UNCLEAN):
         raise InvalidRequestError(f"election {request.kind!r}: {PREFERRED} or {UNCLEAN}")
@@ -208,7 +210,7 @@ def elect_leaders(image: ClusterImage, request: ElectLeaders, _context: Context)
         try:
             if named[name, number] > 1:
                 raise InvalidRequestError(f"{label} is named more than once in one request")
-            records.append(_elected(image, name, number, request.kind))
+            records.append(_elected(image, name, number, request.kind, context))
         except ElectionNotNeededError as error:
             if request.partitions is not None:
                 outcomes.append(Outcome(label, error.code, str(error)))
@@ -220,7 +222,7 @@ def elect_leaders(image: ClusterImage, request: ElectLeaders, _context: Context)
     return draft.decide(Outcomes(items=tuple(outcomes)))
 
 
-def _elected(image: ClusterImage, name: str, number: int, kind: str) -> ChangePartition:
+def _elected(image: ClusterImage, name: str, number: int, kind: str, context: Context) -> ChangePartition:
     topic = find_topic(image, name)
     partition = topic.partitions.get(number)
     if partition is None:
@@ -230,7 +232,7 @@ def _elected(image: ClusterImage, name: str, number: int, kind: str) -> ChangePa
     if partition.leader != NO_LEADER:
         raise ElectionNotNeededError(f"partition {number} of {name} is led by {partition.leader}")
     _check_nobody_recovers(image, name, number, partition)
-    record = shifted(image, topic.topic_id, number, partition, partition, unclean=True)
+    record = shifted(image, topic.topic_id, number, partition, partition, unclean=True, context=context)
     if record is None or record.leader is None:
         raise EligibleLeadersUnavailableError(
             f"partition {number} of {name}: none of its brokers {list(partition.replicas)} is live"
@@ -322,14 +324,60 @@ class FindLeaders:
     elections_max: int = ELECTIONS_PER_ROUND_MAX
 
 
-def elect_missing(image: ClusterImage, request: FindLeaders, _context: Context) -> Decision[Balanced]:
+def elect_missing(image: ClusterImage, request: FindLeaders, context: Context) -> Decision[Balanced]:
     if request.broker < 0:
-        found = find_leaders(image, image.indexed(image.unbalanced), unclean=False)
+        found = find_leaders(image, image.indexed(image.unbalanced), context, unclean=False)
     else:
-        found = find_leaders(image, image.partitions_on(request.broker))
+        found = find_leaders(image, image.partitions_on(request.broker), context)
     records = tuple(islice(found, request.elections_max + 1))
     some = records[: request.elections_max]
     return Decision(some, Balanced(elected=len(some), is_more_to_do=len(some) < len(records)))
+
+
+# Log ends.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportLogEnds:
+    """A broker reports where logs end that only an unclean election can elect (`metadata.log_ends`)."""
+
+    broker: int
+    broker_epoch: int
+    replicas: tuple[tuple[UUID, int, int, int], ...]
+    """(topic id, partition, epoch of the last record, durable end offset)."""
+
+
+def report_log_ends(image: ClusterImage, request: ReportLogEnds, context: Context) -> Decision[Done]:
+    known_broker(image, request.broker, request.broker_epoch)
+    if len(request.replicas) > LOG_ENDS_PER_REQUEST_MAX:
+        raise InvalidRequestError(f"{len(request.replicas)} log ends are reported: at most {LOG_ENDS_PER_REQUEST_MAX}")
+    context.log_ends.report(request.broker, request.broker_epoch, request.replicas, now_ms=context.now_ms)
+    return Decision((), Done())
+
+
+def lacks_log_ends(image: ClusterImage, request: ElectLeaders, context: Context) -> bool:
+    """Whether a live replica, of those that this unclean election would choose from, has not reported its log end."""
+    if request.kind != UNCLEAN:
+        return False
+    if request.partitions is None:
+        found: Iterable[tuple[UUID, int, Partition]] = image.indexed(image.unbalanced)
+    else:
+        found = _named_partitions(image, request.partitions)
+    return any(
+        partition.leader == NO_LEADER
+        and can_serve(image, partition, broker)
+        and context.log_end(image, topic_id, number, broker) == UNKNOWN
+        for topic_id, number, partition in found
+        for broker in partition.replicas
+    )
+
+
+def _named_partitions(image: ClusterImage, names: Iterable[tuple[str, int]]) -> Iterator[tuple[UUID, int, Partition]]:
+    for name, number in names:
+        topic_id = image.topic_ids.get(name)
+        partition = None if topic_id is None else image.partition(topic_id, number)
+        if topic_id is not None and partition is not None:
+            yield topic_id, number, partition
 
 
 # Directories.

@@ -43,7 +43,7 @@ class ReportOpen:
     """(topic id, partition)."""
 
 
-def report_open(image: ClusterImage, request: ReportOpen, _context: Context) -> Decision[Outcomes]:
+def report_open(image: ClusterImage, request: ReportOpen, context: Context) -> Decision[Outcomes]:
     """They may be elected from now on, and are where a leader is missing. To be repeated at will."""
     known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
@@ -57,7 +57,8 @@ def report_open(image: ClusterImage, request: ReportOpen, _context: Context) -> 
             continue
         outcomes.append(Outcome(label))
         if request.broker in partition.recovering:
-            record = shifted(draft.image, topic_id, number, partition, recovered(partition, request.broker))
+            after = recovered(partition, request.broker)
+            record = shifted(draft.image, topic_id, number, partition, after, context=context)
             assert record is not None, "the mark goes"
             draft.add([record])
     return draft.decide(Outcomes(items=tuple(outcomes)))

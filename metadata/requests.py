@@ -68,6 +68,7 @@ REQUESTS: dict[int, type[Any]] = {
     23: losses.ReportLost,
     24: partitions.FindLeaders,
     25: recoveries.ReportOpen,
+    26: partitions.ReportLogEnds,
     40: describe.DescribeTopics,
     41: describe.DescribeBrokers,
     42: describe.DescribeConfigs,

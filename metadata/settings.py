@@ -62,7 +62,7 @@ class AlterConfigs:
     validate_only: bool = False
 
 
-def alter_configs(image: ClusterImage, request: AlterConfigs, _context: Context) -> Decision[Outcomes]:
+def alter_configs(image: ClusterImage, request: AlterConfigs, context: Context) -> Decision[Outcomes]:
     """Resource by resource: all changes of one are taken, or none."""
     draft = Draft(image)
     named = Counter((item.resource_type, item.resource) for item in request.resources)
@@ -78,7 +78,7 @@ def alter_configs(image: ClusterImage, request: AlterConfigs, _context: Context)
             outcomes.append(Outcome(label, error.code, str(error)))
         else:
             draft.add(records)
-            draft.add(_consequences(draft.image, whole))
+            draft.add(_consequences(draft.image, whole, context))
             outcomes.append(Outcome(label))
     return draft.decide(Outcomes(items=tuple(outcomes)))
 
@@ -178,7 +178,7 @@ def _check_together(image: ClusterImage, scope: Scope, resource: str, changes: d
             raise InvalidConfigError(f"{name}: {'; '.join(problems)}")
 
 
-def _consequences(image: ClusterImage, item: ResourceChange) -> list[Record]:
+def _consequences(image: ClusterImage, item: ResourceChange, context: Context) -> list[Record]:
     """What the new settings mean for elections, in the same decision."""
     keys = {change.key for change in item.changes}
     records: list[Record] = []
@@ -193,11 +193,11 @@ def _consequences(image: ClusterImage, item: ResourceChange) -> list[Record]:
 
     if "min.insync.replicas" in keys:
         for found_id, number, partition in of(image.weakened):
-            record = shifted(image, found_id, number, partition, partition)
+            record = shifted(image, found_id, number, partition, partition, context=context)
             if record is not None:
                 records.append(record)
     if "unclean.leader.election.enable" in keys:
-        records += find_leaders(image.apply_all(records), of(image.unbalanced))
+        records += find_leaders(image.apply_all(records), of(image.unbalanced), context)
     return records
 
 

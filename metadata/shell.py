@@ -36,9 +36,17 @@ from tidelog.metadata import configs
 from tidelog.metadata.brokers import Drained, Fence, Heartbeat, HeartbeatReply, Register
 from tidelog.metadata.controller import Controller
 from tidelog.metadata.image import Broker, ClusterImage
+from tidelog.metadata.log_ends import REPORT_WAIT_MS
 from tidelog.metadata.losses import ReportLost
 from tidelog.metadata.machine import Bootstrap, KeepMoving, Levels, MetadataMachine, is_question
-from tidelog.metadata.partitions import AlterPartition, AssignDirectories, BalanceLeaders, FindLeaders
+from tidelog.metadata.partitions import (
+    AlterPartition,
+    AssignDirectories,
+    BalanceLeaders,
+    ElectLeaders,
+    FindLeaders,
+    ReportLogEnds,
+)
 from tidelog.metadata.reassignments import GrowInternalTopics
 from tidelog.metadata.records import DECISION_BYTES_MAX
 from tidelog.metadata.recoveries import ReportOpen
@@ -77,11 +85,21 @@ INCARNATION = "metadata-incarnation"
 
 PROBES_MAX = 5
 PROBE_WAIT_MS = 20
+REPORT_POLL_MS = 100
 LEVELS = "metadata-levels"
 
 _OWN = (Fence, BalanceLeaders, FindLeaders, GrowInternalTopics)
 """Decided by the controller itself, not on request."""
-_OF_SENDER = (Register, AlterPartition, AssignDirectories, AllocateProducerIdBlock, ReportLost, ReportOpen, Trim)
+_OF_SENDER = (
+    Register,
+    AlterPartition,
+    AssignDirectories,
+    AllocateProducerIdBlock,
+    ReportLost,
+    ReportOpen,
+    Trim,
+    ReportLogEnds,
+)
 """A broker speaks for itself only."""
 
 
@@ -207,6 +225,7 @@ class ControllerNode:
         if not is_active:
             return
         now_ms = self._now_ms()
+        self.machine.decider.log_ends.clear()
         self._follow_stall_timeout()
         timeout_ms = configs.cluster_int(self.image, "broker.session.timeout.ms")
         self._sessions = BrokerSessions(now_ms, session_timeout_ms=timeout_ms)
@@ -230,6 +249,8 @@ class ControllerNode:
         """Decide as the active controller; raises the refusal, `NotLeaderError`, `UnknownOutcomeError`..."""
         if isinstance(request, UpdateFeatures) and self.is_active:
             self.machine.decider.others = await self._ask_levels()
+        if isinstance(request, ElectLeaders) and self.is_active:
+            await self._wait_for_log_ends(request)
         # Of heartbeats there is one at a time for each broker, and refusing one would end its stream: whoever dies
         # before it is back on another would be noticed only by its silence.
         reply = await self.machine.replicated.submit(request, is_own=isinstance(request, Heartbeat))
@@ -240,6 +261,13 @@ class ControllerNode:
                 await self._find_leaders(request.broker)
             reply = await self.machine.replicated.submit(request, is_own=True)
         return reply
+
+    async def _wait_for_log_ends(self, request: ElectLeaders) -> None:
+        """An admin's unclean election waits a moment for reports that it lacks: this controller may be new."""
+        for _ in range(REPORT_WAIT_MS // REPORT_POLL_MS):
+            if not self.machine.decider.lacks_log_ends(self.image, request):
+                return
+            await asyncio.sleep(REPORT_POLL_MS / 1000)
 
     async def _find_leaders(self, broker: int = -1) -> None:
         """All that the rules now give, step by step."""

@@ -263,8 +263,7 @@ class Following:
                     return
             case Reason.TOO_FAR_BEHIND:
                 LOGGER.warning("log=%s begins anew at %d, it ended at %d", log.path, ended.offset, log.end_offset)
-                # What its leader has deleted is not kept.
-                has_moved = await self._keep(log.start_offset, committed_end=log.start_offset)
+                has_moved = await self._keep_all(ended.offset)
                 with _damaged_unless_cut(log, log.start_offset, has_moved=has_moved):
                     await log.reset_to(ended.offset)
             case Reason.NEEDS_GAPS:
@@ -272,6 +271,29 @@ class Following:
         self.state.truncated(log.end_offset, safe_end(log), log_start=log.start_offset)
         self._note()
         self.unsound = None
+
+    async def _keep_all(self, leader_start: int) -> bool:
+        """Before the log is reset: where its leader still has records that this log has, the log is copied from the
+        start, and is the only other copy of them if the leader is lost meanwhile. Otherwise the leader has deleted
+        them. A copy that was broken off is not kept: it has less than the log that was kept when it began. Whether
+        segments were moved away."""
+        log, partition_id = self.log, self.replica.partition_id
+        leader = f"leader {self.leader} of epoch {self.leader_epoch}"
+        if log.epochs.latest < self.replica.partition.unclean_epoch:
+            first, reason = log.start_offset, f"{leader} does not have them"
+        elif leader_start < log.end_offset and not self._is_broken_off():
+            first, reason = (
+                Offset(max(leader_start, log.start_offset)),
+                f"{leader} has this replica copied from the start",
+            )
+        else:
+            return False
+        return await self._host.logs.keep_tail(partition_id, first, reason, is_reset=True)
+
+    def _is_broken_off(self) -> bool:
+        """Whether the log is an incomplete copy: what was deleted in it lies past its end (`log.lineage`)."""
+        is_complete = self.log.end_offset >= self.log.lineage.deletes_end
+        return not is_complete and self.replica.partition_id in self._host.logs.kept.copies
 
     async def _keep(self, offset: int, *, committed_end: int) -> bool:
         """Before the log is cut at `offset`: what may have been committed may be the last copy, if this leader or one

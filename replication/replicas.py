@@ -48,6 +48,7 @@ from tidelog.replication.isr_log import IsrLog
 from tidelog.replication.isr_updates import IsrUpdates
 from tidelog.replication.leader_stream import LeaderStream
 from tidelog.replication.leading import Leading
+from tidelog.replication.log_end_reports import LogEndReports
 from tidelog.replication.messages import CATCH_UP, MAIN
 from tidelog.replication.moves import Moves
 from tidelog.replication.recovering import Recovering
@@ -109,6 +110,7 @@ class Replicas:
         self.streams = FollowerStreams(self)
         self.repair = Repair(self)
         self.recovering = Recovering(self)
+        self.log_end_reports = LogEndReports(self)
         self.moves = Moves(self)
         self.upkeep = Upkeep(self)
         self.leader_bucket = throttle.Bucket(throttle.NO_LIMIT, 0.0)
@@ -144,6 +146,7 @@ class Replicas:
         self.spawn(self.isr_updates.run(), name="isr-updates")
         self.repair.start()
         self.recovering.start()
+        self.log_end_reports.start()
         self.upkeep.start()
         self._tail.subscribe(self._changes.metadata_changed)
 

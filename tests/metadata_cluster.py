@@ -18,6 +18,7 @@ from tidelog.metadata.controller import Controller
 from tidelog.metadata.decision import Context, Decision
 from tidelog.metadata.features import bootstrap_records, supported
 from tidelog.metadata.image import ClusterImage, Partition
+from tidelog.metadata.log_ends import LogEnds
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition, PartitionState
 from tidelog.metadata.records import decode_records, split_decision
 from tidelog.metadata.replay import Replay
@@ -38,6 +39,7 @@ class Cluster:
     def __init__(self, brokers: int = 0, *, racks: dict[int, str] | None = None, seed: int = 1) -> None:
         self.controller = Controller(CLUSTER_ID)
         self.random = random.Random(seed)
+        self.log_ends = LogEnds()
         self.log: list[bytes] = []
         self.replay = Replay(ClusterImage())
         self.log_records(bootstrap_records())
@@ -49,7 +51,7 @@ class Cluster:
         return self.replay.image
 
     def context(self) -> Context:
-        return Context(now_ms=0, random=self.random, next_offset=len(self.log))
+        return Context(now_ms=0, random=self.random, next_offset=len(self.log), log_ends=self.log_ends)
 
     def log_records(self, records: Any, bytes_max: int = 8 << 20) -> None:
         if records:

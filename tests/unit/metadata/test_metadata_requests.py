@@ -68,6 +68,7 @@ EXAMPLES: list[Any] = [
     ),
     losses.ReportLost(broker=1, broker_epoch=2, replicas=((ID, 0),)),
     recoveries.ReportOpen(broker=1, broker_epoch=2, replicas=((ID, 0),)),
+    partitions.ReportLogEnds(broker=1, broker_epoch=2, replicas=((ID, 0, 3, 40),)),
     partitions.FindLeaders(broker=1),
     partitions.ElectLeaders(kind="preferred", partitions=(("t", 0),)),
     partitions.ElectLeaders(kind="unclean"),
