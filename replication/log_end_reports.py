@@ -64,9 +64,12 @@ class LogEndReports:
 
     def _is_wanted(self, replica: Replica) -> bool:
         partition, host = replica.partition, self._host
+        topic_id = replica.partition_id.topic_id
+        if topic_id not in host.image.topics:
+            return False  # it is deleted, and the replica is about to go
         if partition.leader == NO_LEADER:
             return True
-        return host.me not in partition.isr and is_unclean_allowed(host.image, replica.partition_id.topic_id)
+        return host.me not in partition.isr and is_unclean_allowed(host.image, topic_id)
 
     async def _report(self, ends: tuple[tuple[UUID, int, int, int], ...]) -> bool:
         host = self._host

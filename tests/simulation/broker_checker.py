@@ -4,6 +4,7 @@
     high watermark   as a role sees it, it never moves back; a leader that has confirmed its epoch is not behind an
                      acks=all acknowledgement of this or an earlier epoch; a client is never told an older one than it,
                      or an acknowledgement that it got, knew when it asked
+    damage           a damaged log is cut only when its replica is neither in sync nor eligible, or elected after that
     open             who is elected cleanly has its log open; who is marked as recovering neither leads nor follows
     equal            replicas have, below their high watermarks, the same batches byte for byte
     deleted          a log begins where somebody has asked for it, and never before what he was told
@@ -141,6 +142,8 @@ class ReplicaChecker:
         self._leaders: dict[tuple[PartitionId, int], tuple[Leading, str]] = {}
         """Of each leader epoch: the one role that leads it, and on which broker."""
         self._compared: dict[tuple[str, int, PartitionId], tuple[Log, int]] = {}
+        self._damaged: dict[Replica, Log] = {}
+        """Replicas whose logs were damaged when they were looked at last."""
 
     def add(self, topic: KnownTopic) -> list[KnownPartition]:
         made = []
@@ -158,7 +161,9 @@ class ReplicaChecker:
         looked = app.looked
         for replica in app.replicas._replicas.values():
             role = replica.role
-            if role is None:
+            if role is None:  # as of every replica whose log is damaged
+                if replica.log is not None and (replica.log.damaged is not None or self._damaged):
+                    self._check_damage(app, replica, replica.log)
                 continue
             high_watermark = role.state.high_watermark
             before = looked.get(replica)  # by identity: a partition's id takes long to hash
@@ -178,6 +183,20 @@ class ReplicaChecker:
             partition = image.partition(partition_id.topic_id, partition_id.partition)
             if partition is not None and me in (partition.leader, *partition.isr):
                 self._fail(app.name, f"{known} is elected or in sync here, and its log is not open: {partition}")
+
+    def _check_damage(self, app: BrokerApp, replica: Replica, log: Log) -> None:
+        """A damaged log that is cut has less than was acknowledged: its replica must not count as one that has it."""
+        if log.damaged is not None:
+            self._damaged[replica] = log
+            return
+        known, me = self.partitions.get(replica.partition_id), app.agent.broker
+        if self._damaged.pop(replica, None) is not log or known is None or known.topic.is_unclean:
+            return
+        partition = self._committed(replica.partition_id)
+        if partition is None or (partition.leader == me and partition.unclean_epoch == partition.leader_epoch):
+            return
+        if me in (partition.leader, *partition.isr, *partition.eligible):
+            self._fail(app.name, f"{known} was damaged and is cut to {log.end_offset}, and counts: {partition}")
 
     def _changed(self, app: BrokerApp, replica: Replica, before: tuple[object, int] | None) -> None:
         role = replica.role

@@ -293,7 +293,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "damage_not_told", "brokers", "a log that is found damaged after its broker was let in is cut, and not told",
-        _on(Repair, "_may_cut", _cut_untold), late="partitions are not whole",
+        _on(Repair, "_may_cut", _cut_untold),
     ),
     Defect(
         "role_while_recovering", "brokers", "a replica acts before the controller knows that its log is open",

@@ -74,11 +74,14 @@ async def _load_what_is_known(leading: Any, progress: Any) -> Any:
 
 
 async def _start_no_deadlines(_self: Any, _state: Any) -> None:
-    return None
+    """Only lateness shows this: a dead member that stays in its group is right until its session is over, and the
+    promise that breaks is that it ends. Which member it is stands in the state that the late run prints."""
+    return
 
 
 def _wait_for_ever(self: Any) -> int:
-    """As long as any session."""
+    """As long as any session. Only lateness shows this: what is promised is a time. The simulation kills one member
+    and names it if it is still in its group after that time."""
     return int(self.limits.session_timeout_max_ms)
 
 
@@ -86,6 +89,7 @@ def _wait_for_ever(self: Any) -> int:
 
 
 def _detach_only(self: Any, key: Any, stream: Any, *, is_broken: bool) -> None:
+    """Only lateness shows this, as with `_wait_for_ever`: the grace is a time, and the late member is named."""
     if self.streams.get(key) is stream:
         del self.streams[key]
 

@@ -49,7 +49,7 @@ def _always_unclean(_image: Any, _topic_id: Any) -> bool:
     return True
 
 
-def _stays_in_sync(_image: Any, _broker: int) -> list[Any]:
+def _stays_in_sync(_image: Any, _broker: int, _context: Any) -> list[Any]:
     return []
 
 
@@ -66,7 +66,7 @@ def _register_in_the_same_epoch(image: Any, request: Any, context: Any, *, clust
     return Decision((first, *decision.records[1:]), brokers.Registered(broker_epoch=known.broker_epoch))
 
 
-def _report_in_the_same_epoch(image: Any, broker: int, topic_id: Any, number: int) -> Any:
+def _report_in_the_same_epoch(image: Any, broker: int, topic_id: Any, number: int, _context: Any) -> Any:
     _, partition = find_partition(image, topic_id, number)
     after = leadership.without(image, topic_id, partition, broker, has_lost_data=True)
     record = leadership.shifted(image, topic_id, number, partition, after, excluded=(broker,))

@@ -5,6 +5,7 @@ from replication_cluster import NodeId, ReplicationCluster
 
 from tidelog.metadata.partitions import ElectLeaders
 from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.topics import DeleteTopics
 from tidelog.model.ids import PartitionId
 from tidelog.replication.log_end_reports import REPORT_INTERVAL_S
 
@@ -88,6 +89,23 @@ def test_an_automatic_unclean_election_elects_the_longest_log_among_those_that_a
         cluster.until(lambda: cluster.partition(orders).leader in (12, 13), timeout=60)
         assert cluster.partition(orders).leader == 12
         cluster.check()
+
+
+def test_a_broker_reports_nothing_of_a_topic_that_is_deleted_while_its_replica_is_still_there() -> None:
+    with ReplicationCluster(376) as cluster:
+        orders = leaderless(cluster, **{"unclean.leader.election.enable": "true"})
+        cluster.topic("other", (11,), configs={"retention.ms": "-1"})  # some topic still has settings of its own
+        cluster.network.block(NodeId(11), NodeId(13))
+        cluster.network.block(NodeId(13), NodeId(11))
+        cluster.start_brokers(13)
+        replica, replicas = cluster.replica(13, orders), cluster.brokers[NodeId(13)].replicas
+        cluster.until(lambda: replica.log is not None)
+        log = replica.log
+        assert len(list(replicas.log_end_reports._ends([replica]))) == 1
+        cluster.ask(DeleteTopics(names=("orders",)))
+        cluster.until(lambda: orders.topic_id not in replicas.image.topics)
+        replica.log = log
+        assert list(replicas.log_end_reports._ends([replica])) == []
 
 
 def test_a_change_of_settings_that_allows_an_unclean_election_elects_the_longest_log() -> None:
