@@ -35,7 +35,7 @@ from tidelog.log.recovered import Damage
 from tidelog.log.restoring import copy_file, epochs_before
 from tidelog.log.scan import ScanRequest, scan_log
 from tidelog.log.segment import LOG, file_name, parse_name
-from tidelog.model.errors import CorruptStateError, StorageError, TidelogError
+from tidelog.model.errors import FULL_ADVICE, CorruptStateError, DiskFullError, StorageError, TidelogError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk
@@ -49,6 +49,8 @@ LOGGER = logging.getLogger(__name__)
 KEPT_MAX = 8
 NOTE = "kept.json"
 NOTE_BYTES_MAX = 1 << 20
+ROOM_BYTES_MIN = 1 << 20
+"""A copy leaves at least so much room for appends."""
 INDEX_INTERVAL_BYTES = 1 << 30
 """Of a scan that needs no index."""
 
@@ -109,9 +111,11 @@ class _Attempt:
     has_moved: bool = False
     is_done: bool = False
 
+    def is_uncut(self, log: "Log") -> bool:
+        return self.log is log and self.generation == log.durability.generation
+
     def is_for(self, log: "Log", offset: int) -> bool:
-        of_cut = self.generation, self.offset, self.end
-        return self.log is log and of_cut == (log.durability.generation, offset, log.end_offset)
+        return self.is_uncut(log) and (self.offset, self.end) == (offset, log.end_offset)
 
 
 class KeptLogs:
@@ -176,9 +180,11 @@ class KeptLogs:
         await directory.sync_names("")
         cut_base, _ = _to_keep(log, attempt.offset)
         if cut_base is not None:
-            await self._work.run(
-                copy_file, log.disk, log.segments.file_path(cut_base), f"{name}/{file_name(cut_base, LOG)}"
-            )
+            path = log.segments.file_path(cut_base)
+            if log.disk.free_bytes() < log.disk.size(path) + ROOM_BYTES_MIN:
+                # Not tried: it would take the room of all other logs, again and again.
+                raise DiskFullError(f"copy {path}: it does not fit; {FULL_ADVICE}", path=path)
+            await self._work.run(copy_file, log.disk, path, f"{name}/{file_name(cut_base, LOG)}")
         kept = KeptRecords(attempt.offset, log.end_offset, _pairs(log.epochs))
         if log.damaged is not None:  # then its end and epochs are those of its sound part, perhaps
             held = await self._held(directory, log.log_id, log.path)
@@ -242,7 +248,10 @@ class KeptLogs:
 
     async def drop_covered(self, log: "Log", high_watermark: int) -> None:
         """Remove the copies whose records this log, of a replica that is in sync, has again."""
+        attempt = self._attempts.get(log.log_id)
         for copy in list(self.copies.get(log.log_id, ())):
+            if attempt is not None and attempt.copy == copy and attempt.is_uncut(log):
+                continue  # the log has these records for the moment: it is about to be cut
             try:
                 kept = _read_note(copy)
                 if kept is not None and covers(log, high_watermark, kept):
