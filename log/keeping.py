@@ -31,6 +31,7 @@ from tidelog.log import checkpoint as stored
 from tidelog.log.directories import KEPT, LogDirectory, remove_directory
 from tidelog.log.doubles import LogCopy
 from tidelog.log.epochs import EpochHistory
+from tidelog.log.opening import proves_damage
 from tidelog.log.recovered import Damage
 from tidelog.log.restoring import copy_file, epochs_before
 from tidelog.log.scan import ScanRequest, scan_log
@@ -214,7 +215,12 @@ class KeptLogs:
             stop_offset=None,
             now_ms=self._clock.now_ms(),
         )
-        scan = await self._work.run(scan_log, directory.disk, request)
+        try:
+            scan = await self._work.run(scan_log, directory.disk, request)
+        except TidelogError as error:
+            if not proves_damage(error):
+                raise
+            return KeptRecords(state.start or 0, -1, _pairs(known))
         is_end_known = scan.fault is None or later[-1:] == (scan.segments[-1].base_offset if scan.segments else -1,)
         epochs = (*_pairs(epochs_before(known, mark.offset)), *scan.epochs)
         return KeptRecords(state.start or 0, scan.end_offset if is_end_known else -1, epochs)
