@@ -32,11 +32,12 @@ from tidelog.log import checkpoint as stored
 from tidelog.log.directories import KEPT, LogDirectory, remove_directory
 from tidelog.log.doubles import LogCopy
 from tidelog.log.epochs import EpochHistory
+from tidelog.log.opening import proves_damage
 from tidelog.log.recovered import Damage
 from tidelog.log.restoring import copy_file, epochs_before
 from tidelog.log.scan import ScanRequest, scan_log
 from tidelog.log.segment import LOG, file_name, parse_name
-from tidelog.model.errors import CorruptStateError, StorageError, TidelogError
+from tidelog.model.errors import FULL_ADVICE, CorruptStateError, DiskFullError, StorageError, TidelogError
 from tidelog.model.ids import Offset, PartitionId
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk
@@ -50,6 +51,8 @@ LOGGER = logging.getLogger(__name__)
 KEPT_MAX = 8
 NOTE = "kept.json"
 NOTE_BYTES_MAX = 1 << 20
+ROOM_BYTES_MIN = 1 << 20
+"""A copy leaves at least so much room for appends."""
 INDEX_INTERVAL_BYTES = 1 << 30
 """Of a scan that needs no index."""
 
@@ -112,9 +115,11 @@ class _Attempt:
     has_moved: bool = False
     is_done: bool = False
 
+    def is_uncut(self, log: "Log") -> bool:
+        return self.log is log and self.generation == log.durability.generation
+
     def is_for(self, log: "Log", offset: int) -> bool:
-        of_cut = self.generation, self.offset, self.end
-        return self.log is log and of_cut == (log.durability.generation, offset, log.end_offset)
+        return self.is_uncut(log) and (self.offset, self.end) == (offset, log.end_offset)
 
 
 class KeptLogs:
@@ -182,9 +187,11 @@ class KeptLogs:
         await directory.sync_names("")
         cut_base, _ = _to_keep(log, attempt.offset, is_reset=attempt.is_reset)
         if cut_base is not None:
-            await self._work.run(
-                copy_file, log.disk, log.segments.file_path(cut_base), f"{name}/{file_name(cut_base, LOG)}"
-            )
+            path = log.segments.file_path(cut_base)
+            if log.disk.free_bytes() < log.disk.size(path) + ROOM_BYTES_MIN:
+                # Not tried: it would take the room of all other logs, again and again.
+                raise DiskFullError(f"copy {path}: it does not fit; {FULL_ADVICE}", path=path)
+            await self._work.run(copy_file, log.disk, path, f"{name}/{file_name(cut_base, LOG)}")
         kept = KeptRecords(attempt.offset, log.end_offset, _pairs(log.epochs))
         if log.damaged is not None:  # then its end and epochs are those of its sound part, perhaps
             held = await self._held(directory, log.log_id, log.path)
@@ -214,7 +221,12 @@ class KeptLogs:
             stop_offset=None,
             now_ms=self._clock.now_ms(),
         )
-        scan = await self._work.run(scan_log, directory.disk, request)
+        try:
+            scan = await self._work.run(scan_log, directory.disk, request)
+        except TidelogError as error:
+            if not proves_damage(error):
+                raise
+            return KeptRecords(state.start or 0, -1, _pairs(known))
         is_end_known = scan.fault is None or later[-1:] == (scan.segments[-1].base_offset if scan.segments else -1,)
         epochs = (*_pairs(epochs_before(known, mark.offset)), *scan.epochs)
         return KeptRecords(state.start or 0, scan.end_offset if is_end_known else -1, epochs)
@@ -248,7 +260,10 @@ class KeptLogs:
 
     async def drop_covered(self, log: "Log", high_watermark: int) -> None:
         """Remove the copies whose records this log, of a replica that is in sync, has again."""
+        attempt = self._attempts.get(log.log_id)
         for copy in list(self.copies.get(log.log_id, ())):
+            if attempt is not None and attempt.copy == copy and attempt.is_uncut(log):
+                continue  # the log has these records for the moment: it is about to be cut
             try:
                 kept = _read_note(copy)
                 if kept is not None and covers(log, high_watermark, kept):

@@ -24,8 +24,9 @@ What is said rests on this broker's copy of the metadata, which may be old: what
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from uuid import UUID
 
@@ -57,7 +58,8 @@ async def announce(agent: BrokerAgent, logs: Logs, *, grace_ms: int = GRACE_MS) 
     """Once the logs are open, or the grace is over: what is lost, as far as is known, goes into the registration. To be
     called before `agent.run`."""
     await logs.wait_all_open(grace_ms)
-    lost = lost_replicas(logs, agent.tail.image, agent.broker)
+    unsynced = await unsynced_replicas(logs)
+    lost = lost_replicas(logs, agent.tail.image, agent.broker, unsynced)
     if lost:
         LOGGER.warning("%d replicas are damaged or missing, the first of topic %s partition %d", len(lost), *lost[0])
     if logs.recovering:
@@ -65,12 +67,14 @@ async def announce(agent: BrokerAgent, logs: Logs, *, grace_ms: int = GRACE_MS) 
     agent.registration = replace(agent.registration, lost=lost, is_recovering=logs.recovering > 0)
 
 
-def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID, int], ...]:
+def lost_replicas(
+    logs: Logs, image: ClusterImage, me: int, unsynced: Iterable[PartitionId] = ()
+) -> tuple[tuple[UUID, int], ...]:
     """(topic id, partition) each, in order: see the module. Of logs that are not open yet it says only what their
-    stores say."""
+    stores say. `unsynced`: as `unsynced_replicas` has found them."""
     lost = {*logs.failures, *(log.log_id for log in logs.all() if log.damaged is not None)}
     known, former = set(logs.known()), image.brokers.get(me)
-    lost.update(_unsynced(logs))
+    lost.update(unsynced)
     is_directory_gone = former is not None and not set(former.directories) <= set(working_directories(logs))
     for topic_id, number, partition in image.partitions_on(me):
         partition_id, recorded = PartitionId(TopicId(topic_id), number), DirectoryId(partition.directory_of(me))
@@ -84,23 +88,32 @@ def lost_replicas(logs: Logs, image: ClusterImage, me: int) -> tuple[tuple[UUID,
     return tuple(sorted((UUID(int=found.topic_id.int), found.partition) for found in lost))
 
 
-def _unsynced(logs: Logs) -> Iterator[PartitionId]:
+async def unsynced_replicas(logs: Logs) -> set[PartitionId]:
     """Replicas whose last life may have acknowledged records that were on no device when it ended.
 
     By the stores: the log's directory may be gone with its records, and this broker's metadata with its page cache.
+    The stores of thousands of replicas are read in slices.
     """
+    found: set[PartitionId] = set()
     for directory in logs.directories:
-        if directory.failed is not None:
-            continue
-        keys = set(directory.store.keys(LOG_KEYS))
-        for partition_id in [partition_of(key) for key in keys if field_of(key) == PAGE_CACHE]:
-            log = logs.get(partition_id)
-            if log is None:
-                is_clean = key_prefix(partition_id) + CLEAN in keys
-            else:
-                is_clean = log.report.clean or not log.report.was_page_cache
-            if not is_clean:
-                yield partition_id
+        for first_byte in range(256):
+            if directory.failed is None:
+                keys = set(directory.store.keys(LOG_KEYS + bytes([first_byte])))
+                found.update(_unsynced(logs, keys))
+                await asyncio.sleep(0)
+    return found
+
+
+def _unsynced(logs: Logs, keys: Collection[bytes]) -> Iterator[PartitionId]:
+    """Of the replicas whose keys these are, all of them."""
+    for partition_id in [partition_of(key) for key in keys if field_of(key) == PAGE_CACHE]:
+        log = logs.get(partition_id)
+        if log is None:
+            is_clean = key_prefix(partition_id) + CLEAN in keys
+        else:
+            is_clean = log.report.clean or not log.report.was_page_cache
+        if not is_clean:
+            yield partition_id
 
 
 def had_log(logs: Logs, partition_id: PartitionId, recorded: DirectoryId) -> bool:

@@ -113,6 +113,22 @@ def test_what_a_cut_takes_away_is_kept_and_dropped_when_the_log_has_it_again(sim
     sim.run(main)
 
 
+def test_a_copy_is_not_dropped_between_its_making_and_the_cut(sim: SimSite) -> None:
+    async def main(host: Host) -> None:
+        disk = host.places[0][0]
+        logs = await host.open()
+        log = logs.get(log_id(1))
+        assert log is not None
+        await logs.keep_tail(log_id(1), COUNT - 1, "its leader does not have them")
+        await logs.kept.drop_covered(log, high_watermark=COUNT)
+        await log.truncate(COUNT - 1)
+        (name,) = kept_names(disk)
+        assert COUNT - 1 in offsets_in(disk, name)
+
+    sim.run(fill)
+    sim.run(main)
+
+
 def test_a_copy_is_not_dropped_for_other_records_at_the_same_offsets(sim: SimSite) -> None:
     async def main(host: Host) -> None:
         logs = await host.open()
@@ -323,11 +339,12 @@ def test_a_failed_sync_of_names_costs_no_record_though_the_cut_is_tried_again(si
     sim.run(look)
 
 
-def test_a_copy_that_finds_no_room_leaves_the_room_that_there_was(sim: SimSite) -> None:
+@pytest.mark.parametrize("free_bytes", [30, 100_000])
+def test_a_copy_that_does_not_fit_is_not_begun_and_leaves_room_for_appends(sim: SimSite, free_bytes: int) -> None:
     async def main(host: Host) -> None:
         disk = host.places[0][0]
         logs = await host.open()
-        sim.machine.disk("disk-0").fill(free_bytes=30)
+        sim.machine.disk("disk-0").fill(free_bytes=free_bytes)
         with pytest.raises(DiskFullError):
             await logs.keep_tail(log_id(1), 7, "its leader does not have them")
         assert all(disk.list(name) == [] for name in kept_names(disk))
