@@ -61,6 +61,9 @@ _METADATA = method_named("Cluster", "Metadata")
 NOTHING_DONE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED})
 """Errors that mean the request was not begun, so that even a change may be sent again."""
 
+_CLUSTER = "cluster"
+"""Key of an outage of every address that is known."""
+
 
 class ClusterClient:
     """Used on one event loop. `close` ends its connections."""
@@ -158,14 +161,14 @@ class ClusterClient:
                     last = error
                     break
                 self._answered = address
-                self._outages.answered(address)
+                self._outages.answered(address, key=_CLUSTER)
                 return answer
             pause_s = backoff.next_s()
             has_waited = loop.time() - start_s >= self.config.bootstrap_wait_ms / 1000 or wrong_apis == len(addresses)
             if not self._answered and len(reasons) == len(addresses) and has_waited:
                 raise NoClusterError(addresses, reasons)
             if len(reasons) == len(addresses):
-                self._outages.failed(", ".join(addresses), "; ".join(dict.fromkeys(reasons)))
+                self._outages.failed(", ".join(addresses), "; ".join(dict.fromkeys(reasons)), key=_CLUSTER)
             if loop.time() + pause_s >= end_s:
                 if last is None or isinstance(last, UnreachableError):
                     raise NoClusterError(addresses, [*reasons, *["no time left"] * (len(addresses) - len(reasons))])

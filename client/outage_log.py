@@ -29,14 +29,15 @@ class OutageLog:
         """Whether anything is known to be out of reach."""
         return bool(self._outages)
 
-    def failed(self, address: str, reason: str) -> None:
-        """An attempt to reach this address failed; the client tries again."""
+    def failed(self, address: str, reason: str, *, key: str = "") -> None:
+        """An attempt to reach this address failed; the client tries again. `key` names what is out of reach where its
+        address varies, as that of a whole cluster does."""
         now_s = asyncio.get_running_loop().time()
-        outage = self._outages.get(address)
+        outage = self._outages.get(key or address)
         if outage is None:
             if len(self._outages) >= ADDRESSES_MAX:
                 del self._outages[next(iter(self._outages))]
-            self._outages[address] = _Outage(now_s, now_s)
+            self._outages[key or address] = _Outage(now_s, now_s)
             LOGGER.warning("cannot reach %s: %s; trying again", address, reason)
             return
         outage.failures += 1
@@ -47,7 +48,7 @@ class OutageLog:
                 *(address, now_s - outage.began_s, outage.failures, reason),
             )
 
-    def answered(self, address: str) -> None:
-        outage = self._outages.pop(address, None)
+    def answered(self, address: str, *, key: str = "") -> None:
+        outage = self._outages.pop(key or address, None)
         if outage is not None:
             LOGGER.info("%s answers again after %d s", address, asyncio.get_running_loop().time() - outage.began_s)

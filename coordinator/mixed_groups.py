@@ -42,6 +42,7 @@ LOGGER = logging.getLogger(__name__)
 DISPATCHES_MAX = 8
 """Attempts to find the protocol of a group that changes all the time."""
 RETRY_S = 0.5
+GROUPS_PER_TURN = 1_000
 
 
 class MixedGroups:
@@ -190,15 +191,22 @@ class MixedGroups:
         if now and (old is None or new is None or old.members is not new.members):
             self._downgrade_soon(group_id)
 
-    def start(self, state: CoordinatorState) -> None:
-        """Of a shard that has been read: what a former coordinator has not finished."""
-        for group_id in sorted(state.groups):
+    async def start(self, state: CoordinatorState) -> None:
+        """Downgrades that a former coordinator, or another policy, has left undone. Yields between groups: a shard may
+        have 100,000."""
+        due = []
+        for number, (group_id, group) in enumerate(state.groups.items(), start=1):
+            if is_downgrade_due(group, self._host.limits):
+                due.append(group_id)
+            if number % GROUPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        for group_id in sorted(due):
             self._downgrade_soon(group_id)
 
     def limits_changed(self) -> None:
         before, self._policy = self._policy, self._host.limits.migration_policy
         if before != self._policy:
-            self.start(self._shard.state)
+            self._host.spawn(self.start(self._shard.state), name="downgrade-groups")
 
     def _downgrade_soon(self, group_id: str) -> None:
         is_due = is_downgrade_due(self._shard.state.group(group_id), self._host.limits)

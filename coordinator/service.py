@@ -465,11 +465,17 @@ class GroupService:
             shard.check_newest(member, sequence)
             return await self._ask(shard, shard.submit(request))
 
-        running = []
-        for request, _ in pieces:
-            running.append(asyncio.ensure_future(submit(request)))
-            await asyncio.sleep(0)
-        outcomes = await asyncio.gather(*running, return_exceptions=True)
+        running: list[asyncio.Task[Any]] = []
+        try:
+            for request, _ in pieces:
+                running.append(asyncio.ensure_future(submit(request)))
+                await asyncio.sleep(0)
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+        except asyncio.CancelledError:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            raise
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         unexpected = [error for error in errors if not isinstance(error, TidelogError)]
         if errors and (unexpected or len(errors) == len(outcomes)):

@@ -240,7 +240,7 @@ class Shard:
             self.background.forget_deleted(unknown)
         self.background.topics_changed(list(self.subscriptions), ())
         await self._start_deadlines(state)
-        self.rounds.mixed.start(state)
+        await self.rounds.mixed.start(state)
 
     async def _read_log(self) -> tuple[CoordinatorState, Offset, int]:
         """Until it is read, or cannot be: (state, where the log ends, how many records it has)."""

@@ -159,17 +159,30 @@ class AdminDoor:
             question = describe.DescribeConfigs(resource_type=resource.type, resource=resource.name)
             row = response.resources.add(resource=resource)
             try:
-                reply, stale_ms = await self._read(question, request)
+                reply = await self._resource(question, request, response)
             except TidelogError as error:
                 if error.code not in _OF_RESOURCE:
                     raise
                 row.error.CopyFrom(as_message(error))
                 continue
             assert isinstance(reply, describe.DescribedConfigs), "the reply to its question"
-            if stale_ms is not None:
-                response.stale_ms = stale_ms
             row.entries.extend(_config_message(entry) for entry in reply.entries if not keys or entry.name in keys)
         return response
+
+    async def _resource(
+        self, question: object, request: pb.DescribeConfigsRequest, response: pb.DescribeConfigsResponse
+    ) -> object:
+        """The reply about one of several resources. An active controller is waited for once, not for each of them; what
+        follows is of this node's copy, and so are its errors."""
+        timeout_ms = self._limits.admin_timeout(request.timeout_ms)
+        if not request.allow_stale:
+            return await self._link.ask(question, timeout_ms=timeout_ms)
+        if not response.HasField("stale_ms"):
+            reply, stale_ms = await self._link.prefer_active(self._link.ask(question, timeout_ms=timeout_ms))
+            if stale_ms is None:
+                return reply
+            response.stale_ms = stale_ms
+        return self._link.recall(question)
 
     async def alter_configs(self, request: pb.AlterConfigsRequest, _caller: Caller) -> pb.AlterConfigsResponse:
         wanted = tuple(

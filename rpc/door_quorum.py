@@ -147,7 +147,11 @@ class QuorumLink:
     async def ask_or_recall(self, question: object, *, timeout_ms: int) -> tuple[Any, int | None]:
         """The active controller's reply and None; else the reply of this node's copy, and its age in ms."""
         reply, stale_ms = await self.prefer_active(self.ask(question, timeout_ms=timeout_ms))
-        return (reply, None) if stale_ms is None else (ANSWERS[type(question)](self.image, question), stale_ms)
+        return (reply, None) if stale_ms is None else (self.recall(question), stale_ms)
+
+    def recall(self, question: object) -> Any:
+        """The reply of this node's copy, which may be old."""
+        return ANSWERS[type(question)](self.image, question)
 
     def controllers(self) -> Sequence[NodeId]:
         """Those that this node knows of."""

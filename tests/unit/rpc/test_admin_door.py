@@ -365,3 +365,22 @@ def test_a_change_reaches_the_next_active_controller_after_the_old_one_died() ->
             request.topics[0].name = f"after-{number}"
             (made,) = quorum.api(node, "Admin", "CreateTopics", request).topics
             assert not made.HasField("error"), made.error.message
+
+
+def test_many_resources_are_described_without_a_quorum_in_about_a_second_and_marked_as_old() -> None:
+    with DoorQuorum(16) as quorum:
+        quorum.start()
+        quorum.start_brokers(11)
+        for node in sorted(quorum.controllers)[:2]:
+            quorum.kill(node)
+        quorum.world.run_for(5)
+        resources = [pb.ConfigResource(type="topic", name=f"unknown-{number}") for number in range(20)]
+        resources.append(pb.ConfigResource(type="cluster", name=""))
+        began_s = quorum.now_s()
+        answer = quorum.api(
+            11, "Admin", "DescribeConfigs", pb.DescribeConfigsRequest(resources=resources, allow_stale=True)
+        )
+        assert quorum.now_s() - began_s < 2
+        assert answer.stale_ms > 0
+        assert {row.error.code for row in answer.resources[:20]} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value.code}
+        assert answer.resources[-1].entries

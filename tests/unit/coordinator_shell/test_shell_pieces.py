@@ -1,0 +1,45 @@
+"""Commits that are decided in pieces, when their caller is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tidelog.coordinator.service import OFFSETS_PER_DECISION, GroupService
+from tidelog.model.errors import OverloadedError
+
+
+@pytest.mark.parametrize("turns", [1, 3, 50])
+def test_cancelled_commit_leaves_no_piece_behind(turns: int) -> None:
+    submitted = 0
+
+    async def submit(_request: object) -> Any:
+        nonlocal submitted
+        submitted += 1
+        if submitted % 2:
+            raise OverloadedError("full")
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        service = GroupService.__new__(GroupService)
+        service.coordinator = cast(Any, SimpleNamespace(commit_timeout_ms=60_000))
+        shard = cast(Any, SimpleNamespace(submit=submit, check_newest=lambda _key, _sequence: None))
+        pieces = [(object(), ()) for _ in range(5 * OFFSETS_PER_DECISION // 1_000)]
+        task = asyncio.ensure_future(service._in_pieces(shard, pieces, ("g", "m"), 0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        del task
+        gc.collect()
+        assert not complaints
+
+    asyncio.run(main())
