@@ -62,6 +62,13 @@ _from_0 = _whole_from(0)
 _from_1 = _whole_from(1)
 
 
+def _bytes(text: str) -> int:
+    """The type of an option that is a size from 1 byte on, which may have a unit."""
+    from tidelog.server.config import with_unit
+
+    return _from_1(with_unit(text, "bytes"))
+
+
 def _dry_run(made: argparse.ArgumentParser) -> None:
     made.add_argument("--validate-only", action="store_true", help="check everything, change nothing")
 
@@ -252,7 +259,7 @@ def _add_reassign(reassign: Any) -> None:
     execute = _command(reassign, "execute", "reassign:run_execute", "begin the moves of a plan")
     execute.add_argument("--plan", required=True, metavar="FILE")
     execute.add_argument(
-        "--throttle", type=_from_1, metavar="BYTES", help="bytes a second that each broker may use for it"
+        "--throttle", type=_bytes, metavar="BYTES", help="bytes a second that each broker may use for it, like 50MB"
     )
     execute.add_argument("--wait", action="store_true", help="until all moves are done")
     _dry_run(execute)

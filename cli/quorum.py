@@ -39,9 +39,7 @@ def run_describe(options: argparse.Namespace) -> int:
     if options.output == "json":
         print(json.dumps(document, indent=2))
         return EXIT_OK
-    pairs = [("leader", "leader"), ("epoch", "epoch"), ("high watermark", "high_watermark")]
-    pairs += [("log", "log_start_offset"), ("log end", "log_end_offset")]
-    print(", ".join(f"{says} {document[key]}" for says, key in pairs))
+    print(summary(document))
     rows = [
         [
             member["node"],
@@ -61,6 +59,14 @@ def run_describe(options: argparse.Namespace) -> int:
         told = ", ".join(f"{one['node']} at {one['offset']}" for one in document["observers"])
         print(f"observers here: {told}")
     return EXIT_OK
+
+
+def summary(document: dict[str, Any]) -> str:
+    """The line above the table of members."""
+    leader = document["leader"] if document["leader"] >= 0 else "none"
+    pairs = [("epoch", "epoch"), ("high watermark", "high_watermark")]
+    pairs += [("log start", "log_start_offset"), ("log end", "log_end_offset")]
+    return ", ".join([f"leader {leader}", *(f"{name} {document[key]}" for name, key in pairs)])
 
 
 def _or_none(value: int) -> int | None:

@@ -500,8 +500,9 @@ class Writer:
         was_sent, is_led = batch.is_unknown or batch.is_flying, not self._is_leaderless(lane.partition)
         because = f": {batch.last_error}" if batch.last_error else self._because()
         waited = f"not acknowledged in {self.config.delivery_timeout_ms} ms{because if is_led else ''}"
-        told = "may be stored or not" if was_sent else "were not stored"
-        message = f"{batch.count} records to {where} {told}: {'' if is_led else f'nobody leads {where}; '}{waited}"
+        records, verb = ("1 record", "was") if batch.count == 1 else (f"{batch.count} records", "were")
+        outcome = "may be stored or not" if was_sent else f"{verb} not stored"
+        message = f"{records} to {where} {outcome}: {'' if is_led else f'nobody leads {where}; '}{waited}"
         return DeliveryTimeoutError(message, was_sent=was_sent) if was_sent or is_led else NobodyLeadsError(message)
 
     def _is_leaderless(self, partition: PartitionId) -> bool:

@@ -23,7 +23,7 @@ class ErrorCode(Enum):
     """Kafka's error names; the value is the row. Rows are added as the parts that raise them are built."""
 
     UNKNOWN_SERVER_ERROR = ErrorRow(-1, False, "look into the server's log")
-    OFFSET_OUT_OF_RANGE = ErrorRow(1, False, "read between the log's start and end offset")
+    OFFSET_OUT_OF_RANGE = ErrorRow(1, False, "use an offset from the log's start offset to its end offset")
     CORRUPT_MESSAGE = ErrorRow(2, True, "send the batch again; if it repeats, the sender's encoder or memory is broken")
     INVALID_FETCH_SIZE = ErrorRow(4, False, "ask for at least one byte")
     REQUEST_TIMED_OUT = ErrorRow(7, True, "try again; the request may have been carried out")
@@ -91,7 +91,9 @@ class ErrorCode(Enum):
     FEATURE_UPDATE_FAILED = ErrorRow(96, False, "every registered node must support the level")
     UNKNOWN_TOPIC_ID = ErrorRow(100, True, "the topic was deleted, or the broker has not heard of it yet")
     DUPLICATE_BROKER_REGISTRATION = ErrorRow(101, False, "another live broker has this id; give each its own node.id")
-    BROKER_ID_NOT_REGISTERED = ErrorRow(102, False, "register the broker first")
+    BROKER_ID_NOT_REGISTERED = ErrorRow(
+        102, False, "`tidelog brokers list` shows the ids; a broker registers when it starts"
+    )
     INELIGIBLE_REPLICA = ErrorRow(107, True, "a replica that is fenced or of a former life cannot join the in-sync set")
     NEW_LEADER_ELECTED = ErrorRow(108, False, "the change moved leadership; act as a follower")
     UNSUPPORTED_SASL_MECHANISM = ErrorRow(33, False, "use SCRAM-SHA-256 or SCRAM-SHA-512")

@@ -99,14 +99,15 @@ def waits_for(report: RaftReport, endpoint: Callable[[tuple[tuple[str, str], ...
             "an operator has to decide, see docs/operations.md, 'A recovering voter'"
         )
     if present >= quorum:
-        text = f"{text}; {present} of {len(voters)} voters are connected, an election is under way"
-        if report.refusers:
-            refusers = ", ".join(f"node {node}" for node in report.refusers)
-            text += (
-                f"; votes are refused by {refusers}: they have a leader or a newer log, or they recover. If they have "
-                "a leader, this node may have been removed without hearing of it: ask them who the voters are"
-            )
-        return text
+        text = f"{text}; {present} of {len(voters)} voters are connected"
+        if not report.refusers:
+            return f"{text}, an election is under way"
+        refusers = ", ".join(f"node {node}" for node in report.refusers)
+        return (
+            f"{text}; votes are refused by {refusers}: they have a leader or a newer log, or they recover. If they "
+            "have a leader, this node may have been removed from the quorum: `tidelog quorum describe` at one of them "
+            "shows the voters, and docs/operations.md, 'Controllers', what to do with a removed node"
+        )
     wanted = []
     for member in absent:
         where = f"node {member.node} at {endpoint(member.endpoints) or 'no address'}"

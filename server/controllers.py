@@ -18,7 +18,7 @@ import grpc  # type: ignore[import-untyped]
 import msgpack
 from grpc import aio
 
-from tidelog.model.errors import CorruptStateError, TidelogError
+from tidelog.model.errors import CorruptStateError, TidelogError, WrongClusterError
 from tidelog.model.ids import NodeId
 from tidelog.raft.membership import Member
 from tidelog.rpc.transport import CALL_PREFIX, CHANNEL_OPTIONS, CLUSTER_KEY, NODE_KEY, GrpcTransport
@@ -50,7 +50,7 @@ def decode_rows(data: bytes) -> Rows:
 
 
 class KnownControllers:
-    """`run` is its task, on nodes that are no controllers themselves."""
+    """`run` is its task, on brokers and on controllers that have bootstrap servers."""
 
     def __init__(
         self, transport: GrpcTransport, cluster_id: str, voters: Iterable[tuple[NodeId, str]], bootstrap: Sequence[str]
@@ -77,20 +77,25 @@ class KnownControllers:
             await asyncio.sleep(REFRESH_S if is_answered else RETRY_S)
 
     async def _ask(self) -> bool:
-        """Ask one, another at each call; whether it has answered."""
-        known = self.nodes()
+        """Asks one other controller, the next one at each call, and returns whether it named any voters.
+
+        A node does not ask itself. A controller that joins knows nobody else: it asks the bootstrap servers.
+        """
+        others = [node for node in self.nodes() if node != self._transport.me]
         self._turn += 1
-        if not known and not self._bootstrap:
+        if not others and not self._bootstrap:
             return False
+        address = "" if others else self._bootstrap[self._turn % len(self._bootstrap)]
         try:
-            if known:
-                node = known[self._turn % len(known)]
+            if others:
+                node = others[self._turn % len(others)]
                 data = await self._transport.call(node, METHOD, b"?", timeout_ms=CALL_TIMEOUT_MS)
             else:
-                data = await self._call_address(self._bootstrap[self._turn % len(self._bootstrap)])
+                data = await self._call_address(address)
             rows = decode_rows(data)
         except (TidelogError, aio.AioRpcError) as error:
-            LOGGER.info("no list of controllers yet: %s", _reason(error))
+            level = logging.INFO if _may_pass(error) else logging.WARNING
+            LOGGER.log(level, "no list of controllers yet: %s%s", f"{address}: " if address else "", _reason(error))
             return False
         self.learn(rows)
         return bool(rows)
@@ -101,6 +106,13 @@ class KnownControllers:
         async with aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             call = channel.unary_unary(CALL_PREFIX + METHOD)(b"?", metadata=metadata, timeout=CALL_TIMEOUT_MS / 1000)
             return bytes(await call)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the controller may answer later: it is down or busy. Another cluster's never does."""
+    if isinstance(error, aio.AioRpcError):
+        return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return not isinstance(error, WrongClusterError)
 
 
 def _reason(error: BaseException) -> str:

@@ -270,6 +270,8 @@ class Node:
         while True:
             # Fenced, or without a quorum: whoever looks at the health of the API goes elsewhere.
             await asyncio.sleep(HEALTH_EVERY_S)
+            if self._stop.is_set():
+                return  # the controller fences a broker that stops: that is no trouble to report
             why = self.trouble()
             if is_serving != (why is None):
                 is_serving = not is_serving

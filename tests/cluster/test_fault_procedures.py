@@ -220,6 +220,8 @@ def test_rolling_restart_of_brokers(scene: Scene, tmp_path: Path) -> None:
     with traffic(scene.at, tmp_path, "rolling") as running:
         for number in BROKERS:
             assert scene.cluster.stop(number) == 0
+            ending = scene.cluster.log(number).rpartition("stopping in order")[2]
+            assert "not ready" not in ending, "an orderly stop is no trouble"
             assert is_left(scene.at, "rolling", number), "it had handed everything over when it ended"
             running.goes_on()
             scene.cluster.start(number)

@@ -27,6 +27,7 @@ from tidelog.client.grpc_connections import GrpcConnections
 from tidelog.client.history import encode_event
 from tidelog.log.batch import read_header
 from tidelog.log.columns import Record
+from tidelog.model.errors import ErrorCode
 from tidelog.rpc.v1 import admin_pb2 as pb
 from tidelog.world.real.clock import SystemClock
 
@@ -348,3 +349,19 @@ def test_an_unclean_election_names_who_has_what_may_be_lost() -> None:
         "orders-2: nobody is known to have all of it; logs: broker 1 0 bytes, broker 2 7 bytes",
     ]
     assert len(loss_lines([topic], None, sizes)) == 3
+
+
+@pytest.mark.parametrize(("text", "rate"), [("50000000", 50_000_000), ("50MB", 50_000_000), ("10MiB", 10 << 20)])
+def test_throttle_of_a_reassignment_may_have_a_unit(text: str, rate: int) -> None:
+    options = cli.parser().parse_args(["reassign", "execute", "--plan", "plan.json", "--throttle", text])
+    assert options.throttle == rate
+
+
+def test_throttle_of_a_reassignment_with_an_unknown_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reassign", "execute", "--plan", "plan.json", "--throttle", "10parsecs"]) == 2
+    assert "--throttle: '10parsecs' is no whole number" in capsys.readouterr().err
+
+
+def test_advice_for_an_unknown_broker_is_a_command_that_exists() -> None:
+    assert "`tidelog brokers list`" in ErrorCode.BROKER_ID_NOT_REGISTERED.value.advice
+    cli.parser().parse_args(["brokers", "list"])

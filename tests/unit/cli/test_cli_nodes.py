@@ -397,6 +397,16 @@ class TestDocumentedKeys:
         assert self.keys(describe_document(answer)) == self.documented("quorum describe")
 
 
+def test_quorum_summary_says_none_if_no_leader_is_known() -> None:
+    from tidelog.cli.quorum import describe_document, summary
+    from tidelog.rpc.v1 import cluster_pb2 as pb
+
+    response = pb.DescribeQuorumResponse(leader=-1, epoch=2, high_watermark=7, log_start_offset=3, log_end_offset=8)
+    assert summary(describe_document(response)) == "leader none, epoch 2, high watermark 7, log start 3, log end 8"
+    response.leader = 1
+    assert summary(describe_document(response)).startswith("leader 1, epoch 2, ")
+
+
 def test_server_silences_the_log_of_grpc_before_grpc_is_imported() -> None:
     """A line of gRPC's own on stderr would be no JSON for a reader of `logging.format = "json"`."""
     program = """

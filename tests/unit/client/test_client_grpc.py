@@ -164,7 +164,7 @@ def test_an_advertised_address_that_is_out_of_reach_is_told_with_both(tmp_path: 
             assert "advertised.listeners" in str(error.value)
             writer = Writer(client, WriterConfig(delivery_timeout_ms=1_500))
             result = await writer.send("orders", 0, batch_of(b"x"))
-            with pytest.raises(DeliveryTimeoutError, match=r"were not stored.*advertises") as late:
+            with pytest.raises(DeliveryTimeoutError, match=r"was not stored.*advertises") as late:
                 await result
             assert not late.value.was_sent
             await writer.close()
