@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidelog.metadata.leadership import can_serve
+from tidelog.metadata.leadership import can_serve, has_full_directory
 from tidelog.metadata.partitions import AlteredPartition, AlteredPartitions, AlterPartition
 from tidelog.model.errors import ErrorCode, RemoteError, TidelogError, TransportError
 from tidelog.replication.leading import Leading
@@ -79,9 +79,15 @@ class IsrUpdates:
 
     def _live_of(self, replica: Replica) -> Callable[[int], int | None]:
         image, partition = self._host.image, replica.partition
+        others = [broker for broker in partition.replicas if broker != self._host.me and broker in image.brokers]
+        full = [broker for broker in others if has_full_directory(image.brokers[broker], partition)]
+        in_sync = [broker for broker in full if broker in partition.isr]
+        # A follower without room holds up every acknowledgement, so it does not wait for the lag; `min.insync.replicas`
+        # stay, and one that is out does not come in.
+        stays = in_sync[max(0, len(partition.isr) - self._host.min_isr(replica)) :] if full else in_sync
 
         def live(broker: int) -> int | None:
-            if not can_serve(image, partition, broker):
+            if not can_serve(image, partition, broker) or (broker in full and broker not in stays):
                 return None
             return image.brokers[broker].broker_epoch
 

@@ -59,6 +59,56 @@ def test_a_follower_with_a_full_disk_writes_one_line_however_long_it_lasts(caplo
         cluster.until(lambda: full_directories(cluster, 12))
 
 
+def test_a_full_follower_leaves_the_in_sync_set_at_once_and_joins_when_it_has_room() -> None:
+    with ReplicationCluster(305) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        cluster.world.machine("b12").disk("logs-0").fill()
+        start_s = cluster.world.scheduler.now_ns / 1e9
+        assert cluster.produce(11, orders, batch(b"1"), timeout_ms=30_000).error is None
+        assert cluster.world.scheduler.now_ns / 1e9 - start_s < 4, "well below replica.lag.time.max.ms"
+        assert 12 not in cluster.partition(orders).isr
+        for number in range(20):
+            assert cluster.produce(11, orders, batch(b"%d" % number), timeout_ms=1_000).error is None
+        assert 12 not in cluster.partition(orders).isr
+        cluster.world.machine("b12").disk("logs-0").heal()
+        cluster.until_in_sync(orders, *BROKERS, timeout=30)
+        cluster.check()
+
+
+def test_a_former_leader_with_a_full_disk_does_not_join_the_in_sync_set() -> None:
+    with ReplicationCluster(306) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS)
+        cluster.write(orders, b"0")
+        cluster.world.machine("b11").disk("logs-0").fill()
+        assert cluster.produce(11, orders, batch(b"1")).error is not None
+        cluster.until(lambda: cluster._leader(orders) not in (None, 11))
+        cluster.world.run_for(3)
+        assert 11 not in cluster.partition(orders).isr
+        leader = cluster.leader(orders)
+        assert cluster.produce(leader, orders, batch(b"2"), timeout_ms=1_000).error is None
+
+
+def test_followers_that_are_all_full_stay_in_sync_down_to_the_minimum() -> None:
+    with ReplicationCluster(307) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        orders = cluster.topic("orders", BROKERS, configs={"min.insync.replicas": "2"})
+        cluster.write(orders, b"0")
+        for broker in (12, 13):
+            cluster.world.machine(f"b{broker}").disk("logs-0").fill()
+        assert cluster.produce(11, orders, batch(b"1"), timeout_ms=3_000).error is not None
+        assert len(cluster.partition(orders).isr) >= 2
+        for broker in (12, 13):
+            cluster.world.machine(f"b{broker}").disk("logs-0").heal()
+        cluster.until_in_sync(orders, *BROKERS, timeout=30)
+        cluster.check()
+
+
 def test_size_retention_frees_space_at_once_when_the_disk_is_full() -> None:
     with ReplicationCluster(303) as cluster:
         cluster.start()
