@@ -2,16 +2,21 @@
 
 A vote or an acknowledgement counts only where it was received, and the node that sent it is noted durably before its
 first message is taken. So a node that no other voter has noted has never counted: its directory may be formatted under
-the id that the membership has for it. A store from before there was such a note knows nothing: all may have been heard.
+the id that the membership has for it. A store without the note, or with one that cannot be read, knows nothing: all may
+have been heard.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
+from tidelog.model.errors import CorruptStateError
 from tidelog.model.ids import NodeId
 from tidelog.raft.stored import pack, unpack
 from tidelog.world.store import StateStore
+
+LOGGER = logging.getLogger(__name__)
 
 HEARD_KEY = b"raft/heard"
 NOBODY = pack("heard", [])
@@ -27,15 +32,20 @@ class HeardNodes:
 
     @property
     def nodes(self) -> tuple[NodeId, ...] | None:
-        """None if it was not noted from the beginning."""
+        """None if it was not noted from the beginning, or cannot be read."""
         self._read()
         return None if self._nodes is None else tuple(sorted(self._nodes))
 
     def _read(self) -> None:
-        if not self._is_read:
+        if self._is_read:
+            return
+        try:
             stored = self._store.get(HEARD_KEY)
             self._nodes = None if stored is None else frozenset(NodeId(node) for node in unpack("heard", stored))
-            self._is_read = True
+        except CorruptStateError as error:
+            LOGGER.warning("the note of nodes that were heard cannot be read, so all count as heard: %s", error)
+            self._nodes = None
+        self._is_read = True
 
     def has(self, node: NodeId) -> bool:
         self._read()
