@@ -6,6 +6,7 @@ not known, and not those of the others.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -18,6 +19,8 @@ from tidelog.rpc.v1 import admin_pb2 as pb
 from tidelog.rpc.v1 import log_pb2 as log
 
 ASK_MS = 2_000
+STALE_ASK_MS = 200
+"""Without a quorum: the command answers within a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,12 @@ UNKNOWN = PartitionLog(None, None, None)
 
 
 async def partition_logs(
-    cluster: ClusterClient, topics: Sequence[tuple[pb.TopicDescription, Sequence[pb.PartitionDescription]]]
+    cluster: ClusterClient,
+    topics: Sequence[tuple[pb.TopicDescription, Sequence[pb.PartitionDescription]]],
+    *,
+    ask_ms: int = ASK_MS,
 ) -> dict[PartitionId, PartitionLog]:
-    """Of all these partitions that have a leader."""
+    """Of all these partitions that have a leader. Each question has `ask_ms`."""
     by_leader: dict[int, dict[PartitionId, str]] = {}
     for topic, rows in topics:
         for row in rows:
@@ -50,16 +56,22 @@ async def partition_logs(
                 by_leader.setdefault(row.leader, {})[partition] = topic.name
     if not by_leader:
         return {}
-    await cluster.refresh_quietly(*{name for names in by_leader.values() for name in names.values()})
-    answers = await asyncio.gather(*(_of_leader(cluster, leader, names) for leader, names in sorted(by_leader.items())))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ask_ms / 1000):
+            await cluster.refresh_quietly(*{name for names in by_leader.values() for name in names.values()})
+    answers = await asyncio.gather(
+        *(_of_leader(cluster, leader, names, ask_ms) for leader, names in sorted(by_leader.items()))
+    )
     return {partition: found for answer in answers for partition, found in answer.items()}
 
 
 async def _of_leader(
-    cluster: ClusterClient, leader: int, names: Mapping[PartitionId, str]
+    cluster: ClusterClient, leader: int, names: Mapping[PartitionId, str], ask_ms: int
 ) -> dict[PartitionId, PartitionLog]:
     starts, ends, sizes = await asyncio.gather(
-        _offsets(cluster, names, EARLIEST), _offsets(cluster, names, LATEST), _sizes(cluster, leader, names)
+        _offsets(cluster, names, EARLIEST, ask_ms),
+        _offsets(cluster, names, LATEST, ask_ms),
+        _sizes(cluster, leader, names, ask_ms),
     )
     return {
         partition: PartitionLog(starts.get(partition), ends.get(partition), sizes.get((name, partition.partition)))
@@ -67,7 +79,9 @@ async def _of_leader(
     }
 
 
-async def _offsets(cluster: ClusterClient, names: Mapping[PartitionId, str], which: int) -> dict[PartitionId, int]:
+async def _offsets(
+    cluster: ClusterClient, names: Mapping[PartitionId, str], which: int, ask_ms: int
+) -> dict[PartitionId, int]:
     items = {
         place: log.ListOffsetsPartition(topic_id=place.topic_id.bytes, partition=place.partition, timestamp=which)
         for place in names
@@ -78,16 +92,18 @@ async def _offsets(cluster: ClusterClient, names: Mapping[PartitionId, str], whi
             items,
             lambda asked: log.ListOffsetsRequest(partitions=asked),
             topics=sorted(set(names.values())),
-            timeout_ms=ASK_MS,
+            timeout_ms=ask_ms,
         )
     except TidelogError:
         return {}
     return {place: row.offset for place, row in rows.items() if error_in(row) is None and row.offset >= 0}
 
 
-async def _sizes(cluster: ClusterClient, broker: int, names: Mapping[PartitionId, str]) -> dict[tuple[str, int], int]:
+async def _sizes(
+    cluster: ClusterClient, broker: int, names: Mapping[PartitionId, str], ask_ms: int
+) -> dict[tuple[str, int], int]:
     try:
-        answers = await AdminClient(cluster, timeout_ms=ASK_MS).describe_log_dirs(
+        answers = await AdminClient(cluster, timeout_ms=ask_ms).describe_log_dirs(
             [broker], topics=sorted(set(names.values()))
         )
     except TidelogError:

@@ -10,7 +10,7 @@ from uuid import UUID
 from tidelog.cli import session, table
 from tidelog.cli.config_values import config_pairs_of
 from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
-from tidelog.cli.partition_logs import UNKNOWN, PartitionLog, partition_id, partition_logs
+from tidelog.cli.partition_logs import ASK_MS, STALE_ASK_MS, UNKNOWN, PartitionLog, partition_id, partition_logs
 from tidelog.client.admin import AdminClient
 from tidelog.client.cluster import ClusterClient
 from tidelog.model.errors import ErrorCode
@@ -135,7 +135,8 @@ def run_describe(options: argparse.Namespace) -> int:
             rows = [row for row in topic.partitions if asked is None or asked(row)]
             if not topic.HasField("error") and (rows or asked is None):
                 shown.append((topic, rows))
-        logs = await partition_logs(cluster, shown)
+        ask_ms = ASK_MS if admin.stale_ms is None else STALE_ASK_MS
+        logs = await partition_logs(cluster, shown, ask_ms=ask_ms)
         if options.output == "json":
             document = [describe_document(topic, rows, logs) for topic, rows in shown]
             document += [_missing(topic) for topic in found if topic.HasField("error")]
