@@ -39,7 +39,7 @@ def run_describe(options: argparse.Namespace) -> int:
     if options.output == "json":
         print(json.dumps(document, indent=2))
         return EXIT_OK
-    print(summary(document))
+    print(table.wrapped(summary(document), sys.stdout))
     rows = [
         [
             member["node"],

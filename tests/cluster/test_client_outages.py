@@ -32,7 +32,10 @@ def test_clients_wait_for_a_cluster_that_is_not_there_yet_and_log_it(
         admin.create_topic("orders", partitions=1)
     cluster.kill(1)
     starter = threading.Timer(1.0, lambda: cluster.start(1))
-    with tidelog.Producer(cluster.bootstrap) as producer, tidelog.Consumer(cluster.bootstrap, group="g") as consumer:
+    with (
+        tidelog.Producer(cluster.bootstrap) as producer,
+        tidelog.Consumer(cluster.bootstrap, group="g", auto_offset_reset="earliest") as consumer,
+    ):
         consumer.subscribe("orders")
         assert not list(consumer.poll(200)), "poll keeps its own time limit"
         starter.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ def test_static_settings_of_a_node_are_described_with_their_sources(tmp_path: Pa
             assert (rows["kafka.enable"].value, rows["kafka.enable"].config_type) == ("true", BOOLEAN)
             for listener in config.listeners:
                 assert f"{listener.name}://{listener.advertised}" in rows["advertised.listeners"].value
-            # What is set for the whole cluster stands beside it.
+            # What is set for the whole cluster stands beside it, once the node has heard of it.
+            async with asyncio.timeout(30):
+                while rows["num.partitions"].config_source != CLUSTER_CONFIG:
+                    await asyncio.sleep(0.05)
+                    rows = await described(node, "1")
             assert (rows["num.partitions"].value, rows["num.partitions"].config_source) == ("3", CLUSTER_CONFIG)
             everybody = await described(node, "")
             assert "log.dirs" not in everybody, "it is a node's own"

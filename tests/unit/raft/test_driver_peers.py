@@ -118,7 +118,7 @@ def test_a_voter_that_did_not_hear_of_its_removal_is_answered_and_then_forgotten
     assert group.leader() == leader, "and disturbs nobody"
     said = group.on(gone, waits_for)
     assert all(f"node {node}" in said for node in others), said
-    assert "this node may have been removed without hearing of it" in said
+    assert "this node may have been removed from the quorum" in said
     group.kill(gone)
     group.world.run_until(lambda: all(gone not in links(group, node) for node in others), timeout=20)
 
