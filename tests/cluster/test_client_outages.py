@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from patience import until
 
 import tidelog
 from tidelog.client.errors import NoClusterError
@@ -40,10 +41,7 @@ def test_clients_wait_for_a_cluster_that_is_not_there_yet_and_log_it(
         assert not list(consumer.poll(200)), "poll keeps its own time limit"
         starter.start()
         producer.send("orders", b"1").result(60)
-        deadline_s = time.monotonic() + 60
-        records: list[bytes | None] = []
-        while not records and time.monotonic() < deadline_s:
-            records += [record.value for record in consumer.poll(1_000)]
+        records = until(lambda: [record.value for record in consumer.poll(1_000)], "a record", timeout_s=60)
     starter.join()
     assert records == [b"1"]
     lines = outages(caplog)
@@ -58,10 +56,7 @@ def test_an_outage_is_logged_at_a_bounded_rate(cluster: LocalCluster, caplog: py
         producer.send("orders", b"1").result(60)
         cluster.kill(1)
         waiting = producer.send("orders", b"2")
-        deadline_s = time.monotonic() + 30
-        while not outages(caplog) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        assert outages(caplog), "the outage is logged while it lasts"
+        until(lambda: outages(caplog), "the outage is logged while it lasts", timeout_s=30)
         cluster.start(1)
         assert waiting.result(90).offset == 1
     assert len(outages(caplog)) <= 6, outages(caplog)
