@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 SPARK_STAMP := $(VENV)/.stamp-spark
+FUZZ_STAMP := $(VENV)/.stamp-fuzz
 export PYTHONSAFEPATH := 1
+# Tests start hundreds of processes: without stored bytecode each of them compiles the whole package.
+unexport PYTHONDONTWRITEBYTECODE
 UV := $(shell command -v uv 2>/dev/null)
 
 JVM := build/jvm
@@ -13,14 +16,14 @@ INTEROP := build/interop
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: help setup setup-spark demo test lint format bench sim chaos sources fuzz interop-clients interop-jvm proto docs build clean
+.PHONY: help setup setup-spark demo test lint format bench bench-kafka sim mutants explore crashes chaos requirements fuzz interop-clients interop-jvm proto docs build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv with pinned versions and the package in it
 
-$(STAMP): pyproject.toml setup.py constraints.txt log/kernel.py client/hot.py $(wildcard log/kernel.pxd client/hot.pxd)
+$(STAMP): pyproject.toml setup.py constraints.txt log/kernel.py client/producer/fast_path.py $(wildcard log/kernel.pxd client/producer/fast_path.pxd)
 ifneq ($(UV),)
 	@test -x $(BIN)/python || $(UV) venv -q --python $(PYTHON) $(VENV)
 	$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group dev
@@ -34,7 +37,7 @@ endif
 	@touch $@
 
 # Apart from `setup`: 456 MB. The demo's second act wants it; `make test` only if REQUIRE_SPARK is set.
-setup-spark: $(SPARK_STAMP) ## PySpark into .venv: a large download, once
+setup-spark: $(SPARK_STAMP) ## install PySpark into .venv: 456 MB, once
 
 $(SPARK_STAMP): constraints.txt | $(STAMP)
 	@$(BIN)/python -c "import pyspark" 2>/dev/null || echo "Downloading PySpark, once: 456 MB, and 490 MB on disk."
@@ -46,33 +49,43 @@ endif
 	@touch $@
 
 # Without a Java nothing is downloaded, and the second act says what to install.
-demo: setup ## the main job, told in plain sentences; then Spark reads it
+demo: setup ## start three nodes, kill the leader, count the records; then read them with Spark
 	@$(BIN)/python -m tidelog demo
 	@if $(BIN)/python -m tidelog.spark.java >/dev/null 2>&1; then $(MAKE) --no-print-directory setup-spark || true; fi
 	@$(BIN)/python -m tidelog demo spark
 
-# WORKERS=3 takes three minutes less, and starves clusters on a machine that others use, too.
-test: setup interop-clients $(if $(REQUIRE_SPARK),setup-spark) ## the whole suite, some 13 minutes on 2 cores
-	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist worksteal
+# The tests of clusters wait for most of their time. WORKERS=2 suits a machine that does other work, too.
+test: setup interop-clients $(if $(REQUIRE_SPARK),setup-spark) ## the whole suite; its budget is 10 minutes on 2 quiet cores
+	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist worksteal
 
-lint: setup ## ruff, mypy --strict, import contracts
+lint: setup ## ruff, retired words, mypy --strict, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tests/words.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup ## let ruff rewrite the code
+format: setup ## format the code and apply safe fixes of ruff
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## benchmarks, as ratios of one run; writes build/bench.json
+bench: setup ## run the benchmarks, as ratios within one run; writes build/bench.json
 	PYTHONSAFEPATH= $(BIN)/python -m bench # bench/ is no installed package: found from here
 
-fuzz: setup ## mutated bytes, a long campaign
-	FUZZ_MUTATIONS=$${FUZZ_MUTATIONS:-200000} $(BIN)/python -m pytest -n 2 tests/unit/log tests/unit/kafka -k mutated --timeout 3600
+fuzz: $(FUZZ_STAMP) ## coverage-guided fuzzing of every reader, then mutated logs and requests: MINUTES=n of each, TARGET=name
+	@PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(TARGET),--target $(TARGET))
+	$(if $(TARGET),,FUZZ_MUTATIONS=$${FUZZ_MUTATIONS:-200000} $(BIN)/python -m pytest -n 2 tests/unit/log tests/unit/kafka -k mutated --timeout 3600)
+
+$(FUZZ_STAMP): constraints.txt | $(STAMP)
+ifneq ($(UV),)
+	$(UV) pip install -q --python $(BIN)/python -c constraints.txt --group fuzz
+else
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group fuzz
+endif
+	@touch $@
 
 # Tests of these clients are skipped, by name, where the toolchain is missing or cannot fetch them.
-interop-clients: $(INTEROP)/.stamp ## Kafka clients of Go and Node.js for the tests, where these are installed
+interop-clients: $(INTEROP)/.stamp ## build the Go and Node.js Kafka clients of the tests, where the toolchains are installed
 
 $(INTEROP)/.stamp: $(wildcard tests/interop/go/*) $(wildcard tests/interop/node/*)
 	@mkdir -p $(INTEROP)/node
@@ -85,7 +98,10 @@ $(INTEROP)/.stamp: $(wildcard tests/interop/go/*) $(wildcard tests/interop/node/
 			echo "make interop-clients: Node.js's Kafka clients could not be installed; their tests are skipped"; fi
 	@touch $@
 
-interop-jvm: setup $(JVM)/.stamp ## Kafka's own tools, which need Java and Maven, at a cluster; not in make test
+bench-kafka: setup $(JVM)/.stamp ## compare with three nodes of Kafka 4.3.1 (Java, Maven), half an hour
+	$(BIN)/python -m bench.against_kafka
+
+interop-jvm: setup $(JVM)/.stamp ## run Kafka's own tools against a cluster (Java, Maven); not part of make test
 	KAFKA_CLIENTS_JAR=$(CURDIR)/$(JVM)/definitions/kafka-clients.jar KAFKA_TOOLS=$(CURDIR)/$(JVM)/tools \
 		$(BIN)/python -m pytest tests/jvm
 
@@ -97,28 +113,41 @@ $(JVM)/.stamp: tests/jvm/pom.xml
 		{ echo "make interop-jvm: Maven could not fetch what tests/jvm/pom.xml names; its own words are above"; exit 1; }
 	@touch $@
 
-sim: setup ## the whole cluster in one process: SEED=n shows one run, SEEDS=n FIRST=k (or MINUTES=m) runs many
+sim: setup ## simulate clusters: SEED=n shows one run, SEEDS=n FIRST=k (or MINUTES=m) runs many; STACK, DEFECTS
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(if $(MINUTES),--minutes $(MINUTES),--seeds $(SEEDS))) \
 		--first $(FIRST) $(if $(FAULTS),--faults $(FAULTS)) $(if $(STACK),--stack $(STACK)) $(if $(DEFECTS),--defects)
 
-chaos: setup ## real nodes and clients under kills, freezes and full disks: MINUTES=n, SEED=k repeats a plan
+crashes: setup ## strike every operation of several files at every call, with a crash, an error, a crash and another: MODE, SHARE=1/20
+	@PYTHONPATH=tests $(BIN)/python -m support.crashes $(if $(MODE),--mode $(MODE)) $(if $(SHARE),--share $(SHARE))
+
+mutants: setup ## put small defects into modules and show what notices each: MODULE, SAMPLE=n, SEED=k, SEEDS=n, BY=simulation|tests|all|recorded|reach
+	@PYTHONPATH=tests $(BIN)/python -u -m mutants --module "$(MODULE)" --by $(or $(BY),all) \
+		$(if $(filter command line,$(origin SEEDS)),--seeds $(SEEDS)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--sample-seed $(SEED)) \
+		$(if $(MATCH),--match "$(MATCH)") $(if $(TEST_SECONDS),--test-seconds $(TEST_SECONDS)) $(if $(AGAIN),--again)
+
+explore: setup ## visit every state that the pure cores can reach within bounds: STATES=n of each exploration, ONLY=name
+	@PYTHONPATH=tests $(BIN)/python -m exploration $(if $(STATES),--states $(STATES)) $(if $(ONLY),--only $(ONLY))
+
+chaos: setup ## real nodes and clients under faults; root: installs what is missing by apt; MINUTES=n, SEED=k repeats a plan
+	@tests/chaos/setup.sh
 	@PYTHONPATH=tests:tests/cluster $(BIN)/python -m chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TIMELINE),--timeline)
 
-sources: setup ## which items of the source inventories are proved, decided against, open
-	@$(BIN)/python tests/sources.py
+requirements: setup ## list the requirements: proved by a test, rejected, or open
+	@$(BIN)/python tests/requirements.py
 
-proto: setup ## make the Python code and the page docs/api.md of rpc/v1/*.proto anew
+proto: setup ## generate the Python code of rpc/v1/*.proto and docs/api.md
 	$(BIN)/python -m grpc_tools.protoc -I src --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 		--python_out=src --mypy_out=quiet:src src/tidelog/rpc/v1/*.proto
 	$(BIN)/python -m tidelog.rpc.api_docs > docs/api.md
 
-docs: setup ## make the page docs/python.md of the docstrings anew
+docs: setup ## generate docs/python.md and docs/requirements.md
 	$(BIN)/python -m tidelog.client.api_docs > docs/python.md
+	$(BIN)/python tests/requirements.py --output markdown > docs/requirements.md
 
-build: setup ## wheel and sdist into dist/
+build: setup ## build wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation
 
-clean: ## remove what make made
+clean: ## remove everything that make created
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name '*.so' -not -path './.venv/*' -delete

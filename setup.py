@@ -7,7 +7,7 @@ import os
 
 from setuptools import Extension, setup
 
-KERNELS = ("tidelog.log.kernel", "tidelog.client.hot")
+KERNELS = ("tidelog.log.kernel", "tidelog.client.producer.fast_path")
 
 
 def extensions() -> list[Extension]:

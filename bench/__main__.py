@@ -1,8 +1,8 @@
 """`python -m bench [names]`: run the benchmarks, print a table for each, write build/bench.json.
 
-Without names every module of `bench/` that has a `run()` takes its turn. A missed target is told, not punished: the
-exit code is 0, and 2 only for a name that does not exist. `--markdown FILE` also writes the tables of this run between
-the marks of a document (docs/performance.md).
+Without names it runs every module of `bench/` that has a `run()`. A missed target is reported and does not fail: the
+exit code is 0, and 2 only for an unknown name. `--markdown FILE` also writes the tables between the marks of a document
+(docs/performance.md).
 """
 
 import argparse
@@ -24,20 +24,20 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
 def has_run(path: Path) -> bool:
-    """Whether a module defines `run` at its top level; it is not imported to find out."""
+    """Return whether a module defines `run` at its top level, without importing it."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body)
 
 
 def available() -> list[str]:
-    """Names of the benchmarks, sorted."""
+    """Return the names of the benchmarks, sorted."""
     here = Path(__file__).resolve().parent
     modules = (module.name for module in pkgutil.iter_modules(bench.__path__) if module.name != "__main__")
     return sorted(name for name in modules if has_run(here / f"{name}.py"))
 
 
 def put_between_marks(document: Path, text: str) -> None:
-    """Replace what stands between the two marks of a document."""
+    """Replace the text between the two marks of a document."""
     before, begin, rest = document.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

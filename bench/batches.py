@@ -84,6 +84,26 @@ def run() -> list[Result]:
     # But for the leader epoch, where a producer may write what it likes.
     assert encoded[16:] == encode_theirs()[16:], "both write the same batch"
 
+    forms: list[tuple[str, Encode, Decode, float, float]] = [
+        ("interpreted", kernel_bulk.encode_bulk, kernel_bulk.decode_bulk, 0.6, 0.3)
+    ]
+    if kernel.COMPILED:
+        forms.insert(0, ("compiled", kernel.encode_loop, kernel.decode_loop, 1.0, 1.0))
+    results = []
+    for name, encode, decode, encode_target, decode_target in forms:
+        with form(encode, decode):
+            ours, theirs = alternate(encode_ours, encode_theirs)
+            ratio = theirs / ours
+            results.append(
+                at_least(
+                    f"encode, {name}", RECORDS / ours, "records/s", target=encode_target, ratio=ratio, anchor=BUILDER
+                )
+            )
+            results += _decoding(encoded, name, decode_target)
+    return results + _codecs(timestamps, keys, values) + _keys(encoded)
+
+
+def _decoding(encoded: bytes, name: str, target: float) -> list[Result]:
     def decode_ours() -> object:
         return decode_columns(encoded, decompressed_bytes_max=BATCH_BYTES_MAX)
 
@@ -99,35 +119,12 @@ def run() -> list[Result]:
             their_values.append(record.value)
         return offsets, stamps, their_keys, their_values
 
-    forms: list[tuple[str, Encode, Decode, float, float]] = [
-        ("interpreted", kernel_bulk.encode_bulk, kernel_bulk.decode_bulk, 0.6, 0.3)
+    ours, theirs, gathered = alternate(decode_ours, decode_theirs, collect_theirs)
+    rate, title = RECORDS / ours, f"decode into columns, {name}"
+    return [
+        at_least(title, rate, "records/s", target=target, ratio=theirs / ours, anchor=READER),
+        Result(title, rate, "records/s", gathered / ours, COLLECTED),
     ]
-    if kernel.COMPILED:
-        forms.insert(0, ("compiled", kernel.encode_loop, kernel.decode_loop, 1.0, 1.0))
-    results = []
-    for name, encode, decode, encode_target, decode_target in forms:
-        with form(encode, decode):
-            ours, theirs = alternate(encode_ours, encode_theirs)
-            rate = RECORDS / ours
-            results.append(
-                at_least(
-                    f"encode, {name}", rate, "records/s", target=encode_target, ratio=theirs / ours, anchor=BUILDER
-                )
-            )
-            ours, theirs, gathered = alternate(decode_ours, decode_theirs, collect_theirs)
-            rate = RECORDS / ours
-            results += [
-                at_least(
-                    f"decode into columns, {name}",
-                    rate,
-                    "records/s",
-                    target=decode_target,
-                    ratio=theirs / ours,
-                    anchor=READER,
-                ),
-                Result(f"decode into columns, {name}", rate, "records/s", gathered / ours, COLLECTED),
-            ]
-    return results + _codecs(timestamps, keys, values) + _keys(encoded)
 
 
 def _codecs(timestamps: list[int], keys: list[bytes | None], values: list[bytes | None]) -> list[Result]:

@@ -1,8 +1,8 @@
-"""How long a partition is not written to when its leader dies or freezes: three real processes, a client under load.
+"""How long a partition cannot be written when its leader dies or freezes: three real processes, a client under load.
 
-One batch after the other goes to one partition of 3 replicas, acks=all; from the signal to the next acknowledgement
-counts. Twenty times kill -9; then SIGSTOP, told apart by whether the leader was the active controller too. The anchor
-is the middle acknowledgement of the same run before the signals.
+One batch at a time goes to one partition with 3 replicas, acks=all. The figure is the time from the signal to the next
+acknowledgement. Twenty times kill -9; then SIGSTOP, separately for a leader that is also the active controller. The
+anchor is the median acknowledgement of the same run before the signals.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.brokers_load import LIMIT_S, client_of, local_cluster, made_batch, ma
 from bench.harness import Result, at_least, at_most
 from tidelog.cli.bench_failover import steady
 from tidelog.client.metadata import TopicInfo
-from tidelog.client.writer import Writer
+from tidelog.client.producer.writer import Writer
 from tidelog.metadata.config_table import TABLES, Scope
 from tidelog.testing import LocalCluster
 
@@ -25,7 +25,7 @@ STEADY_ACKS = 30
 LOOK_S = 0.05
 MIDDLE_S_MAX, WORST_S_MAX = 0.5, 1.0
 FROZEN_S_MAX, FROZEN_CONTROLLER_S_MAX = 1.0, 2.0
-"""Beyond the session timeout."""
+"""In addition to the session timeout, in seconds."""
 
 
 @dataclass
@@ -33,17 +33,17 @@ class Times:
     acks_s: list[float] = field(default_factory=list)
     kills_s: list[float] = field(default_factory=list)
     freezes_s: list[tuple[float, bool]] = field(default_factory=list)
-    """With whether it was the active controller."""
+    """Seconds, and whether the leader was the active controller."""
 
 
 class Beat:
-    """One batch after the other, and when each was acknowledged. `run` is a task."""
+    """Sends one batch at a time and records when each is acknowledged. `run` is a task."""
 
     def __init__(self, writer: Writer, topic: TopicInfo) -> None:
         self._writer = writer
         self._topic = topic
         self.acks: list[tuple[float, float]] = []
-        """(sent, acknowledged)"""
+        """(sent, acknowledged) in seconds."""
         self._more = asyncio.Event()
 
     async def run(self) -> None:
@@ -62,12 +62,12 @@ class Beat:
 
 
 async def one_round(beat: Beat, strike: Callable[[int], None], leader: int) -> float:
-    """Seconds from the signal to the acknowledgement of a batch that was not acknowledged when it came."""
+    """Return the seconds from the signal to the acknowledgement of a batch that was unacknowledged at the signal."""
     before = len(beat.acks) + STEADY_ACKS
     await beat.until(lambda: len(beat.acks) >= before)
     strike(leader)
     struck_s = time.perf_counter()
-    # One that was acknowledged by the old leader may still come in: a batch that was sent after the signal counts.
+    # An acknowledgement of the old leader may still arrive: only a batch sent after the signal counts.
     await beat.until(lambda: beat.acks[-1][1] > struck_s and beat.acks[-1][1] - beat.acks[-1][0] > 0.02)
     return next(acked_s for sent_s, acked_s in beat.acks if acked_s > struck_s and acked_s - sent_s > 0.02) - struck_s
 
@@ -86,11 +86,11 @@ async def measure(cluster: LocalCluster) -> Times:
             for _ in range(KILLS):
                 leader, _is_controller = await steady(client, topic, 3)
                 times.kills_s.append(await one_round(beat, cluster.kill, leader))
-                cluster.start(leader, is_awaited=False)
+                cluster.start(leader, wait=False)
             for _ in range(FREEZES):
                 leader, is_controller = await steady(client, topic, 3)
-                times.freezes_s.append((await one_round(beat, cluster.freeze, leader), is_controller))
-                cluster.thaw(leader)
+                times.freezes_s.append((await one_round(beat, cluster.pause, leader), is_controller))
+                cluster.resume(leader)
         finally:
             beating.cancel()
             await asyncio.wait([beating])

@@ -1,9 +1,9 @@
-"""What a cluster costs that does nothing: processor time, memory, and how soon a node is ready.
+"""The cost of an idle cluster: processor time, memory, and the start time of a node.
 
-Idle partitions: 1,000 of 3 replicas on three nodes, so that each broker has all of them and leads a third; processor
-time of each node while nobody talks to it. The anchor is the same cluster before they were made. A node's start is
-measured from the start of its process to the first good answer of its health page; the anchor is an interpreter that
-imports what a node imports, and ends.
+Idle partitions: 1,000 with 3 replicas on three nodes, so each broker has all of them and leads a third. The figure is
+the processor time of each node without clients; the anchor is the same cluster before they were created. A start is
+measured from the process start to the first successful health response; the anchor is an interpreter that imports what
+a node imports and exits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.harness import Result, at_most
 from tidelog.testing import LocalCluster
 
 PARTITIONS = 1_000
-SETTLE_S, WATCH_S = 5.0, 20.0
+IDLE_AFTER_S, WATCH_S = 5.0, 20.0
 STARTS = 5
 CORE_SHARE_MAX, READY_S_MAX, RESIDENT_MB_MAX = 5.0, 2.0, 150.0
 
@@ -29,12 +29,12 @@ CORE_SHARE_MAX, READY_S_MAX, RESIDENT_MB_MAX = 5.0, 2.0, 150.0
 class Idle:
     empty: list[float] = field(default_factory=list)
     full: list[float] = field(default_factory=list)
-    """Per cent of a core, each node."""
+    """Percent of a core, per node."""
     resident_mb: list[float] = field(default_factory=list)
 
 
 async def shares(pids: list[int]) -> list[float]:
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.sleep(IDLE_AFTER_S)
     cost = Cost(pids)
     await asyncio.sleep(WATCH_S)
     cost.stop()
@@ -58,7 +58,8 @@ def import_s() -> float:
 
 
 def measure_starts() -> tuple[list[float], list[float], float]:
-    """(first and later starts until ready, interpreters, resident MB), of a cluster of one node."""
+    """Return (seconds of first and later starts until ready, seconds of interpreters, resident MB) of a one-node
+    cluster."""
     ready: list[float] = []
     with local_cluster(1) as cluster:
         resident_mb = resident_bytes(cluster.pid(1)) / 1e6

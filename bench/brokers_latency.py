@@ -1,8 +1,8 @@
-"""How long one small batch takes to be acknowledged when nothing else goes on: 3 replicas, acks=all, synced.
+"""Time to acknowledge one small batch without other load: 3 replicas, acks=all, synced.
 
-A batch of one record of 100 bytes every 20 ms, from a client in a process of its own to a cluster of three. The anchor
-is a synced write of the same bytes to a file of the same disk, one for each batch and in its pauses: an
-acknowledgement has two of those behind each other, the leader's and a follower's side by side with it, and four hops.
+A client in its own process sends a batch of one 100-byte record every 20 ms to a cluster of three. The anchor is a
+synced write of the same bytes to a file on the same disk, one per batch and between batches: an acknowledgement needs
+two of those in sequence, the leader's and a follower's in parallel with it, and four hops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from bench.brokers_load import ROOT, client_of, local_cluster, made_batch, make_topic, run_loop
 from bench.harness import Result, at_most
-from tidelog.client.writer import Writer
+from tidelog.client.producer.writer import Writer
 from tidelog.testing import LocalCluster
 
 BATCHES, WARM_UP, PAUSE_S = 300, 50, 0.02

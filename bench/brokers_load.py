@@ -1,4 +1,4 @@
-"""What the benchmarks of brokers share: a cluster of real processes, a client of it, load, and what each process costs.
+"""Shared by the broker benchmarks: a cluster of real processes, a client, load, and the cost of each process.
 
 Not a benchmark: it has no `run()`.
 """
@@ -16,18 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: a killed broker is no news here
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is imported: a killed broker is expected here
 
 import uvloop
 
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.client.admin.core import AdminCore
+from tidelog.client.cluster import ClusterClient
 from tidelog.client.grpc_connections import GrpcConnections
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.offsets import LATEST, list_offsets
-from tidelog.client.writer import Writer
+from tidelog.client.producer.writer import Writer
 from tidelog.log.batch import encode_columns
-from tidelog.rpc.v1 import admin_pb2 as pb
 from tidelog.testing import LocalCluster
 from tidelog.world.real.clock import SystemClock
 
@@ -44,7 +43,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @contextlib.contextmanager
 def local_cluster(nodes: int, **settings: object) -> Iterator[LocalCluster]:
-    """On the disk of the working tree: a temporary directory may be memory."""
+    """Start a cluster on the disk of the working tree: a temporary directory may be in memory."""
     (ROOT / "build").mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="bench-brokers-") as path,
@@ -65,24 +64,21 @@ async def client_of(cluster: LocalCluster) -> AsyncIterator[ClusterClient]:
 
 
 async def make_topic(client: ClusterClient, name: str, *, partitions: int, replicas: int = 3) -> TopicInfo:
-    """Returns when every partition is led and its leader has answered."""
-    wanted = pb.NewTopic(name=name, partitions=partitions, replication_factor=replicas)
-    (made,) = await AdminClient(client).create_topics([wanted])
-    if (error := error_in(made)) is not None:
-        raise error
+    """Create a topic; return when every partition has a leader that has answered."""
+    await AdminCore(client).create_topic(name, partitions=partitions, replication_factor=replicas)
     topic = await client.topic(name)
     await list_offsets(client, topic, LATEST)
     return topic
 
 
 def run_loop(job: Coroutine[Any, Any, T]) -> T:
-    """On the loop that a node uses."""
+    """Run the job on the event loop that nodes use."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(job)
 
 
 def made_batch(size: int, *, record_bytes: int = 100) -> bytes:
-    """A batch of at most `size` bytes, of records that do not compress; one record at least."""
+    """Return a batch of at most `size` bytes with incompressible records; at least one record."""
     source = random.Random(size)
     count = max(1, size // (record_bytes + 8))
     values: list[bytes | None] = [source.randbytes(record_bytes) for _ in range(count)]
@@ -94,7 +90,7 @@ def made_batch(size: int, *, record_bytes: int = 100) -> bytes:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process, all its threads."""
+    """Return user and system time of a process, all threads."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
@@ -107,7 +103,7 @@ def resident_bytes(pid: int) -> int:
 
 @dataclass
 class Cost:
-    """Wall time, and processor time of each process, between making it and `stop`."""
+    """Wall time, and processor time of each process, from creation to `stop`."""
 
     pids: Sequence[int]
     wall_s: float = 0.0
@@ -128,6 +124,6 @@ class Cost:
 
 
 async def write_all(writer: Writer, topic: TopicInfo, batch: bytes, count: int) -> None:
-    """`count` batches, to the partitions in turn; returns when all are acknowledged, raises if one is not."""
+    """Write `count` batches to the partitions in turn; return when all are acknowledged, raise if one is not."""
     results = [await writer.send(topic.name, number % len(topic.partitions), batch) for number in range(count)]
     await asyncio.gather(*results)

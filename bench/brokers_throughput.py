@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from bench.brokers_embedded import embedded_cluster, node_configs
 from bench.brokers_load import ROOT, Cost, client_of, local_cluster, made_batch, make_topic, run_loop, write_all
 from bench.harness import Result, at_least
-from tidelog.client.lane import IN_FLIGHT_MAX
-from tidelog.client.writer import Writer
+from tidelog.client.producer.partition_queue import IN_FLIGHT_MAX
+from tidelog.client.producer.writer import Writer
 from tidelog.server.config import NodeConfig
 from tidelog.testing import LocalCluster
 

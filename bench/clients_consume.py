@@ -1,12 +1,12 @@
-"""How fast a program gets its records: `tidelog.Consumer` beside confluent-kafka, 100-byte records, both from memory.
+"""Consumer throughput: `tidelog.Consumer` and confluent-kafka, 100-byte records, both from memory.
 
-Ours reads from a broker process over gRPC. Theirs reads from librdkafka's own mock cluster, which runs in the client's
-process and in C, and was filled by its own producer first: the least that a Kafka broker could cost it. That cluster
-keeps 5 MiB of a partition, hence four partitions and no more records. Both have a record's value looked at, as any
-program would; the clock runs from the first record to the last, and each round has a new consumer.
+Ours reads from a broker process over gRPC. Theirs reads from librdkafka's mock cluster, which runs in C in the client's
+process and was filled by its own producer: the minimum that a Kafka broker could cost. That cluster keeps 5 MiB per
+partition, hence four partitions and no more records. Both access each record's value, as any program would. The clock
+runs from the first record to the last; each round has a new consumer.
 
-- iteration: one record after the other; theirs by `poll` and, faster, by `consume` of many;
-- columns: `poll_arrow` against their `consume`, which is the fastest that they have.
+- iteration: one record at a time; theirs by `poll` and, faster, by `consume` of many;
+- columns: `poll_arrow` against their `consume`, their fastest call.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from confluent_kafka import Consumer as TheirConsumer
 from confluent_kafka import Producer as TheirProducer
@@ -21,9 +22,9 @@ from confluent_kafka import TopicPartition as TheirPartition
 
 from bench.brokers_load import client_of, local_cluster, make_topic, run_loop
 from bench.harness import Result, at_least
-from tidelog.client.consumer import Consumer
+from tidelog.client.consumer.threaded import Consumer
+from tidelog.client.producer.writer import Writer
 from tidelog.client.record import TopicPartition
-from tidelog.client.writer import Writer
 from tidelog.log.batch import encode_columns
 from tidelog.testing import LocalCluster
 
@@ -52,7 +53,7 @@ def fill_ours(cluster: LocalCluster) -> None:
 
 
 class Theirs:
-    """A producer that has a mock cluster in it, and consumers of that."""
+    """A producer with a mock cluster, and consumers of it."""
 
     def __init__(self) -> None:
         quiet = {"log_level": 0}
@@ -117,8 +118,8 @@ def their_consume(theirs: Theirs) -> float:
     return spent
 
 
-def our_consumer(cluster: LocalCluster) -> Consumer:
-    made = Consumer(cluster.bootstrap, auto_offset_reset="earliest")
+def our_consumer(cluster: LocalCluster) -> Consumer[Any, Any]:
+    made: Consumer[Any, Any] = Consumer(cluster.bootstrap, auto_offset_reset="earliest")
     made.assign([TopicPartition(TOPIC, number) for number in range(PARTITIONS)])
     return made
 
@@ -141,12 +142,12 @@ def our_iteration(cluster: LocalCluster) -> float:
 
 def our_polls(cluster: LocalCluster) -> float:
     with our_consumer(cluster) as consumer:
-        (first,) = consumer.poll(30_000, 1)
+        (first,) = consumer.poll(30, 1)
         size = len(first.value)
         started = time.perf_counter()
         count = 1
         while count < RECORDS:
-            for record in consumer.poll(30_000, 10_000):
+            for record in consumer.poll(30, 10_000):
                 size += len(record.value)
                 count += 1
         spent = time.perf_counter() - started
@@ -156,12 +157,12 @@ def our_polls(cluster: LocalCluster) -> float:
 
 def our_columns(cluster: LocalCluster) -> float:
     with our_consumer(cluster) as consumer:
-        first = consumer.poll_arrow(30_000, 1)
+        first = consumer.poll_arrow(30, 1)
         started = time.perf_counter()
         count = first.num_rows
         size = first["value"].nbytes
         while count < RECORDS:
-            table = consumer.poll_arrow(30_000)
+            table = consumer.poll_arrow(30)
             size += table["value"].nbytes
             count += table.num_rows
         spent = time.perf_counter() - started
@@ -170,7 +171,7 @@ def our_columns(cluster: LocalCluster) -> float:
 
 
 def best_of(*works: Callable[[], float]) -> list[float]:
-    """Of each, in turn; they keep their own clocks. The collector stays out of it, for both alike."""
+    """Return the best of each, in turn; they keep their own clocks. The garbage collector is off for all."""
     best = [float("inf")] * len(works)
     gc.collect()
     gc.disable()

@@ -1,13 +1,12 @@
-"""How fast a program gets rid of its records: `tidelog.Producer` beside confluent-kafka, 100-byte records.
+"""Producer throughput: `tidelog.Producer` and confluent-kafka, 100-byte records.
 
-One by one, by the call that a program makes for each record, until the last call has returned ("queueing"): both
-libraries send in the background meanwhile, confluent-kafka to the mock cluster that it has inside of itself, ours to a
-broker process that syncs to disk. Room for all records on both sides, so that nobody waits for a broker. Bulk against
-the same calls of confluent-kafka, which has no other; a call of this size wakes our IO thread only at its end, so that
-its queueing figure has no sending in it. To all answered is told as well, without a target, and is what to compare
-work by; though the one side has a disk and another process to answer, and the other has neither.
+One call per record, until the last call has returned ("queueing"): both libraries send in the background meanwhile,
+confluent-kafka to its built-in mock cluster, ours to a broker process that syncs to disk. Both buffers hold all
+records, so that no call waits for a broker. Bulk is compared with the same calls of confluent-kafka, which has no bulk
+call; one of this size wakes our IO thread only at its end, so its queueing figure includes no sending. The time until
+all are acknowledged is reported too, without a target; our side has a disk and another process in it.
 
-Contestants take turns; the best of many short rounds counts, so that a busy machine hits some of them, not all.
+Contestants alternate; the best of many short rounds counts, so that load on the machine affects some of them, not all.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from confluent_kafka import Producer as TheirProducer
 
 from bench.brokers_load import client_of, local_cluster, make_topic, run_loop
 from bench.harness import Result, at_least
-from tidelog.client import hot
-from tidelog.client.producer import Producer
+from tidelog.client.producer import fast_path
+from tidelog.client.producer.threaded import Producer
 from tidelog.testing import LocalCluster
 
 RECORDS = 20_000
 PARTITIONS = 4
-"""As many as a topic of the mock cluster has."""
+"""As in a topic of the mock cluster."""
 ROUNDS = 30
 MEMORY = 1 << 30
 TOPIC = "records"
@@ -38,7 +37,7 @@ Queue = Callable[[], object]
 
 
 def timed(queue: Queue, finish: Queue) -> tuple[float, float]:
-    """Seconds until all is queued, and until all is answered; no garbage is collected in between."""
+    """Return the seconds until all records are queued, and until all are acknowledged; garbage collection is off."""
     gc.collect()
     gc.disable()
     try:
@@ -52,7 +51,7 @@ def timed(queue: Queue, finish: Queue) -> tuple[float, float]:
 
 
 def contest(*sides: tuple[Queue, Queue]) -> list[tuple[float, float]]:
-    """The best of each, by turns."""
+    """Return the best of each, in turn."""
     best = [(float("inf"), float("inf"))] * len(sides)
     for _ in range(ROUNDS):
         for number, (queue, finish) in enumerate(sides):
@@ -111,7 +110,7 @@ def run() -> Iterator[Result]:
             )
             failed = ours.metrics()["records_failed"]
     assert failed == 0, f"{failed} records were not stored"
-    form = "compiled" if hot.COMPILED else "interpreted"
+    form = "compiled" if fast_path.COMPILED else "interpreted"
     for name, mine, other, target in (
         (f"produce, one by one, {form}", plain, their_plain, 0.3),
         (f"produce, one by one with a key, {form}", keyed, their_keyed, 0.2),

@@ -1,8 +1,8 @@
-"""What every benchmark shares: a result, fair timing, a table.
+"""Shared by all benchmarks: results, fair timing, tables.
 
-A benchmark is a module of `bench/` with a function `run() -> Iterable[Result]`. Speed is told as a ratio to an anchor
-that was measured in the same run (a bare system call, a peer's library), since raw figures of two machines, or of one
-machine on two days, do not compare; the raw figure stands beside it.
+A benchmark is a module of `bench/` with a function `run() -> Iterable[Result]`. Speed is reported as a ratio to an
+anchor measured in the same run (a bare system call, a peer's library), since raw figures of two machines, or of one
+machine on two days, do not compare; the raw figure is shown too.
 
     from bench.harness import Result, best_seconds, alternate, at_least
 
@@ -11,7 +11,7 @@ machine on two days, do not compare; the raw figure stands beside it.
         yield at_least("encode, 100-byte records", RECORDS / ours, "records/s", target=1.0,
                        ratio=theirs / ours, anchor="aiokafka's compiled builder")
 
-The target is held against the ratio where there is one, else against the value.
+The target applies to the ratio if there is one, else to the value.
 """
 
 import gc
@@ -22,17 +22,17 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure. `build/bench.json` is a list of these, field by field."""
+    """One figure. `build/bench.json` is a list of these."""
 
     name: str
     value: float
     unit: str
     ratio: float | None = None
-    """Ours against the anchor; what it is measured by says `anchor`."""
+    """Ours against `anchor`."""
     anchor: str = ""
     target: float | None = None
     met: bool | None = None
-    """None: nothing was promised."""
+    """None: no target."""
 
     def as_dict(self) -> dict[str, str | float | bool | None]:
         return asdict(self)
@@ -41,7 +41,7 @@ class Result:
 def at_least(
     name: str, value: float, unit: str, *, target: float, ratio: float | None = None, anchor: str = ""
 ) -> Result:
-    """A result that is good when its ratio (or, without one, its value) is no smaller than `target`."""
+    """Return a result that meets its target if the ratio (or else the value) is at least `target`."""
     measured = value if ratio is None else ratio
     return Result(name, value, unit, ratio, anchor, target, measured >= target)
 
@@ -49,13 +49,13 @@ def at_least(
 def at_most(
     name: str, value: float, unit: str, *, target: float, ratio: float | None = None, anchor: str = ""
 ) -> Result:
-    """A result that is good when its ratio (or, without one, its value) is no larger than `target`."""
+    """Return a result that meets its target if the ratio (or else the value) is at most `target`."""
     measured = value if ratio is None else ratio
     return Result(name, value, unit, ratio, anchor, target, measured <= target)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall time of one call, with the collector out of the way."""
+    """Return the wall time of one call, without garbage collection."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -69,9 +69,9 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def best_seconds(work: Callable[[], object], *, repeat: int = 5, prepare: Callable[[], object] | None = None) -> float:
-    """Shortest wall time of `repeat` calls; `prepare` runs before each, outside of the clock.
+    """Return the shortest wall time of `repeat` calls; `prepare` runs before each, outside the clock.
 
-    The shortest, not the mean: noise on a shared machine only ever adds.
+    The shortest, not the mean: noise on a shared machine only adds.
     """
     assert repeat >= 1, "at least one call"
     best = float("inf")
@@ -83,7 +83,7 @@ def best_seconds(work: Callable[[], object], *, repeat: int = 5, prepare: Callab
 
 
 def alternate(*works: Callable[[], object], repeat: int = 5) -> tuple[float, ...]:
-    """Best time of each contestant, called in turn, so that a slow spell of the machine hits all of them."""
+    """Return the best time of each contestant, called in turn, so that a slow phase of the machine affects all."""
     assert repeat >= 1, "at least one round"
     best = [float("inf")] * len(works)
     for _ in range(repeat):
@@ -93,7 +93,7 @@ def alternate(*works: Callable[[], object], repeat: int = 5) -> tuple[float, ...
 
 
 def figure(value: float) -> str:
-    """A number as people read it: 3 significant digits, thousands apart."""
+    """Format with 3 significant digits and thousands separators."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     magnitude = abs(value)
@@ -112,7 +112,7 @@ HEADINGS = ("name", "value", "unit", "ratio", "anchor", "target", "met")
 
 
 def cells(result: Result) -> tuple[str, ...]:
-    """A result as the cells of a table's row, in the order of `HEADINGS`."""
+    """Return the cells of a table row, in the order of `HEADINGS`."""
     met = "" if result.met is None else ("yes" if result.met else "MISSED")
     return (
         result.name,
@@ -126,7 +126,7 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def table(results: Iterable[Result]) -> str:
-    """The results as lines of text; figures stand flush right."""
+    """Format the results as text; figures are right-aligned."""
     rows = [HEADINGS, *(cells(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     right = {1, 3, 5}
@@ -142,7 +142,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """The same table for docs/performance.md."""
+    """Format the results as a Markdown table for docs/performance.md."""
     rows = [cells(result) for result in results]
     ruler = ["--:" if column in (1, 3, 5) else "---" for column in range(len(HEADINGS))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [list(HEADINGS), ruler, *map(list, rows)])

@@ -1,8 +1,8 @@
-"""What `kafka_door` loads a broker with: over each door the leanest client that still sees every answer.
+"""Load generators of `kafka_api`: for each API the leanest client that checks every response.
 
-Requests are made once, before the clock. The Kafka side is a plain socket: it sends a window of requests, and for each
-answer the next one. The gRPC side is `grpc.aio` without serializers: so many calls at once, each followed by the next.
-Both look at the error of every answer. Not a benchmark: it has no `run()`.
+Requests are built before the clock starts. The Kafka side is a plain socket: it sends a window of requests, and the
+next one for each response. The gRPC side is `grpc.aio` without serializers: concurrent calls, each followed by the
+next. Both check the error of every response. Not a benchmark: it has no `run()`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 
 @dataclass
 class Spent:
-    """Of one round."""
+    """The cost of one round."""
 
     requests: int
     wall_s: float
     broker_s: float
-    """Processor time of the broker's process."""
+    """Processor time of the broker's process, in seconds."""
     client_s: float
 
     @property
@@ -60,7 +60,7 @@ class Spent:
 
 
 def measured(pid: int, requests: int, work: Callable[[], object], *, idle: float = 0.0) -> Spent:
-    """`idle` is the part of a core that the broker takes anyway: it does not count."""
+    """`idle` is the fraction of a core that the idle broker uses: it is subtracted."""
     broker_s, client_s, began_s = busy_s(pid), _own_s(), time.perf_counter()
     work()
     wall_s = time.perf_counter() - began_s
@@ -68,7 +68,7 @@ def measured(pid: int, requests: int, work: Callable[[], object], *, idle: float
 
 
 def idle_part(pid: int) -> float:
-    """The part of a core that the broker takes while nobody asks for anything."""
+    """Return the fraction of a core that the idle broker uses."""
     before_s, began_s = busy_s(pid), time.perf_counter()
     time.sleep(IDLE_S)
     return (busy_s(pid) - before_s) / (time.perf_counter() - began_s)
@@ -92,7 +92,7 @@ def _own_s() -> float:
 
 
 def kafka_produce(topic: str, partition: int, batch: bytes, acks: int, count: int) -> list[bytes]:
-    """Frames with the correlation ids 0 to `count` - 1."""
+    """Return frames with the correlation ids 0 to `count` - 1."""
     rows = [PartitionProduceData(index=partition, records=batch)]
     request = ProduceRequest(
         acks=acks, timeout_ms=TIMEOUT_MS, topic_data=[TopicProduceData(name=topic, partition_data=rows)]
@@ -102,7 +102,7 @@ def kafka_produce(topic: str, partition: int, batch: bytes, acks: int, count: in
 
 
 def kafka_fetch(topic: str, partition: int, offsets: Sequence[int]) -> list[bytes]:
-    """One for each offset, without a session."""
+    """Return one request per offset, without a session."""
     frames = []
     for number, offset in enumerate(offsets):
         wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)
@@ -130,7 +130,7 @@ def grpc_fetch(topic: str, partition: int, offset: int) -> bytes:
 
 
 class KafkaSocket:
-    """One connection; answers come in the order of the requests."""
+    """One connection; responses arrive in the order of the requests."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("localhost", port), timeout=LIMIT_S)
@@ -141,7 +141,7 @@ class KafkaSocket:
         self._socket.close()
 
     def produce(self, frames: Sequence[bytes], count: int, window: int, topic: str) -> None:
-        """`count` requests, the frames in turn, `window` of them without an answer; raises if one is refused."""
+        """Send `count` requests, the frames in turn, `window` in flight; raises if one is rejected."""
         error_at = _PRODUCED_ERROR_AT + len(topic)
 
         def check(answer: memoryview) -> None:
@@ -151,7 +151,7 @@ class KafkaSocket:
         self._pipeline(frames, count, window, check)
 
     def fetch(self, frames: Sequence[bytes], count: int, window: int) -> int:
-        """Bytes of all answers."""
+        """Return the bytes of all responses."""
         total = 0
 
         def check(answer: memoryview) -> None:
@@ -196,7 +196,7 @@ class KafkaSocket:
 
 
 class GrpcCalls:
-    """One channel; calls run side by side."""
+    """One channel with concurrent calls."""
 
     def __init__(self, port: int) -> None:
         self._channel = aio.insecure_channel(f"localhost:{port}", options=_OPTIONS)

@@ -1,10 +1,10 @@
-"""A node that knows how much processor time its stages of a produce request take: for `kafka_door`.
+"""A node that measures the processor time of the stages of a produce request, for `kafka_api`.
 
     python -m bench.kafka_stages node.toml stages.json
 
-It runs as `tidelog server` does, with clocks around some functions of the Kafka door. At SIGUSR1 it writes what has
-been counted since the last time, {stage: seconds of the event loop's thread}. The clocks cost a few microseconds each
-request. Not a benchmark: it has no `run()`.
+It runs like `tidelog server`, with clocks around some functions of the Kafka API server. At SIGUSR1 it writes the
+counts since the last time, {stage: seconds of the event loop's thread}. The clocks cost a few microseconds per request.
+Not a benchmark: it has no `run()`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from tidelog.replication.service import PartitionService
 from tidelog.rpc.kafka import produce
 from tidelog.rpc.kafka.connection import Connection
 from tidelog.server.config import load
 from tidelog.server.run import run_node
+from tidelog.services.produce import ProduceService
 
 FRAMING, FINDING, APPENDING, ANSWERING = "framing and decoding", "finding and checking", "append", "answer and encoding"
 STAGES = (FRAMING, FINDING, APPENDING, ANSWERING)
 
 
 class Clocks:
-    """One for each stage; what a stage calls of itself counts once."""
+    """One clock per stage; recursion within a stage counts once."""
 
     def __init__(self) -> None:
         self.spent_ns = dict.fromkeys(STAGES, 0)
@@ -51,7 +51,7 @@ class Clocks:
         return timed
 
     def around_async(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Of coroutines that do not wait in this benchmark: one that does would count what others do meanwhile."""
+        """Wrap a coroutine that does not wait in this benchmark: otherwise the clock would count other tasks."""
 
         @wraps(function)
         async def timed(*arguments: Any, **named: Any) -> Any:
@@ -75,17 +75,16 @@ def install(clocks: Clocks) -> None:
     for owner, name, stage in (
         (Connection, "buffer_updated", FRAMING),
         (Connection, "_read", FRAMING),
-        (produce, "_check", FINDING),
+        (produce, "_produce_request", FINDING),
         (Connection, "_start", ANSWERING),
         (Connection, "_make", ANSWERING),
-        (Connection, "_answer", ANSWERING),
+        (Connection, "_respond", ANSWERING),
         (Connection, "_flush", ANSWERING),
     ):
         setattr(owner, name, clocks.around(stage, getattr(owner, name)))
     for home, name, stage in (
-        (produce, "_items", FINDING),
-        (PartitionService, "start_produce", APPENDING),
-        (produce, "_answer", ANSWERING),
+        (ProduceService, "start", APPENDING),
+        (produce, "_respond", ANSWERING),
     ):
         setattr(home, name, clocks.around_async(stage, getattr(home, name)))
 

@@ -125,7 +125,7 @@ def _cpu_seconds(work: Callable[[], object], *, repeat: int = 5) -> float:
 
 
 def _longest_slice(data: bytes) -> float:
-    """Of `metadata.loading`, which gives others a turn after each chunk."""
+    """Of `metadata.snapshot_loader`, which gives others a turn after each chunk."""
     reader, longest = SnapshotReader(), 0.0
     gc.collect()
     gc.disable()

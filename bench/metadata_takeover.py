@@ -1,12 +1,13 @@
-"""Three controller processes with 100,000 partitions: what a client and a broker see of their largest moments.
+"""Three controller processes with 100,000 partitions: takeover, fencing and topic creation as clients and brokers see
+them.
 
 1,000 topics of 100 partitions with 3 replicas on 30 brokers; broker 0 leads 10,000 of them. The processes, their disks,
-gRPC and the deaths are real; two brokers follow and beat, the others only answer when they are asked who they are. All
-of it shares the machine's cores with the client that measures.
+gRPC and the kills are real; two brokers follow and send heartbeats, the others only answer identity requests. All of
+them share the machine's cores with the measuring client.
 
 - takeover: from kill -9 of the active controller to the first change that another one has committed
-- fencing: from the death of broker 0 to the moment in which another broker's own image has all leaders elected anew
-- a topic of 1,000 partitions: from the call to the reply
+- fencing: from the death of broker 0 until another broker's image has new leaders for all its partitions
+- a topic of 1,000 partitions: from the call to the response
 
 Ratios are to the same in a cluster without partitions (takeover), or to the commit of one setting.
 """
@@ -22,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.harness import Result, at_most
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.controller_node import INCARNATION
 from tidelog.metadata.features import bootstrap_records, supported
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.records import ChangeBroker, CreatePartition, CreateTopic, Record, RegisterBroker, SetConfig
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
-from tidelog.metadata.shell import INCARNATION
 from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.metadata.topics import CreateTopics, NewTopic
 
@@ -41,7 +42,7 @@ LIMIT_S = 120.0
 
 
 def _import_processes() -> Any:
-    # The nodes' program and the client live with the tests, which are no package.
+    # The nodes' program and the client are part of the tests, which are not a package.
     sys.path.insert(0, str(ROOT / "tests" / "cluster"))
     import metadata_processes
 
@@ -53,7 +54,7 @@ def _records(brokers: list[Any]) -> Iterator[Record]:
     from uuid import UUID
 
     yield from bootstrap_records()
-    # Most of the brokers do not beat.
+    # Most of the brokers send no heartbeats.
     yield SetConfig(resource_type="cluster", resource="", key="broker.session.timeout.ms", value="3600000")
     for broker in brokers:
         yield RegisterBroker(
@@ -90,7 +91,7 @@ def _setting(number: int) -> AlterConfigs:
 
 
 async def _takeovers(cluster: Any, topics: int) -> list[float]:
-    """Kill the active controller again and again; it is back, with everything, before the next time."""
+    """Kill the active controller repeatedly; it is back, with all data, before the next kill."""
     await cluster.change(_setting(0), timeout_s=LIMIT_S)
     times = []
     for number in range(1, KILLS + 1):
@@ -216,6 +217,6 @@ def run() -> Iterator[Result]:
     ratio = found.create_s / found.commit_s
     yield at_most("create a topic of 1,000 partitions, call to reply", found.create_s, "s", target=1.0)
     yield Result("the same for each partition", ratio / WIDE, "of a commit")
-    yield at_most("a leader of 10,000 partitions dies: all elected anew", found.fence_s, "s", target=2.0)
+    yield at_most("a leader of 10,000 partitions dies: all have new leaders", found.fence_s, "s", target=2.0)
     yield Result("the same for each partition", found.fence_s / found.commit_s / LED, "of a commit")
     yield Result("a controller's event loop stands still meanwhile", found.fence_stall_ms, "ms")

@@ -122,7 +122,10 @@ async def run_all(path: Path) -> list[Result]:
     async with AsyncExitStack() as stack:
         network = LocalNetwork()
         drivers = {node: await start(network, node, path / str(node), stack) for node in NODES}
-        leader = drivers[await drivers[NODES[0]].leader_known()]
+        first = drivers[NODES[0]]
+        while (leading := first.core.leader) is None:
+            await first.wait_for_role_change()
+        leader = drivers[leading]
         await leader.propose(VALUE)
         before: float | None = None
         for waiting in WAITING:

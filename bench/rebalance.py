@@ -1,32 +1,32 @@
-"""A topic of 100 partitions gets 900 more while a group of ten reads it: how soon do all of them flow? And: a consumer
-is killed with -9: how soon do its partitions flow elsewhere?
+"""A topic of 100 partitions gets 900 more while a group of ten reads it: how soon does each owner read them? And: a
+consumer is killed with -9: how soon do other members read its partitions?
 
 Three brokers, ten consumers in two processes (five threads with a consumer each), and this process, which creates and
 produces, share the machine. Partitions have 3 replicas; records are sent with acks=all and synced.
 
-The clock starts with the call that asks for the partitions. As soon as it is answered a record is sent to each new one.
+The clock starts with the call that adds the partitions. As soon as it returns, each new one gets a record.
 
-- assigned: every new partition was told to the callback of its owner;
+- assigned: the callback of each owner has received every new partition;
 - fetched: every one was in a fetch request of its owner;
-- flowed: every one has given its record to its owner's program.
+- flowed: the owner's program has received a record of every one.
 
-Meanwhile ten of the old partitions, one of each consumer, get a record every 100 ms, by a producer of their own (the
-answers of one come in order, so that it would wait for the 900): the longest time between two that
-are read in a row is the pause. It is told against the same before anything was created, and has a limit: half of the
-time until all flowed. A group that stops for a rebalance stands still all of that time; what is held up here waits for
-the same two cores, and for nothing else. That no partition was taken from anybody and given back is counted, too.
+Meanwhile ten of the old partitions, one per consumer, get a record every 100 ms from a separate producer (responses to
+one producer are ordered, so it would wait for the 900). The pause is the longest time between two consecutive records.
+It is compared with the same figure before the creation, and limited to half of the time until all flowed. A group that
+stops for a rebalance would pause all of that time; here the pause comes only from sharing two cores. The benchmark also
+counts partitions that were revoked and assigned again: none may be.
 
 Killed: three processes with a consumer each share six partitions, which get a record every 100 ms. The clock starts
-with the kill and ends with the first record of the last of the victim's partitions at another one. Two seconds of it
-are the grace: so long may a member whose stream has broken take to come back.
+with the kill and ends with the first record of the last of the victim's partitions at another member. Two seconds of it
+are the grace period in which a member with a broken stream may return.
 
-Where the time goes: the parts one after the other on a topic that nobody reads (decided, led, first and second record
-to each), then the processor time of each process for each part of the whole. On a machine that does other work the
-wall time says little; the processor time of all, shared by two cores, is the least that it can take there.
+Where the time goes: the steps in sequence on a topic without readers (decided, led, first and second record to each),
+then the processor time of each process for each step. On a busy machine the wall time says little; the total processor
+time divided by two cores is the minimum.
 
-The disk has a part in it: 3 x 900 directories and files are made. ext4 passes by inodes that were deleted in the last
-minute, one by one, so that where much was just deleted (by this very benchmark, run before) a name costs ten times as
-much; what one costs here and now is told first.
+The disk matters: 3 x 900 directories and files are created. ext4 skips inodes that were deleted in the last minute, one
+by one, so after many deletions (by an earlier run of this benchmark) a name costs ten times as much; the current cost
+is reported first.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from typing import Any
 
 from bench.brokers_load import LIMIT_S, ROOT, client_of, cpu_s, local_cluster, make_topic, run_loop
 from bench.harness import Result, at_most
-from tidelog.client.admin_facade import Admin
-from tidelog.client.consumer import Consumer
-from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.admin.threaded import Admin
+from tidelog.client.consumer.errors import WakeupError
+from tidelog.client.consumer.reader import Reader
+from tidelog.client.consumer.threaded import Consumer
 from tidelog.client.offsets import LATEST, list_offsets
-from tidelog.client.producer import Producer
-from tidelog.client.reader import Reader
+from tidelog.client.producer.threaded import Producer
 from tidelog.client.record import TopicPartition
 from tidelog.testing import LocalCluster
 
@@ -63,7 +63,7 @@ EVERY_S = 0.1
 QUIET_S = 3.0
 FLOWED_S_MAX = 5.0
 PAUSE_PART_MAX = 0.5
-"""Of the time until all flowed."""
+"""Fraction of the time until all flowed."""
 KILLED, SHARED = "killed", 6
 KILLED_S_MAX = 3.0
 
@@ -76,8 +76,8 @@ def until(condition: Callable[[], object], what: str, *, timeout_s: float = LIMI
         time.sleep(0.02)
 
 
-# ---- A process of consumers: `python -m bench.rebalance BOOTSTRAP COUNT TOPIC GROUP`
-#      Each line that it says is [seconds, who, what, numbers].
+# ---- A process of consumers: `python -m bench.rebalance BOOTSTRAP COUNT TOPIC GROUP`. Each line of its output is
+# [seconds, who, what, numbers].
 
 
 def say(who: int, what: str, numbers: Iterable[int]) -> None:
@@ -86,7 +86,7 @@ def say(who: int, what: str, numbers: Iterable[int]) -> None:
 
 
 def note_fetches() -> None:
-    """Say which partitions are in a fetch request for the first time."""
+    """Report partitions that are in a fetch request for the first time."""
     seen: set[int] = set()
     request = Reader.request
 
@@ -101,13 +101,13 @@ def note_fetches() -> None:
 
 
 def consume(who: int, consumer: Consumer, topic: str) -> None:
-    def told(what: str) -> Callable[[list[TopicPartition]], None]:
+    def report(what: str) -> Callable[[list[TopicPartition]], None]:
         return lambda names: say(who, what, (name.partition for name in names))
 
-    consumer.subscribe([topic], on_assigned=told("assigned"), on_revoked=told("revoked"), on_lost=told("lost"))
+    consumer.subscribe([topic], on_assigned=report("assigned"), on_revoked=report("revoked"), on_lost=report("lost"))
     try:
         while True:
-            records = consumer.poll(1_000)
+            records = consumer.poll(1.0)
             if records:
                 say(who, "read", (record.partition for record in records))
     except WakeupError:
@@ -128,7 +128,7 @@ def consumers(bootstrap: str, count: int, topic: str, group: str) -> None:
 
 
 class Consumers:
-    """Such a process, and what it has said."""
+    """A process of consumers and its reports."""
 
     def __init__(self, bootstrap: str, count: int, topic: str = TOPIC, group: str = GROUP) -> None:
         self.lines: list[tuple[float, int, str, list[int]]] = []
@@ -147,7 +147,7 @@ class Consumers:
             self.lines.append(tuple(json.loads(line)))
 
     def kill(self) -> float:
-        """kill -9; when that was."""
+        """Send SIGKILL; return the time."""
         self._process.kill()
         at_s = time.monotonic()
         self._process.wait(30)
@@ -172,7 +172,7 @@ def said(processes: Iterable[Consumers], what: str) -> Iterator[tuple[float, lis
 
 
 def first_s(processes: Iterable[Consumers], what: str) -> dict[int, float]:
-    """When each partition was first said to be that."""
+    """Return when each partition was first reported so."""
     found: dict[int, float] = {}
     for at_s, numbers in said(processes, what):
         for number in numbers:
@@ -185,7 +185,7 @@ def first_s(processes: Iterable[Consumers], what: str) -> dict[int, float]:
 
 @dataclass
 class Costs:
-    """Wall time from one mark to the next, and processor time of each process in it."""
+    """Wall time between marks, and processor time of each process."""
 
     pids: dict[str, int]
     rows: list[tuple[str, float, dict[str, float]]] = field(default_factory=list)
@@ -214,7 +214,7 @@ class Costs:
 
 
 def name_costs() -> tuple[float, float]:
-    """Microseconds of processor time for a directory, and for a file in it, where the cluster has its data."""
+    """Return microseconds of processor time per directory, and per file in it, on the cluster's disk."""
     count = 300
     with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="bench-names-") as path:
         paths = [Path(path) / str(number) for number in range(count)]
@@ -228,14 +228,14 @@ def name_costs() -> tuple[float, float]:
 
 
 def send_all(producer: Producer, topic: str, numbers: Iterable[int]) -> None:
-    """A record to each."""
+    """Send a record to each partition."""
     sent = [producer.send(topic, b"%d" % number, partition=number) for number in numbers]
     for delivery in sent:
         delivery.result()
 
 
 def alone(cluster: LocalCluster, admin: Admin, producer: Producer) -> Costs:
-    """The parts of it, one after the other, on a topic that nobody reads."""
+    """Measure the steps in sequence on a topic without readers."""
     admin.create_topic(ALONE, partitions=OLD, replication_factor=3)
     send_all(producer, ALONE, range(OLD))
     costs = Costs(pids_of(cluster))
@@ -268,7 +268,7 @@ def pids_of(cluster: LocalCluster, processes: Iterable[Consumers] = ()) -> dict[
 
 
 class Trickle:
-    """A record to some partitions every 100 ms, for the length of a `with` block."""
+    """Sends a record to some partitions every 100 ms, for the duration of a `with` block."""
 
     def __init__(self, bootstrap: str, numbers: Iterable[int], topic: str = TOPIC) -> None:
         self._topic = topic
@@ -301,12 +301,12 @@ class Whole:
     calm_s: float = 0.0
     pause_s: float = 0.0
     taken: int = 0
-    """Partitions that were taken from somebody."""
+    """Revoked partitions."""
     load: float = 0.0
 
 
 def longest_gap(processes: list[Consumers], numbers: list[int], begin_s: float, end_s: float) -> float:
-    """Between two records of one of these partitions that were read in a row."""
+    """Return the longest time between two consecutive records of one partition."""
     times: dict[int, list[float]] = {number: [] for number in numbers}
     for at_s, read in said(processes, "read"):
         if begin_s <= at_s <= end_s:
@@ -334,7 +334,7 @@ def whole(cluster: LocalCluster, admin: Admin, producer: Producer) -> Whole:
 
 
 def held(processes: Iterable[Consumers]) -> list[set[int]]:
-    """What each consumer holds."""
+    """Return the partitions of each consumer."""
     found: dict[tuple[int, int], set[int]] = {}
     for process in processes:
         for _, who, what, numbers in list(process.lines):
@@ -386,7 +386,7 @@ def grown(
 
 
 def killed_s(cluster: LocalCluster, admin: Admin) -> float:
-    """From the kill until all that the victim had flows elsewhere."""
+    """Return the seconds from the kill until others read all of the victim's partitions."""
     admin.create_topic(KILLED, partitions=SHARED, replication_factor=3)
     processes: list[Consumers] = []
     try:
@@ -399,7 +399,7 @@ def killed_s(cluster: LocalCluster, admin: Admin) -> float:
             at_s = victim.kill()
 
             def flowing() -> dict[int, float]:
-                """Nothing flowed before all were dealt: what is read of them elsewhere is read after the kill."""
+                """Return the first records after the kill: before, the others did not read these partitions."""
                 return {number: when for number, when in first_s(others, "read").items() if number in mine}
 
             until(lambda: flowing().keys() == mine, "the others read what it had")

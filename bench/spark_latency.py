@@ -1,15 +1,15 @@
-"""What our source adds to a micro-batch of few records: beside the least that a Python source can do.
+"""What our source adds to a micro-batch of few records, compared with a minimal Python source.
 
-Two streaming queries into `format("noop")` take turns in one session of `tidelog.spark.session()`; each begins its next
+Two streaming queries into `format("noop")` alternate in one session of `tidelog.spark.session()`; each starts its next
 micro-batch when the last one has ended. Meanwhile a producer in this process writes a record every `PAUSE_S` to each of
-two partitions, on both turns, so that ours finds some in each micro-batch: it asks the leader how far the log reaches,
-plans, fetches over gRPC and decodes, all in one task. The other one (`spark_ready`) has one task as well, which yields
-one ready-made Arrow batch of one row. One broker shares the two cores with Spark.
+two partitions, in both turns, so that each of our micro-batches has some: our source asks the leader for the log end,
+plans, fetches over gRPC and decodes, all in one task. The other one (`spark_ready`) also has one task, which yields one
+prepared Arrow batch of one row. One broker shares the two cores with Spark.
 
-A figure is the middle duration of a micro-batch as Spark tells it (`triggerExecution`), after `WARM` of each query and
-a whole round; the difference to the neighbour of the same round is what is added. Of the rounds the middle one counts.
-Where the rounds lie further apart than that, the machine was too busy to tell: so the least and the most are told as
-well, and the difference of the lower quartiles of all micro-batches, which a busy machine disturbs less.
+A figure is the median duration of a micro-batch by Spark's `triggerExecution`, after `WARM` of each query and a whole
+round; the difference within a round is what our source adds. The median round counts. If rounds differ by more than
+that, the machine was too busy: so the minimum and the maximum are reported too, and the difference of the lower
+quartiles of all micro-batches, which other load disturbs less.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the benchmarks of Spark share: a session, a filled topic, queries, and what their micro-batches took.
+"""Shared by the Spark benchmarks: a session, a filled topic, queries, and the durations of micro-batches.
 
-Not a benchmark: it has no `run()`. It imports neither PySpark nor Java's bridge before it is known that both are there.
+Not a benchmark: it has no `run()`. It imports PySpark only if Spark and Java are installed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASKS = 2
-"""Of a micro-batch, on every side: as many as there are cores."""
+"""Tasks per micro-batch on every side: one per core."""
 MASTER = f"local[{TASKS}]"
 _numbers = itertools.count(1)
 
 
 def missing() -> str:
-    """What is not there to run Spark, in one line; empty if all is."""
+    """Return what is missing to run Spark, in one line; empty if nothing is."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed: make setup-spark"
     from tidelog.spark.java import NoJavaError, java_home
@@ -44,7 +44,7 @@ def missing() -> str:
 
 @dataclass
 class Place:
-    """Where a benchmark runs."""
+    """The environment of a benchmark."""
 
     spark: SparkSession
     cluster: LocalCluster
@@ -61,7 +61,7 @@ class Place:
 
 
 def run_with_spark(measure: Callable[[Place], Iterator[Result]]) -> Iterator[Result]:
-    """The results, and the load of the machine meanwhile. Without Spark one line, and no result."""
+    """Yield the results, and the load of the machine meanwhile. Without Spark yield one line and no result."""
     name = measure.__module__.rpartition(".")[2]
     if lacking := missing():
         print(f"{name}: not run: {lacking}", flush=True)

@@ -1,8 +1,8 @@
-"""A data source of the benchmarks' own, `format("ready")`: the least that Python can do in Spark, to measure ours by.
+"""The benchmarks' own data source `format("ready")`: the minimum that Python can do in Spark, as an anchor.
 
-As a source it yields Arrow batches that were made once in a worker and stay in its memory: no broker, no decoding, no
-copy. As a sink it takes Arrow batches and drops them. Spark's own share, from Python's socket to rows in the JVM and
-back, is in both; what ours takes more is ours. Not a benchmark: it has no `run()`. Spark's workers import it.
+As a source it yields Arrow batches that are created once per worker and stay in its memory: no broker, no decoding, no
+copy. As a sink it drops Arrow batches. Spark's own share, from Python's socket to rows in the JVM and back, is in both;
+the rest is ours. Not a benchmark: it has no `run()`. Spark's workers import it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAv
 
 from tidelog.spark.options import source_options
 from tidelog.spark.schema import arrow_schema, source_schema
-from tidelog.spark.worker import settle
+from tidelog.spark.worker import prepare_worker
 
 KEY_BYTES = 8
 ENDLESS = 1 << 60
@@ -69,7 +69,7 @@ class ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return [InputPartition(number) for number in range(self._options["tasks"])]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        settle()
+        prepare_worker()
         given = (self._options[name] for name in ("rows", "arrow_rows", "value_bytes"))
         yield from ready_batches(arrow_schema(self._schema), *given)
 
@@ -108,7 +108,7 @@ def one_batch(schema: Any, rows: int, value_bytes: int) -> Any:
 
 class DroppingWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        settle()
+        prepare_worker()
         for _ in iterator:
             pass
         return WriterCommitMessage()

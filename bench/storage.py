@@ -23,7 +23,7 @@ from bench.harness import Result, at_least, at_most, seconds
 from tidelog.log.batch import encode_columns
 from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.directories import directory_name
-from tidelog.log.files import FilePool
+from tidelog.log.file_pool import FilePool
 from tidelog.log.group_commit import GroupCommit
 from tidelog.log.log import Log
 from tidelog.log.logs import Logs

@@ -15,34 +15,35 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tidelog.cli import bench_raw, session
+from tidelog.cli import bench_raw
 from tidelog.cli.bench_figures import DELIVERY_MS, show, times_document
-from tidelog.cli.channel import bootstrap_of
-from tidelog.cli.main import RefusedError, WrongCallError
+from tidelog.cli.clients import bootstrap_of, client_errors, timeout_option
+from tidelog.cli.main import CommandError, UsageError
+from tidelog.cli.messages import report
 from tidelog.cli.progress import Progress
-from tidelog.client.admin_facade import Admin
-from tidelog.client.bulk import BulkDelivery
-from tidelog.client.consumer import Consumer
+from tidelog.client.admin.threaded import Admin
+from tidelog.client.consumer.threaded import Consumer
 from tidelog.client.errors import UnknownTopicError
-from tidelog.client.producer import Producer
+from tidelog.client.producer.bulk import BulkDelivery
+from tidelog.client.producer.threaded import Producer
 from tidelog.model.errors import ErrorCode, TidelogError
 
 CLIENT_ID = "tidelog-bench"
-ROUND = 1_000
-"""Records between two looks at the clock; one of each round is timed."""
+CHUNK_RECORDS = 1_000
+"""Records sent between two readings of the clock; one of them is timed."""
 POLL_RECORDS = 10_000
 POLL_MS = 200
-PATIENCE_S = 15.0
+READ_TIMEOUT_S = 15.0
 
 
 def _check(options: argparse.Namespace) -> None:
     if options.record_bytes < 1 or options.seconds <= 0 or options.partitions < 1:
-        raise WrongCallError("--record-bytes, --seconds and --partitions are above 0")
+        raise UsageError("--record-bytes, --seconds and --partitions are above 0")
     if getattr(options, "rate", 1) <= 0:
-        raise WrongCallError(f"--rate {options.rate}: above 0")
+        raise UsageError(f"--rate {options.rate}: above 0")
     for flag in ("bulk", "arrow"):
         if options.raw and getattr(options, flag, False):
-            raise WrongCallError(f"--{flag} is a way to use a client, and with --raw there is none")
+            raise UsageError(f"--{flag} is a way to use a client, and with --raw there is none")
 
 
 @contextlib.contextmanager
@@ -71,7 +72,7 @@ def _partitions(admin: Admin, topic: str) -> int:
 
 
 class _Acks:
-    """How long records that are timed took to be acknowledged; the first error. Told on the thread of callbacks."""
+    """Acknowledgement times of timed records, and the first error. Delivery callbacks fill it."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -80,19 +81,20 @@ class _Acks:
     def timed(self) -> Callable[[Exception | None, object], None]:
         start_s = time.monotonic()
 
-        def told(error: Exception | None, _metadata: object) -> None:
+        def on_delivery(error: Exception | None, _metadata: object) -> None:
             if error is not None:
                 self.error = self.error or error
             else:
                 self.seconds.append(time.monotonic() - start_s)
 
-        return told
+        return on_delivery
 
 
 def _producer(options: argparse.Namespace, bootstrap: list[str], batch_bytes: int | None = None) -> Producer:
-    more = {} if batch_bytes is None else {"batch_size": batch_bytes}
-    more |= session.timeout_setting(options, "request_timeout_ms")
-    return Producer(bootstrap, client_id=CLIENT_ID, acks=options.acks, delivery_timeout_ms=DELIVERY_MS, **more)
+    more: dict[str, object] = {"bootstrap": bootstrap, **timeout_option(options, "request_timeout_ms")}
+    if batch_bytes is not None:
+        more["batch_size"] = batch_bytes
+    return Producer(more, client_id=CLIENT_ID, acks=options.acks, delivery_timeout_ms=DELIVERY_MS)
 
 
 def _warm(producer: Producer, topic: str, partitions: int, value: bytes) -> dict[str, Any]:
@@ -109,12 +111,12 @@ def _since(producer: Producer, before: dict[str, Any], acks: _Acks) -> dict[str,
     if acks.error is not None:
         raise acks.error
     if failed := after["records_failed"] - before["records_failed"]:
-        raise RefusedError(f"{failed} records were not stored")
+        raise CommandError(f"{failed} records were not stored")
     return found
 
 
-def _told_once(delivery: BulkDelivery, told: Callable[[Exception | None, object], None]) -> None:
-    delivery.add_done_callback(lambda done: told(done.exception(), None))
+def _add_callback(delivery: BulkDelivery, on_delivery: Callable[[Exception | None, object], None]) -> None:
+    delivery.add_done_callback(lambda done: on_delivery(done.exception(), None))
 
 
 def _send_all(
@@ -126,11 +128,11 @@ def _send_all(
     with Progress("writing", unit="s") as progress:
         while (passed_s := time.monotonic() - start_s) < options.seconds and acks.error is None:
             progress.show(passed_s, options.seconds)
-            told = acks.timed()
+            on_delivery = acks.timed()
             if is_bulk:
-                _told_once(producer.send_many(topic, values=values), told)
+                _add_callback(producer.send_many(topic, values=values), on_delivery)
                 continue
-            producer.send(topic, values[0], on_delivery=told)
+            producer.send(topic, values[0], on_delivery=on_delivery)
             for value in rest:
                 producer.send(topic, value)
     producer.flush(DELIVERY_MS / 1000)
@@ -140,7 +142,7 @@ def _send_all(
 def _fill(
     options: argparse.Namespace, bootstrap: list[str], topic: str, partitions: int, *, is_bulk: bool
 ) -> dict[str, Any]:
-    values = [random.randbytes(options.record_bytes) for _ in range(ROUND)]
+    values = [random.randbytes(options.record_bytes) for _ in range(CHUNK_RECORDS)]
     acks = _Acks()
     with _producer(options, bootstrap, options.batch_bytes) as producer:
         before = _warm(producer, topic, partitions, values[0])
@@ -163,7 +165,7 @@ def run_produce(options: argparse.Namespace) -> int:
     if options.raw:
         return bench_raw.run_produce(options)
     bootstrap = bootstrap_of(options)
-    with session.errors_told(), own_topic(options, bootstrap) as (topic, partitions):
+    with client_errors(), own_topic(options, bootstrap) as (topic, partitions):
         figures = _fill(options, bootstrap, topic, partitions, is_bulk=options.bulk)
     return show(options, "produce", "bulk" if options.bulk else "client", partitions, figures)
 
@@ -173,9 +175,9 @@ def run_consume(options: argparse.Namespace) -> int:
     if options.raw:
         return bench_raw.run_consume(options)
     bootstrap = bootstrap_of(options)
-    with session.errors_told(), own_topic(options, bootstrap) as (topic, partitions):
+    with client_errors(), own_topic(options, bootstrap) as (topic, partitions):
         if options.topic is None:
-            session.tell(f"writing for {options.seconds:.0f} s what is read then")
+            report(f"writing for {options.seconds:.0f} s what is read then")
             _fill(options, bootstrap, topic, partitions, is_bulk=True)
         figures = _read(options, bootstrap, topic)
     return show(options, "consume", "arrow" if options.arrow else "client", partitions, figures)
@@ -183,7 +185,7 @@ def run_consume(options: argparse.Namespace) -> int:
 
 def _read(options: argparse.Namespace, bootstrap: list[str], topic: str) -> dict[str, Any]:
     """All that is there, from start to end."""
-    limits = {"max_poll_records": POLL_RECORDS, **session.timeout_setting(options, "default_api_timeout_ms")}
+    limits = {"max_poll_records": POLL_RECORDS, **timeout_option(options, "default_api_timeout_ms")}
     with Consumer(bootstrap, client_id=CLIENT_ID, auto_offset_reset="none", **limits) as consumer:
         places = consumer.partitions_for(topic)
         starts, ends = consumer.beginning_offsets(*places), consumer.end_offsets(*places)
@@ -203,8 +205,8 @@ def _read(options: argparse.Namespace, bootstrap: list[str], topic: str) -> dict
                     heard_s = time.monotonic()
                 elif all(consumer.position(place) >= ends[place] for place in places):
                     break  # a log has offsets without a record, where it was compacted
-                elif time.monotonic() - heard_s > PATIENCE_S:
-                    raise RefusedError(f"nothing more of {topic} could be read in {PATIENCE_S:.0f} s")
+                elif time.monotonic() - heard_s > READ_TIMEOUT_S:
+                    raise CommandError(f"nothing more of {topic} could be read in {READ_TIMEOUT_S:.0f} s")
         seconds = max(heard_s - start_s, 1e-9)
         size = int(consumer.metrics()["bytes_consumed"])
     return {
@@ -222,7 +224,7 @@ def run_latency(options: argparse.Namespace) -> int:
     if options.raw:
         return bench_raw.run_latency(options)
     bootstrap = bootstrap_of(options)
-    with session.errors_told(), own_topic(options, bootstrap) as (topic, partitions):
+    with client_errors(), own_topic(options, bootstrap) as (topic, partitions):
         figures = _pace(options, bootstrap, topic, partitions)
     return show(options, "latency", "client", partitions, figures)
 

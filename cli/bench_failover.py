@@ -2,7 +2,7 @@
 
 It starts a cluster of its own and kills (or freezes) the leader of a partition while one batch after the other is
 written to it; the time from the signal to the next acknowledgement counts. Nodes of other clusters are never touched:
-with `--watch` it only writes to the given one, and tells how long it stood still.
+with `--watch` it only writes to the given one, and reports the longest gap.
 
 It writes with the `Writer` that a `tidelog.Producer` sends its batches with, not with a producer: one batch after the
 other is what is timed, and a producer's buffers and threads would have no part in it but their own time.
@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 from tidelog.cli import session
 from tidelog.cli.bench_figures import times_document
 from tidelog.cli.bench_raw import own_topic
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
-from tidelog.client.admin import AdminClient
+from tidelog.cli.clients import timeout_ms
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
+from tidelog.cli.messages import error_text, report
+from tidelog.client.admin.core import AdminCore
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.metadata import TopicInfo
-from tidelog.client.writer import Writer, WriterConfig
+from tidelog.client.producer.writer import Writer, WriterConfig
 from tidelog.log.batch import encode_columns
 from tidelog.model.errors import CallTimeoutError, TidelogError
 
@@ -41,9 +44,9 @@ def run(options: argparse.Namespace) -> int:
     if options.watch:
         return session.run(options, lambda cluster: _watch(options, cluster))
     if options.bootstrap is not None:
-        raise WrongCallError("it kills only nodes that it has started itself: leave out --bootstrap, or add --watch")
+        raise UsageError("it kills only nodes that it has started itself: leave out --bootstrap, or add --watch")
     if not 2 <= options.nodes <= 9 or options.rounds < 1:
-        raise WrongCallError("--nodes from 2 to 9, --rounds from 1 on")
+        raise UsageError("--nodes from 2 to 9, --rounds from 1 on")
     from tidelog.testing import LocalCluster
 
     with LocalCluster(nodes=options.nodes) as nodes:
@@ -51,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         return session.run_at(
             nodes.bootstrap.split(","),
             lambda cluster: _rounds(options, nodes, cluster),
-            request_ms=session.timeout_ms(options),
+            request_ms=timeout_ms(options),
         )
 
 
@@ -116,14 +119,14 @@ async def _rounds(options: argparse.Namespace, nodes: "LocalCluster", cluster: C
                 leader, is_controller = await steady(cluster, topic, options.replication_factor)
                 await beat.after(beat.acks + STEADY_BATCHES)
                 acks, start_s = beat.acks, loop.time()
-                (nodes.freeze if options.frozen else nodes.kill)(leader)
+                (nodes.pause if options.frozen else nodes.kill)(leader)
                 # An acknowledgement that was on its way when the signal came does not count.
                 await beat.after(acks)
                 while beat.acked_s - start_s < IN_FLIGHT_S:
                     await beat.after(beat.acks)
                 seconds.append(beat.acked_s - start_s)
                 with_controller.append(is_controller)
-                session.tell(f"round {number + 1}: node {leader} gone, {seconds[-1] * 1000:.0f} ms")
+                report(f"round {number + 1}: node {leader} gone, {seconds[-1] * 1000:.0f} ms")
                 await _bring_back(options, nodes, leader)
         finally:
             beating.cancel()
@@ -134,24 +137,23 @@ async def _rounds(options: argparse.Namespace, nodes: "LocalCluster", cluster: C
 
 async def _bring_back(options: argparse.Namespace, nodes: "LocalCluster", node: int) -> None:
     if options.frozen:
-        nodes.thaw(node)
+        nodes.resume(node)
     else:
-        nodes.start(node, is_awaited=False)
+        nodes.start(node, wait=False)
 
 
 async def steady(cluster: ClusterClient, topic: TopicInfo, replicas: int) -> tuple[int, bool]:
     """(the leader, whether it is the active controller), once all replicas are in sync."""
-    admin = AdminClient(cluster)
+    admin = AdminCore(cluster)
     async with _in_time(f"not all {replicas} replicas of {topic.name} were in sync again"):
         while True:
             try:
-                (found,) = await admin.describe_topics([topic.name])
+                (row,) = (await admin.describe_topic(topic.name)).partitions
                 controller = (await admin.describe_cluster()).controller
             except TidelogError:
                 await asyncio.sleep(LOOK_S)
                 continue
-            (row,) = found.partitions or (None,)
-            if row is not None and row.leader >= 0 and len(row.isr) == replicas:
+            if row.leader is not None and len(row.isr) == replicas:
                 return row.leader, row.leader == controller
             await asyncio.sleep(LOOK_S)
 
@@ -191,6 +193,6 @@ async def _watch(options: argparse.Namespace, cluster: ClusterClient) -> int:
     else:
         print(f"{beat.acks} batches; the longest stand was {times_document(beat.gaps)['max_ms']:.0f} ms")
     if beat.error is not None:
-        session.tell(session.error_text(beat.error))
-        return EXIT_REFUSED
+        report(error_text(beat.error))
+        return EXIT_FAILURE
     return EXIT_OK

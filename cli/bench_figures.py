@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tidelog.cli.main import EXIT_OK
+from tidelog.cli.exit_codes import EXIT_OK
 
 DELIVERY_MS = 60_000
 
@@ -32,6 +32,6 @@ def show(options: argparse.Namespace, name: str, how: str, partitions: int, figu
         print(json.dumps(document, indent=2))
         return EXIT_OK
     for key, value in document.items():
-        told = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        print(f"{key.replace('_', ' '):<14} {told}")
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        print(f"{key.replace('_', ' '):<14} {text}")
     return EXIT_OK

@@ -2,6 +2,7 @@
 
 One batch that was encoded before is sent again and again, and what is read is not decoded: so few cycles are spent here
 that the figure is the cluster's. It is an upper bound; what a program gets is measured without `--raw` (`bench_cmd`).
+So it uses the parts below the clients: `Writer` takes encoded batches, `Reader` returns undecoded ones.
 """
 
 import argparse
@@ -13,17 +14,17 @@ from typing import Any
 
 from tidelog.cli import session
 from tidelog.cli.bench_figures import DELIVERY_MS, show, times_document
+from tidelog.cli.messages import report
 from tidelog.cli.produce import acks_of
 from tidelog.cli.progress import Progress
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.client.admin.core import AdminCore
+from tidelog.client.cluster import ClusterClient
+from tidelog.client.consumer.reader import Reader, ReaderConfig
 from tidelog.client.metadata import TopicInfo
 from tidelog.client.offsets import EARLIEST, LATEST, list_offsets
-from tidelog.client.reader import Reader, ReaderConfig
-from tidelog.client.writer import Acknowledged, Writer, WriterConfig
+from tidelog.client.producer.writer import Acknowledged, Writer, WriterConfig
 from tidelog.log.batch import encode_columns
 from tidelog.model.errors import TidelogError
-from tidelog.rpc.v1 import admin_pb2 as pb
 
 BATCH_BYTES = 1 << 20
 
@@ -35,15 +36,12 @@ async def own_topic(options: argparse.Namespace, cluster: ClusterClient) -> Asyn
         yield await cluster.topic(options.topic)
         return
     name = f"bench-{cluster.random.getrandbits(48):012x}"
-    admin = AdminClient(cluster)
-    wanted = pb.NewTopic(name=name, partitions=options.partitions, replication_factor=options.replication_factor)
-    (made,) = await admin.create_topics([wanted])
-    if (error := error_in(made)) is not None:
-        raise error
+    admin = AdminCore(cluster)
+    await admin.create_topic(name, partitions=options.partitions, replication_factor=options.replication_factor)
     try:
         yield await _led(cluster, name)
     finally:
-        await admin.delete_topics([name])
+        await admin.delete_topic(name)
 
 
 async def _led(cluster: ClusterClient, name: str) -> TopicInfo:
@@ -149,7 +147,7 @@ def run_consume(options: argparse.Namespace) -> int:
     async def job(cluster: ClusterClient) -> int:
         async with own_topic(options, cluster) as topic:
             if options.topic is None:
-                session.tell(f"writing for {options.seconds:.0f} s what is read then")
+                report(f"writing for {options.seconds:.0f} s what is read then")
                 await _fill(options, cluster, topic)
             figures = await _read(options, cluster, topic)
         return show(options, "consume", "raw", len(topic.partitions), figures)
@@ -175,7 +173,7 @@ async def _read(options: argparse.Namespace, cluster: ClusterClient, topic: Topi
                     if options.decode:
                         records += sum(len(columns) for columns in piece.batches())
                     else:
-                        records += piece.next_offset - piece.position
+                        records += piece.next_offset - piece.fetch_offset
     finally:
         await reader.close()
     seconds = max(loop.time() - start_s, 1e-9)

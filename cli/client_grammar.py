@@ -16,17 +16,17 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
         made = commands.add_parser(name, help=says, description=says[0].upper() + says[1:] + ".")
         return made.add_subparsers(dest=f"{name} command", metavar="command", parser_class=kind, required=True)
 
-    _add_topics(group("topics", "topics: create, look at, change, delete"))
+    _add_topics(group("topics", "topics: create, describe, change, delete"))
     _add_configs(group("configs", "settings of topics, brokers and the cluster"))
     _add_produce(commands)
     _add_consume(commands)
     _add_query(commands)
-    group_grammar.add(group("groups", "consumer groups: look at, move, delete"), _command, _yes)
+    group_grammar.add(group("groups", "consumer groups: describe, reset, delete"), _command, _yes)
     _add_brokers(group("brokers", "the brokers of a cluster"))
     _add_reassign(group("reassign", "move replicas between brokers"))
     _add_elections(commands)
     _add_records(commands)
-    _add_verify(group("verify", "numbered records in, every acknowledgement and every read checked"))
+    _add_verify(group("verify", "check a cluster with numbered records: lost, duplicated, reordered"))
     _add_bench(group("bench", "measure a cluster"))
 
 
@@ -38,21 +38,21 @@ def _command(
     made.add_argument("--bootstrap", "--bootstrap-server", metavar="HOST:PORT,...", help=BOOTSTRAP_HELP)
     node_grammar.add_timeout(made)
     if has_output:
-        made.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
+        made.add_argument("--output", choices=("table", "json"), default="table", help="output format")
     made.set_defaults(run=f"tidelog.cli.{runs}")
     return made
 
 
 def _whole_from(least: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number, `least` at least."""
+    """The type of an option that is an integer, at least `least`."""
 
     def whole(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is no whole number") from None
+            raise argparse.ArgumentTypeError(f"'{text}' is not an integer") from None
         if number < least:
-            raise argparse.ArgumentTypeError(f"{number}: it is {least} at least")
+            raise argparse.ArgumentTypeError(f"{number}: must be at least {least}")
         return number
 
     return whole
@@ -74,7 +74,7 @@ def _dry_run(made: argparse.ArgumentParser) -> None:
 
 
 def _yes(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--yes", action="store_true", help="do not ask")
+    made.add_argument("--yes", action="store_true", help="do not ask; without a terminal nothing is asked either")
 
 
 def _add_topics(topics: Any) -> None:
@@ -86,7 +86,7 @@ def _add_topics(topics: Any) -> None:
         "--replica-assignment", metavar="LIST", help="instead of both: brokers of each partition, like 1:2:3,2:3:1"
     )
     create.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of the topic")
-    create.add_argument("--if-not-exists", action="store_true", help="be content with one that is there")
+    create.add_argument("--if-not-exists", action="store_true", help="do not fail if the topic exists")
     _dry_run(create)
     listed = _command(topics, "list", "topics:run_list", "names of topics")
     listed.add_argument("--exclude-internal", action="store_true", help="without those of the cluster itself")
@@ -94,19 +94,19 @@ def _add_topics(topics: Any) -> None:
     describe.add_argument("topic", metavar="NAME", nargs="*", help="default: all")
     for option, says in (
         ("--under-replicated", "only partitions with fewer replicas in sync than they have"),
-        ("--unavailable", "only partitions that nobody leads"),
+        ("--unavailable", "only partitions without a leader"),
         ("--under-min-isr", "only partitions with fewer in sync than min.insync.replicas"),
         ("--at-min-isr", "only partitions with just min.insync.replicas in sync"),
         ("--with-overrides", "only topics with settings of their own"),
     ):
         describe.add_argument(option, action="store_true", help=says)
-    alter = _command(topics, "alter", "topics:run_alter", "give a topic more partitions")
+    alter = _command(topics, "alter", "topics:run_alter", "add partitions to a topic")
     alter.add_argument("topic", metavar="NAME", nargs="+")
-    alter.add_argument("--partitions", type=_from_1, required=True, metavar="N", help="how many it shall have in all")
+    alter.add_argument("--partitions", type=_from_1, required=True, metavar="N", help="new total number of partitions")
     _dry_run(alter)
     delete = _command(topics, "delete", "topics:run_delete", "delete topics and their records")
     delete.add_argument("topic", metavar="NAME", nargs="+")
-    delete.add_argument("--if-exists", action="store_true", help="be content if it is not there")
+    delete.add_argument("--if-exists", action="store_true", help="do not fail if the topic does not exist")
     _yes(delete)
     _dry_run(delete)
 
@@ -138,7 +138,7 @@ def _add_produce(commands: Any) -> None:
         "value, key, headers, partition, timestamp.",
     )
     made.add_argument("topic", metavar="TOPIC")
-    made.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value")
+    made.add_argument("--key-separator", metavar="TEXT", help="separator between key and value")
     made.add_argument("--key", metavar="TEXT", help="the key of every record")
     made.add_argument(
         "--file", action="append", default=[], metavar="PATH", help="send this file as one record ('-': all of stdin)"
@@ -158,7 +158,7 @@ def _add_consume(commands: Any) -> None:
         "consume",
         "consume:run",
         "print records as they come, until Ctrl-C",
-        more="From the end on, unless told otherwise. With --group as a member of a group: several share the "
+        more="Starts at the end by default. With --group as a member of a group: several share the "
         "partitions, what was printed is committed, and the next one goes on there.",
         has_output=False,
     )
@@ -171,11 +171,11 @@ def _add_consume(commands: Any) -> None:
     where.add_argument("--last", type=_from_0, metavar="N", help="from N offsets before the end of each partition on")
     made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
     made.add_argument("--group", metavar="G", help="as a member of this group, from what it has committed on")
-    made.add_argument("--max-messages", type=_from_0, metavar="N", help="stop after so many")
-    made.add_argument("--timeout-ms", type=_from_0, metavar="MS", help="stop when nothing came for so long")
-    made.add_argument("--exit-at-end", action="store_true", help="stop at what is the end now")
+    made.add_argument("--max-messages", type=_from_0, metavar="N", help="stop after N records")
+    made.add_argument("--timeout-ms", type=_from_0, metavar="MS", help="stop after MS milliseconds without a record")
+    made.add_argument("--exit-at-end", action="store_true", help="stop at the current end of each partition")
     made.add_argument("--keys", action="store_true", help="print keys before values")
-    made.add_argument("--key-separator", default="\t", metavar="TEXT", help="between what is printed (default: a tab)")
+    made.add_argument("--key-separator", default="\t", metavar="TEXT", help="separator of printed fields (default tab)")
     made.add_argument("--headers", action="store_true", help="print headers")
     made.add_argument("--offsets", action="store_true", help="print partition, offset and time")
     made.add_argument(
@@ -215,7 +215,7 @@ def _add_query(commands: Any) -> None:
         metavar="N",
         help="refuse to read a topic with more records (default 10 million)",
     )
-    made.add_argument("--output", choices=("table", "json", "csv"), default="table", help="for a person or a program")
+    made.add_argument("--output", choices=("table", "json", "csv"), default="table", help="output format")
 
 
 def _add_brokers(brokers: Any) -> None:
@@ -226,12 +226,22 @@ def _add_brokers(brokers: Any) -> None:
         brokers,
         "drain",
         "brokers:run_drain",
-        "let a broker lead nothing, and get no new replicas",
+        "move leadership away from a broker and place no new replicas on it",
         more="Its replicas stay; `tidelog reassign plan` moves them.",
     )
     drain.add_argument("broker", type=int, metavar="ID")
-    drain.add_argument("--undo", action="store_true", help="let it take part again")
+    drain.add_argument("--undo", action="store_true", help="end the drain")
     _dry_run(drain)
+    unregister = _command(
+        brokers,
+        "unregister",
+        "brokers:run_unregister",
+        "remove a stopped broker that will not return",
+        more="Rejected while the broker runs or has replicas: `tidelog reassign plan` moves them.",
+    )
+    unregister.add_argument("broker", type=int, metavar="ID")
+    _yes(unregister)
+    _dry_run(unregister)
     move = _command(
         brokers,
         "move-replicas",
@@ -243,6 +253,14 @@ def _add_brokers(brokers: Any) -> None:
     move.add_argument("--topic", required=True, metavar="NAME")
     move.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
     move.add_argument("--directory", required=True, metavar="PATH", help="where to, by path or id (`brokers describe`)")
+    verify = _command(
+        brokers,
+        "verify-replicas",
+        "verify_replicas:run",
+        "prove that the replicas of partitions agree, without stopping anything",
+        more="Exit code 0 only if all replicas that were named agree.",
+    )
+    verify.add_argument("partitions", nargs="*", metavar="TOPIC[:PARTITION]", help="default: all of the cluster")
 
 
 def _add_reassign(reassign: Any) -> None:
@@ -263,9 +281,14 @@ def _add_reassign(reassign: Any) -> None:
     )
     execute.add_argument("--wait", action="store_true", help="until all moves are done")
     _dry_run(execute)
-    status = _command(reassign, "status", "reassign:run_status", "what is under way; ends throttles when nothing is")
+    status = _command(
+        reassign,
+        "status",
+        "reassign:run_status",
+        "reassignments in progress; removes throttles when there are none",
+    )
     status.add_argument("--plan", metavar="FILE", help="only what this plan names")
-    cancel = _command(reassign, "cancel", "reassign:run_cancel", "go back to where replicas were")
+    cancel = _command(reassign, "cancel", "reassign:run_cancel", "cancel reassignments and restore the former replicas")
     cancel.add_argument("--plan", metavar="FILE", help="only what this plan names (default: all)")
     _yes(cancel)
 
@@ -275,13 +298,13 @@ def _add_elections(commands: Any) -> None:
         commands,
         "elect-leaders",
         "elections:run",
-        "give leadership to preferred replicas, or to any live one",
+        "elect preferred replicas as leaders; with --unclean any live replica",
         more="--unclean elects for partitions without a leader; acknowledged records may be lost.",
     )
     made.add_argument("--topic", metavar="NAME", help="only this one (default: all that need it)")
     made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one, with --topic")
     made.add_argument("--all", action="store_true", help="all partitions of the cluster")
-    made.add_argument("--unclean", action="store_true", help="any live replica, where nobody leads")
+    made.add_argument("--unclean", action="store_true", help="any live replica, for partitions without a leader")
     _yes(made)
     _dry_run(made)
 
@@ -304,9 +327,9 @@ def _add_verify(verify: Any) -> None:
     produce.add_argument("--batch", type=int, default=10, metavar="N", help="records of a batch (default 10)")
     produce.add_argument("--acks", choices=("all", "-1", "1", "0"), default="all")
     produce.add_argument("--timeout-ms", type=int, default=120_000, metavar="MS", help="to store a batch")
-    consume = _command(verify, "consume", "verify:run_consume", "read everything, and note every record")
+    consume = _command(verify, "consume", "verify_read:run", "read everything, and note every record")
     consume.add_argument("topic", metavar="TOPIC")
-    consume.add_argument("--records", type=_from_0, metavar="N", help="stop after so many")
+    consume.add_argument("--records", type=_from_0, metavar="N", help="stop after N records")
     consume.add_argument("--follow", action="store_true", help="go on at the end, until Ctrl-C")
     consume.add_argument("--group", metavar="G", help="as a member of this group; several may run at once")
     check = verify.add_parser(
@@ -316,10 +339,31 @@ def _add_verify(verify: Any) -> None:
     )
     check.add_argument("history", nargs="+", metavar="FILE", help="of `verify produce` and `verify consume`")
     check.add_argument("--allow", action="append", default=[], choices=("lost",), help="as with acks=1")
-    check.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
+    check.add_argument("--output", choices=("table", "json"), default="table", help="output format")
     check.set_defaults(run="tidelog.cli.verify:run_check")
+    _add_chaos(verify)
     for made in (produce, consume):
         made.add_argument("--history", required=True, metavar="FILE", help="lines of JSON are added to it")
+
+
+def _add_chaos(verify: Any) -> None:
+    chaos = _command(
+        verify,
+        "chaos",
+        "verify_chaos:run",
+        "write and read with real clients while faults strike, and check everything",
+        more="It creates topics and groups of its own, and deletes them if all is good. Exits with 1 otherwise.",
+    )
+    chaos.add_argument("--minutes", type=float, default=5.0, metavar="N", help="how long (default 5)")
+    chaos.add_argument(
+        "--nodes", metavar="FILE", help="TOML with commands that kill, stop, ... nodes (default: no faults)"
+    )
+    chaos.add_argument(
+        "--kafka-bootstrap", metavar="HOST:PORT,...", help="also confluent-kafka and aiokafka, if installed"
+    )
+    chaos.add_argument("--seed", type=_from_0, metavar="K", help="repeats a plan of faults (default: the time)")
+    chaos.add_argument("--rate", type=_from_1, default=150, metavar="R", help="records a second (default 150)")
+    chaos.add_argument("--path", metavar="DIR", help="for histories and report.html (default chaos-SEED)")
 
 
 def _add_bench(bench: Any) -> None:
@@ -330,7 +374,7 @@ def _add_bench(bench: Any) -> None:
         bench,
         "failover",
         "bench_failover:run",
-        "how long writing stands still when a leader is killed",
+        "write unavailability after the leader is killed",
         more="Starts a cluster of three nodes of its own and kills its leaders with -9. With --watch it kills nobody: "
         "it writes to the given cluster and reports how long it stood still.",
     )

@@ -1,14 +1,15 @@
-"""`tidelog completion bash|zsh|fish`: scripts for shells, made of the grammar itself.
+"""`tidelog completion bash|zsh|fish`: shell completion scripts, generated from the grammar.
 
-A script is tables of words: what may follow which command, and which values an option takes. The shell needs no call of
-`tidelog` to complete. Where a value is anything (a name, a file) the shell completes files.
+A script contains tables of words: the commands that may follow each command, and the values of options. The shell does
+not call `tidelog` to complete. Free values (a name, a file) complete to files.
 """
 
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tidelog.cli.main import EXIT_OK, parser
+from tidelog.cli.exit_codes import EXIT_OK
+from tidelog.cli.main import parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +25,22 @@ class Command:
     path: str
     """Like "topics create"; empty for the command itself."""
     commands: tuple[tuple[str, str], ...]
-    """(name, what it is) of what is below."""
+    """(name, description) of its subcommands."""
     options: tuple[Option, ...]
     choices: tuple[str, ...]
-    """Of its arguments."""
+    """Choices of its arguments."""
 
 
 def commands(made: argparse.ArgumentParser, path: str = "") -> Iterator[Command]:
-    """The grammar as a tree, top first."""
+    """Yield the grammar as a tree, top first."""
     below: list[tuple[str, str]] = []
     options: list[Option] = []
     choices: list[str] = []
     inner: list[tuple[str, argparse.ArgumentParser]] = []
     for action in made._actions:
         if isinstance(action, argparse._SubParsersAction):
-            told = {one.dest: one.help or "" for one in action._choices_actions}
-            below += [(name, told.get(name, "")) for name in action.choices]
+            text = {one.dest: one.help or "" for one in action._choices_actions}
+            below += [(name, text.get(name, "")) for name in action.choices]
             inner += action.choices.items()
         elif action.option_strings:
             values = tuple(map(str, action.choices or ()))
@@ -62,7 +63,7 @@ def _quoted(text: str) -> str:
 
 
 def _words(one: Command) -> list[str]:
-    """What may stand there: commands and choices, or options."""
+    """Return the possible words: commands and choices, or options."""
     return [
         *(name for name, _ in one.commands),
         *one.choices,
@@ -71,7 +72,7 @@ def _words(one: Command) -> list[str]:
 
 
 def _lines_of_paths(tree: list[Command]) -> Iterator[str]:
-    """Cases that follow the words of a line down the tree."""
+    """Yield cases that follow the words of a line down the tree."""
     for one in tree:
         for name, _ in one.commands:
             below = f"{one.path} {name}".strip()
@@ -79,7 +80,7 @@ def _lines_of_paths(tree: list[Command]) -> Iterator[str]:
 
 
 def _lines_of_values(tree: list[Command], give: str, files: str) -> Iterator[str]:
-    """Cases for the value of an option."""
+    """Yield cases for the value of an option."""
     for one in tree:
         for option in one.options:
             if option.takes_value:
@@ -130,7 +131,7 @@ def zsh(tree: list[Command]) -> str:
             "_tidelog_words() { compadd -- ${=1}; }",
             "_tidelog() {",
             '  local at="" prev="${words[CURRENT-1]}" i',
-            "  local -a told",
+            "  local -a entries",
             "  for ((i = 2; i < CURRENT; i++)); do",
             '    case "$at|${words[i]}" in',
             *_lines_of_paths(tree),
@@ -140,9 +141,9 @@ def zsh(tree: list[Command]) -> str:
             *_lines_of_values(tree, "_tidelog_words", "_files"),
             "  esac",
             '  case "$at" in',
-            *(f"    {_quoted(one.path)}) told=({described(one)}) ;;" for one in tree),
+            *(f"    {_quoted(one.path)}) entries=({described(one)}) ;;" for one in tree),
             "  esac",
-            "  _describe -t commands tidelog told || _files",
+            "  _describe -t commands tidelog entries || _files",
             "}",
             "compdef _tidelog tidelog",
             "",

@@ -5,27 +5,28 @@ import json
 import sys
 
 from tidelog.cli import table
-from tidelog.cli.main import EXIT_OK, WrongCallError
+from tidelog.cli.exit_codes import EXIT_OK
+from tidelog.cli.main import UsageError
 from tidelog.server.config import ConfigError, NodeConfig, load
 
 
 def read_config(path: str) -> NodeConfig:
-    """The node's configuration; what is wrong with it is a wrong call."""
+    """Read the node's configuration. Errors in it are usage errors."""
     try:
         return load(path)
     except ConfigError as error:
-        raise WrongCallError(str(error)) from error
+        raise UsageError(str(error)) from error
     except OSError as error:
-        raise WrongCallError(f"{path}: {error.strerror or error}") from error
+        raise UsageError(f"{path}: {error.strerror or error}") from error
 
 
 def run_check(options: argparse.Namespace) -> int:
     config = read_config(options.config)
-    _tell_ignored(config)
+    _print_ignored(config)
     roles = " and ".join(
         role for role, has in (("broker", config.is_broker), ("controller", config.is_controller)) if has
     )
-    print(f"{options.config}: good; node {config.node}, {roles}")
+    print(f"{options.config}: valid; node {config.node}, {roles}")
     return EXIT_OK
 
 
@@ -46,7 +47,7 @@ def run_show(options: argparse.Namespace) -> int:
         listeners = [
             {
                 "name": one.name,
-                "door": one.door.name.lower(),
+                "protocol": one.kind.name.lower(),
                 "listens": str(one.address),
                 "advertised": str(one.advertised),
             }
@@ -59,15 +60,15 @@ def run_show(options: argparse.Namespace) -> int:
     cells = [[entry.key, entry.value, entry.source, entry.default] for entry in entries]
     table.write(sys.stdout, ["key", "value", "source", "default"], cells)
     print()
-    places = [[one.name, one.door.name.lower(), one.address, one.advertised] for one in config.listeners]
+    addresses = [[one.name, one.kind.name.lower(), one.address, one.advertised] for one in config.listeners]
     if config.http is not None:
-        places.append(["HTTP", "http", config.http, None])
-    table.write(sys.stdout, ["listener", "door", "listens", "advertised"], places)
-    _tell_ignored(config)
+        addresses.append(["HTTP", "http", config.http, None])
+    table.write(sys.stdout, ["listener", "protocol", "listens", "advertised"], addresses)
+    _print_ignored(config)
     return EXIT_OK
 
 
-def _tell_ignored(config: NodeConfig) -> None:
+def _print_ignored(config: NodeConfig) -> None:
     if config.ignored:
         print(f"tidelog: ignored, since they mean nothing here: {', '.join(config.ignored)}", file=sys.stderr)
     for warning in config.warnings:

@@ -8,7 +8,7 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
     """Add the command to the grammar of `tidelog`."""
     demo = commands.add_parser(
         "demo",
-        help="a cluster of three nodes loses its leader, and nothing else",
+        help="kill the leader of a three-node cluster and show that no record is lost",
         description="Starts three nodes on free ports of this machine, writes to a topic with three replicas, kills "
         "the leader with SIGKILL, goes on writing, and reads everything back. `tidelog demo log` shows the same of one "
         "log on one disk, `tidelog demo spark` a query of Spark over a topic.",

@@ -1,9 +1,9 @@
-"""`tidelog demo log`: a log is written, its writer is killed, the log is recovered: everything acknowledged is there.
+"""`tidelog demo log`: kills the writer of a log and recovers the log: everything acknowledged is there.
 
-A child process appends numbered records and prints the end of what is on disk each time a sync has ended; that line is
-the acknowledgement, and this process is the witness. Then comes SIGKILL in the middle of the work, and half a batch of
-garbage at the end of the newest segment, which is what a loss of power leaves of a write. Recovery must cut the garbage
-and keep every acknowledged record, once, in order, at its offset.
+A child process appends numbered records and prints the durable end after each sync; that line is the acknowledgement,
+and this process is the witness. Then comes SIGKILL in the middle of the work, and half a batch of garbage at the end of
+the newest segment, as a power loss leaves of a write. Recovery must cut the garbage and keep every acknowledged record,
+once, in order, at its offset.
 """
 
 import argparse
@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
 from tidelog.log.batch import decode_columns, encode_columns, split_batches
 from tidelog.log.config import LogConfig
-from tidelog.log.files import FilePool
+from tidelog.log.file_pool import FilePool
 from tidelog.log.group_commit import GroupCommit
 from tidelog.log.log import Log
-from tidelog.log.recovered import RecoveryReport
+from tidelog.log.recovery_result import RecoveryReport
 from tidelog.model.errors import StorageError
 from tidelog.model.ids import Epoch, PartitionId, TopicId
 from tidelog.world.real.clock import SystemClock
@@ -42,7 +43,7 @@ STATE_PATH = "state"
 CONFIG = LogConfig(segment_bytes=512 << 10)
 BATCH_RECORDS = 20
 WAITING_MAX = 64
-"""Appends that the writer has under way at a time: they share the syncs."""
+"""Concurrent appends of the writer: they share the syncs."""
 READ_BYTES = 1 << 20
 BATCH_BYTES_MAX = 1 << 20
 CHECKPOINT_S = 0.1
@@ -85,7 +86,7 @@ async def opened_log(directory: str) -> AsyncIterator[Log]:
 
 
 async def write_until_killed(directory: str) -> None:
-    """Append numbered records for ever; print the end of what is durable whenever it moves."""
+    """Append numbered records forever; print the durable end whenever it moves."""
     async with opened_log(directory) as log:
         waiting: set[asyncio.Future[None]] = set()
         checkpoints = asyncio.create_task(_checkpoint_for_ever(log))
@@ -111,7 +112,7 @@ def _acknowledge(end: int, done: "asyncio.Future[None]") -> None:
 
 
 async def _checkpoint_for_ever(log: Log) -> None:
-    """The owner's duty: after a crash only what lies past the last checkpoint is read."""
+    """The log's owner must checkpoint: after a crash recovery reads only what lies past the last checkpoint."""
     while True:
         await asyncio.sleep(CHECKPOINT_S)
         await log.checkpoint()
@@ -153,7 +154,7 @@ def watch_and_kill(directory: str, records: int) -> Witnessed:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Whole lines from a pipe; a line that the kill cut short was never said."""
+    """Yield whole lines from a pipe; a line that the kill cut short was never acknowledged."""
     rest = b""
     while data := os.read(descriptor, 65536):
         *whole, rest = (rest + data).split(b"\n")
@@ -171,18 +172,18 @@ def tear(directory: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What the log says after the crash, and how long it took to open."""
+    """The log after the crash, and the seconds to open it."""
 
     records: int
     end_offset: int
     wrong: int
-    """Records that are not what was written at their offset."""
+    """Records that differ from what was written at their offset."""
     report: RecoveryReport
     seconds: float
 
 
 async def recover_and_read(directory: str) -> Recovered:
-    """Open the log, read it from its start to its end, compare every record with what was written there."""
+    """Open the log, read it from start to end, compare every record with what was written there."""
     started = time.monotonic()
     async with opened_log(directory) as log:
         seconds = time.monotonic() - started
@@ -199,19 +200,19 @@ async def recover_and_read(directory: str) -> Recovered:
 
 def run(options: argparse.Namespace) -> int:
     if options.records < 1:
-        raise WrongCallError("--records: at least 1")
+        raise UsageError("--records: at least 1")
     with contextlib.ExitStack() as stack:
         directory = options.data
         if directory is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-demo-"))
         elif os.path.exists(directory) and (not os.path.isdir(directory) or os.listdir(directory)):
-            raise WrongCallError(f"{directory}: is there already; give an empty or a new directory")
+            raise UsageError(f"{directory}: is there already; use an empty or a new directory")
         os.makedirs(directory, exist_ok=True)
-        return _tell(directory, options.records)
+        return _report_story(directory, options.records)
 
 
-def _tell(directory: str, records: int) -> int:
-    logging.getLogger("tidelog").addHandler(logging.NullHandler())  # what recovery says is told below
+def _report_story(directory: str, records: int) -> int:
+    logging.getLogger("tidelog").addHandler(logging.NullHandler())  # the report below has what recovery logs
     print(f"Writing a log in {directory}, in a process of its own.")
     seen = watch_and_kill(directory, records)
     print(
@@ -224,14 +225,14 @@ def _tell(directory: str, records: int) -> int:
     report = found.report
     print(
         f"Recovered it in {found.seconds * 1000:.0f} ms: read {report.bytes_read:,} bytes past the recovery point "
-        f"{report.recovery_point:,}, cut {report.bytes_cut} bytes ({(report.cut_reason or '').rpartition(': ')[2]})."
+        f"{report.recovery_point:,}, cut {report.bytes_truncated} bytes ({(report.fault or '').rpartition(': ')[2]})."
     )
     again = asyncio.run(recover_and_read(directory))
     print(f"Opened it once more after the clean stop, in {again.seconds * 1000:.1f} ms.")
     lost = max(0, seen.acknowledged_end - found.end_offset)
     if lost or found.wrong or (again.records, again.wrong) != (found.records, 0):
         print(f"FAILED: {lost} acknowledged records are lost, {found.wrong} are wrong.")
-        return EXIT_REFUSED
+        return EXIT_FAILURE
     late = found.end_offset - seen.acknowledged_end
     extra = f"; {late:,} more had been written but not yet acknowledged" if late else ""
     print(

@@ -1,9 +1,9 @@
-"""`tidelog demo spark`: the second act. Spark reads a topic as a stream and writes its result to another one.
+"""`tidelog demo spark`: Spark reads a topic as a stream and writes its result to another one.
 
-    start three nodes -> orders into a topic -> a streaming query: how many and how much, by shop -> into a topic
+    start three nodes -> orders into a topic -> a streaming query: count and sum by shop -> into a topic
       -> read that one back, print it, compare it with what was written
 
-Without PySpark or a Java it says what to install and ends well, unless REQUIRE_SPARK asks for a failure.
+Without PySpark or Java it says what to install and succeeds, unless REQUIRE_SPARK asks for a failure.
 """
 
 import argparse
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import tidelog
-from tidelog.cli.demo import NODES, PATIENCE_S, DemoFailedError, data_directory, reason
-from tidelog.cli.main import EXIT_OK, RefusedError, WrongCallError
+from tidelog.cli.demo import NODES, STEP_TIMEOUT_S, DemoFailedError, data_directory, reason
+from tidelog.cli.exit_codes import EXIT_OK
+from tidelog.cli.main import CommandError, UsageError
 from tidelog.spark import foreach_batch, session
 from tidelog.spark.java import NoJavaError, java_home
 from tidelog.testing import LocalCluster
@@ -34,16 +35,16 @@ PARTITIONS = 3
 say = partial(print, flush=True)
 
 Totals = dict[str, tuple[int, int]]
-"""By shop: how many orders, how much they are together."""
+"""By shop: number of orders, sum of amounts."""
 
 
 def order(number: int) -> tuple[str, int]:
-    """The shop and the amount of an order."""
+    """Return the shop and the amount of an order."""
     return SHOPS[number % len(SHOPS)], number * 7 % 90 + 10
 
 
 def missing() -> str | None:
-    """What is not there and how to get it; None if everything is."""
+    """Return what is missing and how to get it; None if nothing is."""
     wanted = []
     if importlib.util.find_spec("pyspark") is None:
         wanted.append("PySpark (make setup-spark, or: pip install 'tidelog[spark-local]')")
@@ -56,12 +57,12 @@ def missing() -> str | None:
 
 def run(options: argparse.Namespace) -> int:
     if options.records < len(SHOPS):
-        raise WrongCallError(f"--records: at least {len(SHOPS)}")
+        raise UsageError(f"--records: at least {len(SHOPS)}")
     say("Now Spark, over the same kind of cluster. This needs PySpark and a Java, 17 or 21.")
     lack = missing()
     if lack is not None:
         if os.environ.get("REQUIRE_SPARK"):
-            raise RefusedError(f"REQUIRE_SPARK is set, and there is not everything that Spark needs: {lack}")
+            raise CommandError(f"REQUIRE_SPARK is set, and there is not everything that Spark needs: {lack}")
         say(f"Not shown, for it lacks {lack}.")
         return EXIT_OK
     data = data_directory(options.data)
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     except Exception as error:
         first = DemoFailedError(f"{type(error).__name__}: {str(error).splitlines()[0]}") if str(error) else error
-        raise RefusedError(f"the demo failed: {reason(first)}\nSpark's log: {data}/spark.log") from error
+        raise CommandError(f"the demo failed: {reason(first)}\nSpark's log: {data}/spark.log") from error
     if options.data is None:
         shutil.rmtree(data, ignore_errors=True)  # Spark's own processes may still be writing their last lines
     kept = "" if options.data is None else f" Its files are in {data}."
@@ -84,9 +85,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(data: Path, records: int) -> None:
     failure: BaseException | None = None
-    with LocalCluster(NODES, data=data / "nodes", is_started=False) as cluster, _own_log(data / "spark.log"):
+    with LocalCluster(NODES, data=data / "nodes", start=False) as cluster, _own_log(data / "spark.log"):
         try:
-            _tell(cluster, data, records)
+            _report_story(cluster, data, records)
         except BaseException as error:
             failure = error  # raised below: in here the cluster would print all of its logs
     if failure is not None:
@@ -95,7 +96,7 @@ def _run(data: Path, records: int) -> None:
 
 @contextlib.contextmanager
 def _own_log(path: Path) -> Iterator[None]:
-    """Spark and its workers talk a lot, and inherit where to."""
+    """Redirect output: Spark and its workers print much, and inherit this process's streams."""
     sys.stderr.flush()
     kept = os.dup(2)
     with path.open("wb") as log:
@@ -108,8 +109,8 @@ def _own_log(path: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def _tell(cluster: LocalCluster, data: Path, records: int) -> None:
-    cluster.start_all(timeout_s=PATIENCE_S)
+def _report_story(cluster: LocalCluster, data: Path, records: int) -> None:
+    cluster.start_all(timeout=STEP_TIMEOUT_S)
     with tidelog.Admin(cluster.bootstrap) as admin:
         admin.create_topic(ORDERS, partitions=PARTITIONS, replication_factor=NODES)
         admin.create_topic(TOTALS, partitions=1, replication_factor=NODES, configs={"cleanup.policy": "compact"})
@@ -144,12 +145,12 @@ def _write(bootstrap: str, records: int) -> Totals:
         keys.append(shop)
         values.append(json.dumps({"order": number, "amount": amount}))
     with tidelog.Producer(bootstrap) as producer:
-        producer.send_many(ORDERS, keys=keys, values=values).result(PATIENCE_S)
+        producer.send_many(ORDERS, keys=keys, values=values).result(STEP_TIMEOUT_S)
     return totals
 
 
 def _query(spark: Any, bootstrap: str, checkpoint: Path) -> int:
-    """Until everything that is there now has been read: how many rows."""
+    """Read everything that is there now; return the number of rows."""
     servers = {"bootstrap.servers": bootstrap}
     orders = (
         spark.readStream.format("tidelog")
@@ -171,7 +172,7 @@ def _query(spark: Any, bootstrap: str, checkpoint: Path) -> int:
 
 
 def _read(bootstrap: str) -> Totals:
-    """The newest row of each shop: what compaction will leave."""
+    """Return the newest row of each shop, as compaction leaves it."""
     found: Totals = {}
     table = tidelog.read_arrow(TOTALS, bootstrap=bootstrap)
     for key, value in zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True):

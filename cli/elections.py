@@ -1,66 +1,56 @@
-"""`tidelog elect-leaders`. Keys of the JSON document are listed in docs/cli.md."""
+"""`tidelog elect-leaders`. docs/cli.md lists the keys of the JSON document."""
 
 import argparse
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-from tidelog.cli import session
-from tidelog.cli.main import EXIT_REFUSED, WrongCallError
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient
+from tidelog.cli.clients import open_admin, topic_of
+from tidelog.cli.exit_codes import EXIT_FAILURE
+from tidelog.cli.main import UsageError
+from tidelog.cli.messages import confirm, print_outcomes, report
+from tidelog.client.admin.threaded import Admin
+from tidelog.client.admin.values import TopicDescription
+from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode
 
 LINES_MAX = 20
 
 
-def print_partition_outcomes(
-    options: argparse.Namespace, rows: Any, done: str, *, but: tuple[ErrorCode, ...] = ()
-) -> int:
-    """How each partition of a change ended."""
-    if options.output == "json":
-        items = [{"topic": row.topic, "partition": row.partition, "error": session.error_document(row)} for row in rows]
-        document = {"partitions": items, "validate_only": getattr(options, "validate_only", False)}
-        print(json.dumps(document, indent=2))
-    else:
-        for row in rows:
-            if not row.HasField("error"):
-                print(f"{row.topic}-{row.partition}: {done}")
-    return session.tell_errors([(f"{row.topic}-{row.partition}", row) for row in rows], but=but)
-
-
-async def _tell_losses(admin: AdminClient, places: Mapping[str, Sequence[int]] | None) -> None:
-    """Who has what an unclean election may lose, partition by partition, before anybody is asked to confirm."""
-    topics = await admin.describe_topics(None if places is None else list(places))
-    sizes: dict[tuple[str, int, int], int] = {}
-    for broker in await admin.describe_log_dirs(topics=[topic.name for topic in topics]):
-        for directory in broker.directories:
-            for replica in directory.replicas:
-                sizes[replica.topic, replica.partition, broker.broker] = replica.bytes
-    lines = loss_lines(topics, places, sizes)
+def _tell_losses(admin: Admin, partitions: Sequence[TopicPartition] | None) -> None:
+    """Prints what an unclean election may lose, by partition, before you confirm it."""
+    names = None if partitions is None else {partition.topic for partition in partitions}
+    topics = admin.describe_topics(names, partial=True).succeeded
+    sizes = {
+        (replica.partition, broker): replica.bytes
+        for broker, directories in admin.describe_log_dirs(None, topics, partial=True).succeeded.items()
+        for directory in directories
+        for replica in directory.replicas
+    }
+    lines = loss_lines(topics.values(), partitions, sizes)
     for line in lines[:LINES_MAX]:
-        session.tell(line)
+        report(line)
     if len(lines) > LINES_MAX:
-        session.tell(f"and {len(lines) - LINES_MAX} more partitions")
+        report(f"and {len(lines) - LINES_MAX} more partitions")
 
 
 def loss_lines(
-    topics: Sequence[Any], places: Mapping[str, Sequence[int]] | None, sizes: Mapping[tuple[str, int, int], int]
+    topics: Iterable[TopicDescription],
+    partitions: Iterable[TopicPartition] | None,
+    sizes: Mapping[tuple[TopicPartition, int], int],
 ) -> list[str]:
-    """One line for each partition without a leader. `sizes`: bytes of the log of (topic, partition, broker)."""
+    """Returns a line for each partition without a leader. `sizes`: log bytes of (partition, broker)."""
     lines = []
+    named = None if partitions is None else set(partitions)
     for topic in topics:
         for row in topic.partitions:
-            if row.leader >= 0 or (places is not None and row.partition not in places[topic.name]):
+            partition = TopicPartition(topic.name, row.partition)
+            if row.leader is not None or (named is not None and partition not in named):
                 continue
             complete = ", ".join(map(str, row.eligible_leader_replicas))
             known = (
                 f"broker {complete} has every acknowledged record" if complete else "nobody is known to have all of it"
             )
-            logs = ", ".join(
-                _log_text(broker, sizes.get((topic.name, row.partition, broker))) for broker in row.replicas
-            )
-            lines.append(f"{topic.name}-{row.partition}: {known}; logs: {logs}")
+            logs = ", ".join(_log_text(broker, sizes.get((partition, broker))) for broker in row.replicas)
+            lines.append(f"{partition}: {known}; logs: {logs}")
     return lines
 
 
@@ -70,25 +60,26 @@ def _log_text(broker: int, size: int | None) -> str:
 
 def run(options: argparse.Namespace) -> int:
     if options.partition and options.topic is None:
-        raise WrongCallError("--partition belongs to a --topic")
+        raise UsageError("--partition belongs to a --topic")
     if options.all == (options.topic is not None):
-        raise WrongCallError("--topic NAME, or --all for the whole cluster")
-
-    async def job(cluster: ClusterClient) -> int:
-        places = None
+        raise UsageError("use --topic NAME, or --all for the whole cluster")
+    with open_admin(options) as admin:
+        partitions = None
         if options.topic is not None:
-            topic = await cluster.topic(options.topic)
-            places = {options.topic: options.partition or [place.partition for place in topic.partitions]}
+            count = len(topic_of(admin, options.topic).partitions)
+            partitions = [TopicPartition(options.topic, number) for number in options.partition or range(count)]
         if options.unclean:
-            await _tell_losses(AdminClient(cluster), places)
+            _tell_losses(admin, partitions)
         if options.unclean and not options.validate_only:
             what = options.topic or "every partition without a leader"
-            if not await session.is_sure(options, f"Acknowledged records of {what} may be lost. Elect uncleanly?"):
-                return EXIT_REFUSED
-        rows = await AdminClient(cluster).elect_leaders(
-            places, is_unclean=options.unclean, validate_only=options.validate_only
+            if not confirm(options, f"Acknowledged records of {what} may be lost. Elect uncleanly?"):
+                return EXIT_FAILURE
+        outcomes = admin.elect_leaders(
+            partitions, unclean=options.unclean, validate_only=options.validate_only, partial=True
         )
-        done = "would be elected" if options.validate_only else "elected"
-        return print_partition_outcomes(options, rows, done, but=(ErrorCode.ELECTION_NOT_NEEDED,))
-
-    return session.run(options, job)
+    done = "would be elected" if options.validate_only else "elected"
+    errors = dict(sorted({**dict.fromkeys(outcomes.succeeded), **outcomes.errors}.items()))
+    if all(error is not None and error.code is ErrorCode.ELECTION_NOT_NEEDED for error in errors.values()):
+        reason = "no partition lacks a leader" if options.unclean else "the preferred replicas lead already"
+        report(f"nothing to do: {reason}")
+    return print_outcomes(options, "partitions", errors, done, expected=(ErrorCode.ELECTION_NOT_NEEDED,))

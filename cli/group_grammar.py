@@ -10,9 +10,8 @@ Add = Callable[..., argparse.ArgumentParser]
 def add(groups: Any, command: Add, yes: Callable[[argparse.ArgumentParser], None]) -> None:
     listed = command(groups, "list", "groups:run_list", "groups with state and members, of all brokers")
     listed.add_argument("--state", action="append", default=[], metavar="STATE", help="only those in it, like stable")
-    listed.add_argument(
-        "--type", action="append", default=[], choices=("consumer", "classic", "simple"), help="only those of it"
-    )
+    kinds = ("consumer", "classic", "simple")
+    listed.add_argument("--type", action="append", default=[], choices=kinds, help="only groups of this type")
     describe = command(
         groups,
         "describe",
@@ -29,7 +28,7 @@ def add(groups: Any, command: Add, yes: Callable[[argparse.ArgumentParser], None
         groups,
         "delete-offsets",
         "groups:run_delete_offsets",
-        "forget what a group has committed",
+        "delete committed offsets of a group",
         more="Refused for topics that its members read.",
     )
     forget.add_argument("group", metavar="GROUP")
@@ -40,7 +39,7 @@ def add(groups: Any, command: Add, yes: Callable[[argparse.ArgumentParser], None
         "remove-members",
         "groups:run_remove_members",
         "take members out of a group, as if they had left",
-        more="One that runs joins again.",
+        more="A running member rejoins.",
     )
     remove.add_argument("group", metavar="GROUP")
     remove.add_argument("--member", action="append", default=[], metavar="ID", help="by member id")
@@ -61,7 +60,7 @@ def _add_reset(groups: Any, command: Add) -> None:
         groups,
         "reset-offsets",
         "groups:run_reset",
-        "let a group begin elsewhere",
+        "reset the committed offsets of a group",
         more="Shows what it would do; --execute does it. Refused while the group has members.",
     )
     reset.add_argument("group", metavar="GROUP")
@@ -73,9 +72,13 @@ def _add_reset(groups: Any, command: Add) -> None:
     where.add_argument(
         "--to-datetime", metavar="T", help="to the first record at or after: 2026-01-31T12:00[:00][Z], or ms since 1970"
     )
-    where.add_argument("--by-duration", metavar="D", help="the same, so long ago: 90s, 1h30m, PT1H")
-    where.add_argument("--shift-by", type=int, metavar="N", help="so many on, or back (--shift-by=-10)")
+    where.add_argument(
+        "--by-duration", metavar="D", help="to the first record at or after this long ago: 90s, 1h30m, PT1H"
+    )
+    where.add_argument("--shift-by", type=int, metavar="N", help="shift by N offsets; negative: back (--shift-by=-10)")
     where.add_argument("--from-file", metavar="FILE", help="lines of topic,partition,offset, as --export prints them")
-    where.add_argument("--to-current", action="store_true", help="where it is; with --export to keep it")
+    where.add_argument(
+        "--to-current", action="store_true", help="the committed offsets as they are; with --export to save them"
+    )
     reset.add_argument("--execute", action="store_true", help="do it")
     reset.add_argument("--export", action="store_true", help="print topic,partition,offset instead of a table")

@@ -1,106 +1,93 @@
-"""`tidelog groups list|describe|reset-offsets|delete|delete-offsets|remove-members`. Keys of the JSON documents are
-listed in docs/cli.md."""
+"""`tidelog groups list|describe|reset-offsets|delete|delete-offsets|remove-members`. docs/cli.md lists the keys of the
+JSON documents."""
 
 import argparse
-import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tidelog.cli import session, table
+from tidelog.cli import table
+from tidelog.cli.clients import open_admin, timeout_s
 from tidelog.cli.consume import timestamp_of
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
-from tidelog.client.admin_core import AdminCore
-from tidelog.client.admin_values import GroupDescription, OffsetChange, Outcomes, PartitionLag
-from tidelog.client.cluster import ClusterClient
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
+from tidelog.cli.messages import (
+    confirm,
+    error_document,
+    error_text,
+    named_error_text,
+    print_json,
+    print_outcomes,
+    report,
+)
+from tidelog.client.admin.groups import active_group_error
+from tidelog.client.admin.offset_resets import decode_table, encode_table
+from tidelog.client.admin.threaded import Admin
+from tidelog.client.admin.values import GroupDescription, OffsetChange, Outcomes, PartitionLag
 from tidelog.client.durations import duration_ms
-from tidelog.client.offset_resets import decode_table, encode_table
+from tidelog.client.errors import NoClusterError
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 
-LIST_MS = 10_000
-"""How long `list` waits for a broker that does not answer, or has not loaded its groups."""
+LIST_S = 10.0
+"""How long `list` waits for a broker that does not answer, or loads groups."""
 
 
-def _run(options: argparse.Namespace, job: Callable[[AdminCore], Awaitable[int]]) -> int:
-    async def with_core(cluster: ClusterClient) -> int:
-        await cluster.refresh()  # that there is no cluster is said once, not of each item
-        return await job(AdminCore(cluster, timeout_ms=session.timeout_ms(options)))
-
-    return session.run(options, with_core)
-
-
-def _document(error: TidelogError | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {"code": error.code.value.code, "name": error.code.name, "message": str(error), "retriable": error.retriable}
-
-
-def _tell(name: str, error: TidelogError) -> None:
-    session.tell(session.named_error_text(name, error, creates=False))
-
-
-# What there is.
+# Queries.
 
 
 def run_list(options: argparse.Namespace) -> int:
-    async def job(core: AdminCore) -> int:
+    with open_admin(options) as admin:
+        limit_s = timeout_s(options, LIST_S)
         try:
-            found = await core.list_groups(
-                options.state, options.type, partial=False, timeout_ms=session.timeout_ms(options, LIST_MS)
-            )
+            groups = admin.list_groups(states=options.state, types=options.type, timeout=limit_s)
+        except NoClusterError:
+            raise
         except TidelogError:
-            # Some of it is better than nothing; what is missing is told.
-            found = await core.list_groups(
-                options.state, options.type, partial=True, timeout_ms=session.timeout_ms(options, LIST_MS)
-            )
-        if options.output == "json":
-            groups = [
-                {
-                    "group": one.group,
-                    "type": one.type,
-                    "state": one.state,
-                    "members": one.members,
-                    "coordinator": one.coordinator,
-                }
-                for one in found
-            ]
-            errors = [{"broker": broker, "error": _document(error)} for broker, error in found.errors.items()]
-            loading = [{"broker": broker, "partitions": count} for broker, count in found.loading.items()]
-            print(json.dumps({"groups": groups, "errors": errors, "loading": loading}, indent=2))
-        elif found.groups:
-            cells = [[one.group, one.type, one.state, one.members, one.coordinator] for one in found]
-            headings = ["group", "type", "state", "members", "coordinator"]
-            table.write(sys.stdout, headings, cells, right=["members", "coordinator"])
-        elif not found.errors and not found.loading:
-            session.tell("there are no groups")
-        for broker, error in found.errors.items():
-            session.tell(f"groups of broker {broker} are missing: {session.error_text(error)}")
-        for broker, count in found.loading.items():
-            session.tell(f"broker {broker} has {table.count(count, 'partition')} of groups to load: ask again")
-        return EXIT_REFUSED if found.errors or found.loading else EXIT_OK
-
-    return _run(options, job)
+            # A part of the list is better than none; messages name the brokers that are missing.
+            groups = admin.list_groups(states=options.state, types=options.type, partial=True, timeout=limit_s)
+    if options.output == "json":
+        rows = [
+            {
+                "group": group.group,
+                "type": group.type,
+                "state": group.state,
+                "members": group.members,
+                "coordinator": group.coordinator,
+            }
+            for group in groups
+        ]
+        errors = [{"broker": broker, "error": error_document(error)} for broker, error in groups.errors.items()]
+        loading = [{"broker": broker, "partitions": count} for broker, count in groups.loading.items()]
+        print_json({"groups": rows, "errors": errors, "loading": loading})
+    elif groups.groups:
+        cells = [[group.group, group.type, group.state, group.members, group.coordinator] for group in groups]
+        headings = ["group", "type", "state", "members", "coordinator"]
+        table.write(sys.stdout, headings, cells, right=["members", "coordinator"])
+    elif not groups.errors and not groups.loading:
+        report("there are no groups")
+    for broker, error in groups.errors.items():
+        report(f"groups of broker {broker} are missing: {error_text(error)}")
+    for broker, count in groups.loading.items():
+        report(f"broker {broker} has {table.count(count, 'partition')} of groups to load: try again")
+    return EXIT_FAILURE if groups.errors or groups.loading else EXIT_OK
 
 
 def run_describe(options: argparse.Namespace) -> int:
-    async def job(core: AdminCore) -> int:
-        names = list(dict.fromkeys(options.group))
-        if not names:
-            found = await core.list_groups((), (), partial=False, timeout_ms=session.timeout_ms(options))
-            names = [one.group for one in found]
-        code = EXIT_OK
-        documents = []
+    code = EXIT_OK
+    documents: list[dict[str, Any]] = []
+    with open_admin(options) as admin:
+        names = list(dict.fromkeys(options.group)) or [group.group for group in admin.list_groups()]
         for number, name in enumerate(names):
             try:
-                description, lags = await core.group_lag(name, timeout_ms=session.timeout_ms(options))
+                description, lags = admin.describe_group(name), admin.group_lag(name)
             except TidelogError as error:
                 if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                     raise
-                _tell(name, error)
-                documents.append({"group": name, "error": _document(error)})
-                code = EXIT_REFUSED
+                report(named_error_text(name, error, creates=False))
+                documents.append({"group": name, "error": error_document(error)})
+                code = EXIT_FAILURE
                 continue
             if options.output == "json":
                 documents.append(_described(description, lags))
@@ -108,13 +95,11 @@ def run_describe(options: argparse.Namespace) -> int:
                 if number:
                     print()
                 _print_group(description, lags)
-        if options.output == "json":
-            print(json.dumps({"groups": documents}, indent=2))
-        elif not names:
-            session.tell("there are no groups")
-        return code
-
-    return _run(options, job)
+    if options.output == "json":
+        print_json({"groups": documents})
+    elif not names:
+        report("there are no groups")
+    return code
 
 
 def _described(description: GroupDescription, lags: Sequence[PartitionLag]) -> dict[str, Any]:
@@ -138,8 +123,8 @@ def _described(description: GroupDescription, lags: Sequence[PartitionLag]) -> d
                 "epoch": member.epoch,
                 "topics": list(member.topics),
                 "pattern": member.pattern or None,
-                "assignment": _places(member.assignment),
-                "target": _places(member.target),
+                "assignment": _partitions(member.assignment),
+                "target": _partitions(member.target),
             }
             for member in description.members
         ],
@@ -152,15 +137,15 @@ def _described(description: GroupDescription, lags: Sequence[PartitionLag]) -> d
                 "lag": row.lag,
                 "metadata": row.metadata or None,
                 "member_id": row.member_id or None,
-                "error": _document(row.error),
+                "error": error_document(row.error),
             }
             for row in lags
         ],
     }
 
 
-def _places(places: Sequence[TopicPartition]) -> list[dict[str, Any]]:
-    return [{"topic": place.topic, "partition": place.partition} for place in places]
+def _partitions(partitions: Sequence[TopicPartition]) -> list[dict[str, Any]]:
+    return [{"topic": row.topic, "partition": row.partition} for row in partitions]
 
 
 def _total(lags: Sequence[PartitionLag]) -> int:
@@ -168,13 +153,13 @@ def _total(lags: Sequence[PartitionLag]) -> int:
 
 
 def _print_group(description: GroupDescription, lags: Sequence[PartitionLag]) -> None:
-    facts = [description.type, description.state, table.count(len(description.members), "member")]
+    parts = [description.type, description.state, table.count(len(description.members), "member")]
     if description.assignor:
-        facts.append(description.assignor)
-    facts.append(f"coordinator {description.coordinator} ({description.coordinator_address})")
-    facts.append(f"lag {_total(lags)}")
-    said = table.wrapped(f"{description.group}: {', '.join(facts)}", sys.stdout)
-    print(said.replace(description.group, table.bold(description.group, sys.stdout), 1))
+        parts.append(description.assignor)
+    parts.append(f"coordinator {description.coordinator} ({description.coordinator_address})")
+    parts.append(f"lag {_total(lags)}")
+    line = table.wrapped(f"{description.group}: {', '.join(parts)}", sys.stdout)
+    print(line.replace(description.group, table.bold(description.group, sys.stdout), 1))
     if lags:
         cells = [
             [
@@ -200,34 +185,34 @@ def _print_group(description: GroupDescription, lags: Sequence[PartitionLag]) ->
 
 
 def scope_of(options: argparse.Namespace) -> list[str | TopicPartition] | None:
-    """What --topic and --all-topics name; None: all that is committed."""
+    """Returns topics and partitions of --topic; None for --all-topics."""
     if options.all_topics == bool(options.topic):
-        raise WrongCallError("--topic T[:P,P], or --all-topics for all that the group has committed")
+        raise UsageError("use --topic T[:P,P], or --all-topics for all that the group has committed")
     if options.all_topics:
         return None
-    found: list[str | TopicPartition] = []
+    scope: list[str | TopicPartition] = []
     for text in options.topic:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",") if colon else []
         if not name or not all(part.isdecimal() for part in parts):
-            raise WrongCallError(f"--topic {text!r}: a name, or a name and partitions, like orders:0,2")
-        found += [TopicPartition(name, int(part)) for part in parts] if colon else [name]
-    return found
+            raise UsageError(f"--topic {text!r}: write a name, or a name and partitions, like orders:0,2")
+        scope += [TopicPartition(name, int(part)) for part in parts] if colon else [name]
+    return scope
 
 
-def asked_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Where to go, as `AdminCore.reset_group_offsets` takes it."""
+def target_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the target as arguments of `Admin.reset_group_offsets`."""
     if options.to_earliest or options.to_latest:
         return {"to": "earliest" if options.to_earliest else "latest"}
     if options.to_offset is not None:
         if options.to_offset < 0:
-            raise WrongCallError(f"--to-offset {options.to_offset}: from 0 on")
+            raise UsageError(f"--to-offset {options.to_offset}: from 0 on")
         return {"to": options.to_offset}
     if options.to_datetime is not None:
         return {"to_time": timestamp_of(options.to_datetime, "--to-datetime")}
     if options.by_duration is not None:
         if duration_ms(options.by_duration) is None:
-            raise WrongCallError(f"--by-duration {options.by_duration!r}: a span like 90s, 1h30m, PT1H")
+            raise UsageError(f"--by-duration {options.by_duration!r}: write a duration like 90s, 1h30m, PT1H")
         return {"by_duration": options.by_duration}
     if options.shift_by is not None:
         return {"shift_by": options.shift_by}
@@ -236,47 +221,39 @@ def asked_of(options: argparse.Namespace) -> dict[str, Any]:
             text = Path(options.from_file).read_text(encoding="utf-8")
             return {"to": decode_table(text, where=options.from_file)}
         except FileNotFoundError as error:
-            raise WrongCallError(f"--from-file {options.from_file}: no such file") from error
+            raise UsageError(f"--from-file {options.from_file}: no such file") from error
         except (InvalidRequestError, UnicodeDecodeError) as error:
-            raise WrongCallError(f"--from-file {error}") from error
+            raise UsageError(f"--from-file {error}") from error
     if options.to_current:
         return {"shift_by": 0}
-    raise WrongCallError(
-        "where to? --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration, --shift-by, --from-file or "
-        "--to-current"
+    raise UsageError(
+        "no target: use --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration, --shift-by, "
+        "--from-file or --to-current"
     )
 
 
 def run_reset(options: argparse.Namespace) -> int:
-    asked = asked_of(options)
+    target = target_of(options)
     scope = None if options.from_file is not None and not options.topic else scope_of(options)
     if options.export and options.output == "json":
-        raise WrongCallError("--export prints lines of its own; leave --output out")
-
-    async def job(core: AdminCore) -> int:
+        raise UsageError("--export prints lines of its own; leave --output out")
+    with open_admin(options) as admin:
         try:
-            changes = await core.reset_group_offsets(
-                options.group, asked, scope, dry_run=not options.execute, timeout_ms=session.timeout_ms(options)
-            )
+            changes = admin.reset_group_offsets(options.group, **target, topics=scope, dry_run=not options.execute)
         except InvalidRequestError as error:
-            raise WrongCallError(str(error)) from error
+            raise UsageError(str(error)) from error
         _print_changes(options, changes)
         if not options.execute:
             if not options.export:
-                session.tell("nothing was changed; --execute does it")
-            await _warn_of_members(core, options.group, session.timeout_ms(options))
-        return EXIT_OK
-
-    return _run(options, job)
+                report("nothing was changed; --execute makes the changes")
+            _warn_of_members(admin, options.group)
+    return EXIT_OK
 
 
-async def _warn_of_members(core: AdminCore, group: str, timeout_ms: int) -> None:
-    try:
-        await core.groups.check_inactive(group, timeout_ms=timeout_ms)
-    except TidelogError as error:
-        if error.code is not ErrorCode.NON_EMPTY_GROUP:
-            raise
-        session.tell(str(error))
+def _warn_of_members(admin: Admin, group: str) -> None:
+    description = admin.describe_groups([group], partial=True).succeeded.get(group)
+    if description is not None and description.is_active:
+        report(str(active_group_error(group, description)))
 
 
 def _print_changes(options: argparse.Namespace, changes: Sequence[OffsetChange]) -> None:
@@ -293,7 +270,7 @@ def _print_changes(options: argparse.Namespace, changes: Sequence[OffsetChange])
             }
             for row in changes
         ]
-        print(json.dumps({"group": options.group, "executed": options.execute, "partitions": rows}, indent=2))
+        print_json({"group": options.group, "executed": options.execute, "partitions": rows})
     else:
         cells = [
             [
@@ -305,65 +282,53 @@ def _print_changes(options: argparse.Namespace, changes: Sequence[OffsetChange])
             ]
             for row in changes
         ]
-        headings = ["topic", "partition", "now", "then", "note"]
-        table.write(sys.stdout, headings, cells, right=["partition", "now", "then"])
+        headings = ["topic", "partition", "before", "after", "note"]
+        table.write(sys.stdout, headings, cells, right=["partition", "before", "after"])
 
 
 def run_delete(options: argparse.Namespace) -> int:
-    async def job(core: AdminCore) -> int:
-        names = list(dict.fromkeys(options.group))
-        if not await session.is_sure(options, f"Delete {', '.join(names)} and what they have committed?"):
-            return EXIT_REFUSED
-        return _end(
-            options, "groups", await core.delete_groups(names, timeout_ms=session.timeout_ms(options)), "deleted"
-        )
-
-    return _run(options, job)
+    names = list(dict.fromkeys(options.group))
+    with open_admin(options) as admin:
+        admin.describe_cluster()  # a cluster that does not answer is reported once, not for each group
+        if not confirm(options, f"Delete {', '.join(names)} and their committed offsets?"):
+            return EXIT_FAILURE
+        return _print_outcomes(options, "groups", admin.delete_groups(names, partial=True), "deleted")
 
 
 def run_delete_offsets(options: argparse.Namespace) -> int:
     scope = scope_of(options)
-
-    async def job(core: AdminCore) -> int:
-        try:
-            places = await core.groups.partitions_of(options.group, scope, timeout_ms=session.timeout_ms(options))
-        except InvalidRequestError as error:
-            raise WrongCallError(str(error)) from error
-        told = ", ".join(map(str, places[:5])) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
-        if not await session.is_sure(options, f"Forget what {options.group} has committed of {told}?"):
-            return EXIT_REFUSED
-        outcomes = await core.groups.delete_offsets(options.group, places, timeout_ms=session.timeout_ms(options))
-        return _end(options, "partitions", outcomes, "forgotten")
-
-    return _run(options, job)
+    with open_admin(options) as admin:
+        if scope is None:
+            offsets = admin.group_offsets(options.group)
+            scope = [partition for partition, offset in offsets.items() if not offset.is_topic_deleted]
+            if not scope:
+                raise UsageError(f"group '{options.group}' has committed nothing: name the topics")
+        names = ", ".join(map(str, scope[:5])) + (f" and {len(scope) - 5} more" if len(scope) > 5 else "")
+        if not confirm(options, f"Delete the committed offsets of {options.group} in {names}?"):
+            return EXIT_FAILURE
+        outcomes = admin.delete_group_offsets(options.group, scope, partial=True)
+    return _print_outcomes(options, "partitions", outcomes, "deleted")
 
 
 def run_remove_members(options: argparse.Namespace) -> int:
     if options.all == bool(options.member or options.instance):
-        raise WrongCallError("--member ID, --instance ID, or --all")
-
-    async def job(core: AdminCore) -> int:
-        named = ", ".join([*options.member, *options.instance]) or "all members"
-        if not await session.is_sure(options, f"Take {named} out of {options.group}?"):
-            return EXIT_REFUSED
-        outcomes = await core.remove_members(
-            options.group, options.member, options.instance, timeout_ms=session.timeout_ms(options)
+        raise UsageError("use --member ID, --instance ID, or --all")
+    with open_admin(options) as admin:
+        names = ", ".join([*options.member, *options.instance]) or "all members"
+        if not confirm(options, f"Remove {names} from {options.group}?"):
+            return EXIT_FAILURE
+        outcomes = admin.remove_members(
+            options.group,
+            member_ids=options.member,
+            instance_ids=options.instance,
+            all_members=options.all,
+            partial=True,
         )
-        return _end(options, "members", outcomes, "removed")
-
-    return _run(options, job)
+    return _print_outcomes(options, "members", outcomes, "removed")
 
 
-def _end(options: argparse.Namespace, what: str, outcomes: Outcomes[Any, None], done: str) -> int:
-    """How each item of a change ended."""
-    if options.output == "json":
-        items = [{"name": str(name), "error": _document(outcomes.errors.get(name))} for name in outcomes]
-        print(json.dumps({what: items}, indent=2))
-    else:
-        for name in outcomes.done:
-            print(f"{name}: {done}")
-        if not len(outcomes):
-            session.tell(f"there were no {what}")
-    for name, error in outcomes.errors.items():
-        _tell(str(name), error)
-    return EXIT_REFUSED if outcomes.errors else EXIT_OK
+def _print_outcomes(options: argparse.Namespace, what: str, outcomes: Outcomes[Any, None], done: str) -> int:
+    errors = {str(item): outcomes.errors.get(item) for item in (*outcomes.succeeded, *outcomes.errors)}
+    if not errors and options.output != "json":
+        report(f"there were no {what}")
+    return print_outcomes(options, what, errors, done, creates=False, has_validate_only=False)

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 from tidelog.cli import table
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
 from tidelog.cli.files import LogDirectory, ReadOnlyFile, Watched, is_log_directory
 from tidelog.cli.group_records import group_document, group_text
 from tidelog.cli.json_stream import JsonStream
 from tidelog.cli.log_rows import Row, batch_row, bytes_text, entry_rows, record_rows, time_text
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.main import UsageError
 from tidelog.cli.progress import Progress
 from tidelog.cli.stored_state import StateReader, state_document, state_lines
 from tidelog.log.batch import Record
-from tidelog.log.checkpoint import StoredState
 from tidelog.log.dump import FileKind, Problem, Source, StoredBatch, parse_name, read_batches
+from tidelog.log.stored_state import StoredState
 from tidelog.log.verify import LogVerifier
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import Offset
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     if problems:
         print(f"tidelog: {len(problems)} problem{'s' if len(problems) > 1 else ''} found", file=sys.stderr)
-        return EXIT_REFUSED
+        return EXIT_FAILURE
     if options.verify:
         print(f"tidelog: {options.path}: nothing wrong", file=sys.stderr)
     return EXIT_OK
@@ -83,11 +84,11 @@ def run(options: argparse.Namespace) -> int:
 def find_targets(path: str) -> list[Target]:
     """The logs that a path means: one file of one, one, or all of a node's log directory."""
     if not os.path.exists(path):
-        raise WrongCallError(f"{path}: no such file or directory")
+        raise UsageError(f"{path}: no such file or directory")
     if not os.path.isdir(path):
         directory, name = os.path.split(path)
         if parse_name(name) is None:
-            raise WrongCallError(
+            raise UsageError(
                 f"{path}: not a file of a log; those are named by 20 digits and .log, .index, .timeindex or .txnindex"
             )
         return [Target(directory or ".", name)]
@@ -96,7 +97,7 @@ def find_targets(path: str) -> list[Target]:
     inside = [os.path.join(path, name) for name in sorted(os.listdir(path))]
     logs = [Target(entry) for entry in inside if os.path.isdir(entry) and is_log_directory(entry)]
     if not logs:
-        raise WrongCallError(f"{path}: neither a log's directory nor a directory of logs")
+        raise UsageError(f"{path}: neither a log's directory nor a directory of logs")
     return logs
 
 
@@ -155,7 +156,7 @@ def _verify_log(target: Target, files: Mapping[str, Source], stored: StoredState
         verifier = LogVerifier(files, stored)
         verifier.run()
         return verifier.problems
-    # One file: it is held against its own segment, and only what is wrong with itself is told.
+    # One file: it is compared with its own segment, and only its own problems are reported.
     digits = target.name.partition(".")[0]
     verifier = LogVerifier({name: file for name, file in files.items() if name.startswith(digits)})
     verifier.run()

@@ -1,19 +1,20 @@
 """Entry point of the `tidelog` command: finds the command, runs it, and turns every ending into an exit code.
 
     0    done
-    1    it said no: a problem was found, the disk or the cluster refused
-    2    the call was wrong: unknown command, bad option, no such path
-    130  Ctrl-C            141  whoever read our output has gone (both quiet, as shells expect)
+    1    failure: a problem was found, or the disk or the cluster rejected the request
+    2    usage error: unknown command, bad option, no such path
+    130  Ctrl-C            141  the reader of our output has gone (both quiet, as shells expect)
     143  SIGTERM
 
-Data goes to stdout, talk to stderr. No traceback reaches a user unless TIDELOG_TRACEBACK=1 asks for it. Commands are
-imported when they run, so that `tidelog --version` costs an interpreter and this file.
+Data goes to stdout, messages to stderr. Users see a traceback only with TIDELOG_TRACEBACK=1. Commands are imported
+when they run, so that `tidelog --version` costs an interpreter and this file.
 """
 
 import argparse
 import contextlib
 import difflib
 import importlib
+import itertools
 import os
 import re
 import signal
@@ -27,23 +28,35 @@ from typing import Any, NoReturn
 from tidelog import __version__
 from tidelog.cli import client_grammar, demo_grammar, node_grammar
 from tidelog.cli.examples import examples_of
-
-EXIT_OK = 0
-EXIT_REFUSED = 1
-EXIT_WRONG_CALL = 2
-EXIT_INTERRUPTED = 130
-EXIT_CLOSED_PIPE = 141
-EXIT_TERMINATED = 143
+from tidelog.cli.exit_codes import (
+    EXIT_CLOSED_PIPE,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+)
 
 _CHOICE = re.compile(r"argument (?P<what>[^:]+): invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 
 
-class WrongCallError(Exception):
-    """The call cannot be meant as it is: a path that does not exist, options that exclude each other."""
+_OF_KAFKA = {
+    "--group": ("group", "the group is an argument without an option"),
+    "--topic": ("topic", "the topic is an argument without an option"),
+    "--to": ("--to-earliest", "use --to-earliest, --to-latest, --to-offset, --to-datetime or --to-current"),
+    "--config": ("topics alter", "change settings with: tidelog configs alter --topic NAME --set KEY=VALUE"),
+    "--add-config": ("--set", "use --set KEY=VALUE"),
+    "--delete-config": ("--delete", "use --delete KEY"),
+}
+"""Options of Kafka's tools: the option, argument or command (by its end) that the hint belongs to, and the hint."""
 
 
-class RefusedError(Exception):
-    """It cannot be done now, and the message is all that there is to say: no cluster answers, a port is taken."""
+class UsageError(Exception):
+    """The command line is invalid: a path that does not exist, options that exclude each other."""
+
+
+class CommandError(Exception):
+    """The command failed, and the message says why: no cluster answers, a port is taken."""
 
 
 class TerminatedError(BaseException):
@@ -61,7 +74,9 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """What is left over is wrong here, where the options are known, not in the parser above."""
-        self._check_options_before_command(sys.argv[1:] if args is None else args)
+        words = sys.argv[1:] if args is None else args
+        self._check_options_before_command(words)
+        self._check_options_of_kafka(words)
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self._refuse_unknown(rest[0].partition("=")[0])
@@ -75,6 +90,19 @@ class _Parser(argparse.ArgumentParser):
         if option not in self._option_strings():
             self._refuse_unknown(option, "options of a command follow the command")
 
+    def _check_options_of_kafka(self, words: Sequence[str]) -> None:
+        """Refuses an option of Kafka's tools with what it is here, before an argument is missed."""
+        options = self._option_strings()
+        if self._subparsers is not None:
+            return
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            option = word.partition("=")[0]
+            if option in options or option not in _OF_KAFKA:
+                continue
+            needed, hint = _OF_KAFKA[option]
+            if needed in options or needed in {action.dest for action in self._actions} or self.prog.endswith(needed):
+                self.error(f"unknown option: {option}; {hint}")
+
     def _option_strings(self) -> list[str]:
         return [option for action in self._actions for option in action.option_strings]
 
@@ -82,7 +110,7 @@ class _Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(word, self._option_strings(), n=1, cutoff=0.6)
         what = "option" if word.startswith("-") else "argument"
         hint = f"did you mean '{near[0]}'?" if near else otherwise
-        self.error(f"no such {what}: {word}" + (f"; {hint}" if hint else ""))
+        self.error(f"unknown {what}: {word}" + (f"; {hint}" if hint else ""))
 
     def format_help(self) -> str:
         shown = "".join(f"  {example}\n" for example in examples_of(self.prog))
@@ -100,9 +128,9 @@ class _Parser(argparse.ArgumentParser):
             what = "command" if "command" in match["what"] else f"value of {match['what']}"
             near = difflib.get_close_matches(match["given"], known, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}"
-            message = f"no such {what}: '{match['given']}'; {hint}"
+            message = f"unknown {what}: '{match['given']}'; {hint}"
         sys.stderr.write(f"{self.prog}: {message} (see '{self.prog} --help')\n")
-        raise SystemExit(EXIT_WRONG_CALL)
+        raise SystemExit(EXIT_USAGE)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -130,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
     dump.add_argument(
         "--verify", action="store_true", help="check everything against everything; exit with 1 if something is wrong"
     )
-    dump.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
+    dump.add_argument("--output", choices=("table", "json"), default="table", help="output format")
     dump.set_defaults(run="tidelog.cli.log_dump:run")
     node_grammar.add(commands, _Parser)
     client_grammar.add(commands, _Parser)
@@ -220,23 +248,24 @@ def _run(arguments: Sequence[str]) -> int:
         return code
     except BrokenPipeError:
         raise
-    except WrongCallError as error:
-        return _complain(str(error), EXIT_WRONG_CALL)
-    except RefusedError as error:
-        return _complain(str(error), EXIT_REFUSED)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", EXIT_REFUSED)
+    except UsageError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except CommandError as error:
+        return _complain(str(error), EXIT_FAILURE)
     except Exception as error:
-        return _complain(_describe(error), EXIT_REFUSED)
+        return _complain(_describe(error), EXIT_FAILURE)
 
 
 def _describe(error: Exception) -> str:
     """One line for the user: a catalogued error with its advice, else what it was and how to learn more."""
+    from tidelog.cli.messages import error_text
     from tidelog.model.errors import TidelogError
 
     if isinstance(error, TidelogError):
-        return f"{error} ({error.code.name}: {error.advice})"
+        return error_text(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
     what = " ".join(str(error).split()) or "no message"
     return f"unexpected error, this is a defect: {type(error).__name__}: {what} (TIDELOG_TRACEBACK=1 shows where)"
 

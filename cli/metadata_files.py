@@ -5,7 +5,8 @@ import json
 import sys
 
 from tidelog.cli import metadata_view
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
 from tidelog.cli.metadata_reading import StoredMetadata, read_stored
 
 
@@ -35,7 +36,7 @@ def _source(options: argparse.Namespace) -> StoredMetadata:
 
         return read_live(options)
     if options.bootstrap is not None:
-        raise WrongCallError("--data reads files and --bootstrap a running cluster: give one of them")
+        raise UsageError("--data reads files and --bootstrap a running cluster: use one of them")
     return read_stored(options.data, options.copy)
 
 
@@ -45,4 +46,4 @@ def _verdict(stored: StoredMetadata) -> int:
         print(f"tidelog: {note}", file=sys.stderr)
     for problem in stored.problems:
         print(f"tidelog: {problem}", file=sys.stderr)
-    return EXIT_REFUSED if stored.problems else EXIT_OK
+    return EXIT_FAILURE if stored.problems else EXIT_OK

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidelog.cli.files import LogDirectory, ReadOnlyFile
-from tidelog.cli.main import WrongCallError
+from tidelog.cli.main import UsageError
 from tidelog.log.dump import FileKind, Problem, parse_name, read_batches
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.records import Record, decode_records
@@ -22,8 +22,8 @@ from tidelog.metadata.snapshot import decode_snapshot, image_records
 from tidelog.metadata.tail import decode_entries as decode_tail
 from tidelog.model.errors import CorruptStateError, TidelogError
 from tidelog.model.ids import Epoch, Offset
-from tidelog.raft.belonging import ROOT
-from tidelog.raft.entries import UnsoundLogError, decode_entries
+from tidelog.raft.directory_identity import ROOT
+from tidelog.raft.entries import CorruptEntriesError, decode_entries
 from tidelog.raft.membership import Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.snapshots import decode_file
@@ -130,7 +130,7 @@ class MetadataState:
 def read_stored(path: str, copy: str | None) -> StoredMetadata:
     """`path` is a node's directory, one of the two inside of it, or one file."""
     if not os.path.exists(path):
-        raise WrongCallError(f"{path}: no such file or directory")
+        raise UsageError(f"{path}: no such file or directory")
     stored = StoredMetadata(path)
     if os.path.isfile(path):
         _read_one(stored, path)
@@ -157,9 +157,9 @@ def _choose(path: str, copy: str | None) -> str:
         return path
     copies = _copies(path)
     if not copies:
-        raise WrongCallError(f"{path}: no metadata here; give the metadata directory of a node")
+        raise UsageError(f"{path}: no metadata here; use the metadata directory of a node")
     if copy is not None and copy not in copies:
-        raise WrongCallError(f"--copy {copy}: {path} has that of a {' and a '.join(copies)} only")
+        raise UsageError(f"--copy {copy}: {path} has that of a {' and a '.join(copies)} only")
     return copies[copy] if copy is not None else next(iter(copies.values()))
 
 
@@ -182,7 +182,7 @@ def _read_one(stored: StoredMetadata, path: str) -> None:
     elif name.endswith(".tail"):
         _read_tail(stored, path)
     else:
-        raise WrongCallError(f"{path}: not a file of metadata (.snapshot, .log or .tail)")
+        raise UsageError(f"{path}: not a file of metadata (.snapshot, .log or .tail)")
 
 
 def _read_snapshot(stored: StoredMetadata, path: str) -> None:
@@ -217,7 +217,7 @@ def _read_segment(stored: StoredMetadata, name: str, file: ReadOnlyFile, *, is_l
             first = Offset(batch.header.base_offset)
             for offset, entry in decode_entries(batch.data, first=first, last_epoch=Epoch(0)):
                 stored.entries.append((offset, entry, name))
-        except UnsoundLogError as error:
+        except CorruptEntriesError as error:
             stored.problems.append(f"{name}: byte {batch.position}: {error}")
 
 

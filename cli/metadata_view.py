@@ -15,10 +15,10 @@ from tidelog.cli import table
 from tidelog.cli.metadata_reading import Line, MetadataState
 from tidelog.metadata.image import Broker, ClusterImage, Partition, Topic
 from tidelog.metadata.records import SetUser, UnknownRecord
-from tidelog.model.errors import ResourceNotFoundError
+from tidelog.model.admin_errors import ResourceNotFoundError
 from tidelog.model.maps import sorted_items
+from tidelog.model.uuids import to_text
 from tidelog.raft.membership import Member, Membership
-from tidelog.server.uuids import to_text
 
 Tree = dict[str, Any]
 HIDDEN = "(hidden)"

@@ -10,7 +10,7 @@ CHANGE_TIMEOUT_HELP = "how long the change may take (default: 60); a node that i
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", choices=("table", "json"), default="table", help="for a person or for a program")
+    parser.add_argument("--output", choices=("table", "json"), default="table", help="output format")
 
 
 def _seconds(text: str) -> float:
@@ -42,9 +42,9 @@ def _group(commands: Any, kind: type[argparse.ArgumentParser], name: str, says: 
 
 def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
     """Add the commands to the grammar of `tidelog`."""
-    _add_storage(_group(commands, kind, "storage", "first start of a node's directories"))
+    _add_storage(_group(commands, kind, "storage", "format and inspect a node's directories"))
     _add_config(_group(commands, kind, "config", "a node's configuration file"))
-    _add_metadata(_group(commands, kind, "metadata", "what the metadata log says, from files or live"))
+    _add_metadata(_group(commands, kind, "metadata", "show the metadata log of files or of a running cluster"))
     _add_quorum(_group(commands, kind, "quorum", "the controllers that vote"))
     server = commands.add_parser(
         "server",
@@ -52,7 +52,7 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
         description="Runs one node until SIGTERM or Ctrl-C; a second one stops it at once.",
     )
     server.add_argument("--config", required=True, metavar="FILE", help="node.toml, or Kafka's server.properties")
-    server.add_argument("--ends-with-stdin", action="store_true", help="stop when stdin ends: for who starts nodes")
+    server.add_argument("--ends-with-stdin", action="store_true", help="stop when stdin is closed: for supervisors")
     server.set_defaults(run="tidelog.cli.server:run")
     dev = commands.add_parser(
         "dev",
@@ -71,7 +71,7 @@ def _add_storage(storage: Any) -> None:
         "format",
         help="prepare a node's directories, once",
         description="Writes cluster id, node id and directory id into each directory of a node. A controller is also "
-        "told who votes first: --standalone, --initial-controllers, --no-initial-controllers (it joins a running "
+        "given the first voters: --standalone, --initial-controllers, --no-initial-controllers (it joins a running "
         "group by `tidelog quorum add`), or the file's controller.quorum.voters.",
     )
     make.add_argument("--config", "-c", required=True, metavar="FILE", help="the node's configuration")
@@ -141,12 +141,15 @@ def _add_metadata(metadata: Any) -> None:
 
 
 def _add_quorum(quorum: Any) -> None:
-    describe = quorum.add_parser("describe", help="who leads, who votes, how far each is")
+    describe = quorum.add_parser("describe", help="leader, voters, and the lag of each")
     _bootstrap(describe)
     _output(describe)
     describe.set_defaults(run="tidelog.cli.quorum:run_describe")
     voter = {"required": True, "type": int, "metavar": "N", "help": "its node id"}
-    for name, says in (("add", "make a running controller a voter"), ("update-voter", "tell where a voter is now")):
+    for name, says in (
+        ("add", "make a running controller a voter"),
+        ("update-voter", "change the endpoints of a voter"),
+    ):
         made = quorum.add_parser(name, help=says)
         made.add_argument("--node-id", **voter)
         made.add_argument("--directory-id", required=True, metavar="ID", help="of its metadata directory: storage info")
@@ -156,9 +159,9 @@ def _add_quorum(quorum: Any) -> None:
         made.add_argument("--listener", default="CONTROLLER", metavar="NAME", help="the endpoint's listener")
         _bootstrap(made, CHANGE_TIMEOUT_HELP)
         made.set_defaults(run=f"tidelog.cli.quorum:run_{name.replace('-', '_')}")
-    remove = quorum.add_parser("remove", help="take a voter out")
+    remove = quorum.add_parser("remove", help="remove a voter")
     remove.add_argument("--node-id", **voter)
     remove.add_argument("--directory-id", metavar="ID", help="only if it is this one")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
+    remove.add_argument("--yes", action="store_true", help="do not ask; without a terminal nothing is asked either")
     _bootstrap(remove, CHANGE_TIMEOUT_HELP)
     remove.set_defaults(run="tidelog.cli.quorum:run_remove")

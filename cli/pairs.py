@@ -1,6 +1,6 @@
 """KEY=VALUE arguments of a command line."""
 
-from tidelog.cli.main import WrongCallError
+from tidelog.cli.main import UsageError
 
 
 def pairs_of(items: list[str], option: str) -> list[tuple[str, str]]:
@@ -9,6 +9,6 @@ def pairs_of(items: list[str], option: str) -> list[tuple[str, str]]:
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise WrongCallError(f"{option} {item!r}: KEY=VALUE")
+            raise UsageError(f"{option} {item!r}: KEY=VALUE")
         found.append((key, value))
     return found

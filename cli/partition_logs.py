@@ -1,116 +1,83 @@
 """Offsets and sizes of partitions, as `topics describe` shows them.
 
-Each leader is asked by itself and for a short time: a leader that does not answer costs its own figures, which are then
-not known, and not those of the others.
+A leader that does not answer in time costs the figures of its own partitions, not those of others.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from uuid import UUID
+from typing import TypeVar
 
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient, error_in
-from tidelog.client.offsets import EARLIEST, LATEST
+from tidelog.client.admin.threaded import Admin
+from tidelog.client.admin.values import ListedOffset, Outcomes, PartitionDescription, TopicDescription
+from tidelog.client.record import TopicPartition
 from tidelog.model.errors import TidelogError
-from tidelog.model.ids import PartitionId, TopicId
-from tidelog.rpc.v1 import admin_pb2 as pb
-from tidelog.rpc.v1 import log_pb2 as log
 
-ASK_MS = 2_000
-STALE_ASK_MS = 200
-"""Without a quorum: the command answers within a second."""
+ASK_S = 2.0
+STALE_ASK_S = 0.2
+"""Without a quorum the command answers within a second."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """None: not known."""
+    """None: unknown."""
 
     start_offset: int | None
     end_offset: int | None
-    """The high watermark: the offset of the next record that can be read."""
+    """The high watermark: the next offset for consumers."""
     bytes: int | None
-    """Of the leader's replica."""
-
-
-def partition_id(topic: pb.TopicDescription, row: pb.PartitionDescription) -> PartitionId:
-    return PartitionId(TopicId(UUID(bytes=topic.topic_id)), row.partition)
+    """The size of the leader's replica."""
 
 
 UNKNOWN = PartitionLog(None, None, None)
 
 
-async def partition_logs(
-    cluster: ClusterClient,
-    topics: Sequence[tuple[pb.TopicDescription, Sequence[pb.PartitionDescription]]],
+def partition_logs(
+    admin: Admin,
+    topics: Sequence[tuple[TopicDescription, Sequence[PartitionDescription]]],
     *,
-    ask_ms: int = ASK_MS,
-) -> dict[PartitionId, PartitionLog]:
-    """Of all these partitions that have a leader. Each question has `ask_ms`."""
-    by_leader: dict[int, dict[PartitionId, str]] = {}
-    for topic, rows in topics:
-        for row in rows:
-            if row.leader >= 0:
-                partition = partition_id(topic, row)
-                by_leader.setdefault(row.leader, {})[partition] = topic.name
-    if not by_leader:
+    ask_s: float = ASK_S,
+) -> dict[TopicPartition, PartitionLog]:
+    """Asks the leaders of all these partitions, for `ask_s` seconds."""
+    leaders = {
+        TopicPartition(topic.name, row.partition): row.leader
+        for topic, rows in topics
+        for row in rows
+        if row.leader is not None
+    }
+    if not leaders:
         return {}
-    with suppress(TimeoutError):
-        async with asyncio.timeout(ask_ms / 1000):
-            await cluster.refresh_quietly(*{name for names in by_leader.values() for name in names.values()})
-    answers = await asyncio.gather(
-        *(_of_leader(cluster, leader, names, ask_ms) for leader, names in sorted(by_leader.items()))
-    )
-    return {partition: found for answer in answers for partition, found in answer.items()}
-
-
-async def _of_leader(
-    cluster: ClusterClient, leader: int, names: Mapping[PartitionId, str], ask_ms: int
-) -> dict[PartitionId, PartitionLog]:
-    starts, ends, sizes = await asyncio.gather(
-        _offsets(cluster, names, EARLIEST, ask_ms),
-        _offsets(cluster, names, LATEST, ask_ms),
-        _sizes(cluster, leader, names, ask_ms),
-    )
+    names = sorted({partition.topic for partition in leaders})
+    with ThreadPoolExecutor(3) as pool:
+        starts = pool.submit(_done, lambda: admin.list_offsets(leaders, at="earliest", partial=True, timeout=ask_s))
+        ends = pool.submit(_done, lambda: admin.list_offsets(leaders, at="latest", partial=True, timeout=ask_s))
+        brokers = sorted(set(leaders.values()))
+        directories = _done(lambda: admin.describe_log_dirs(brokers, names, partial=True, timeout=ask_s))
+    sizes = {
+        (broker, replica.partition): replica.bytes
+        for broker, rows in directories.items()
+        for directory in rows
+        for replica in directory.replicas
+    }
     return {
-        partition: PartitionLog(starts.get(partition), ends.get(partition), sizes.get((name, partition.partition)))
-        for partition, name in names.items()
-    }
-
-
-async def _offsets(
-    cluster: ClusterClient, names: Mapping[PartitionId, str], which: int, ask_ms: int
-) -> dict[PartitionId, int]:
-    items = {
-        place: log.ListOffsetsPartition(topic_id=place.topic_id.bytes, partition=place.partition, timestamp=which)
-        for place in names
-    }
-    try:
-        rows = await cluster.ask_leaders(
-            "ListOffsets",
-            items,
-            lambda asked: log.ListOffsetsRequest(partitions=asked),
-            topics=sorted(set(names.values())),
-            timeout_ms=ask_ms,
+        partition: PartitionLog(
+            _offset(starts.result().get(partition)),
+            _offset(ends.result().get(partition)),
+            sizes.get((leader, partition)),
         )
+        for partition, leader in leaders.items()
+    }
+
+
+def _done(ask: Callable[[], Outcomes[K, V]]) -> dict[K, V]:
+    try:
+        return ask().succeeded
     except TidelogError:
         return {}
-    return {place: row.offset for place, row in rows.items() if error_in(row) is None and row.offset >= 0}
 
 
-async def _sizes(
-    cluster: ClusterClient, broker: int, names: Mapping[PartitionId, str], ask_ms: int
-) -> dict[tuple[str, int], int]:
-    try:
-        answers = await AdminClient(cluster, timeout_ms=ask_ms).describe_log_dirs(
-            [broker], topics=sorted(set(names.values()))
-        )
-    except TidelogError:
-        return {}
-    return {
-        (row.topic, row.partition): row.bytes
-        for answer in answers
-        for directory in answer.directories
-        for row in directory.replicas
-    }
+def _offset(row: ListedOffset | None) -> int | None:
+    return None if row is None else row.offset

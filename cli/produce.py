@@ -7,6 +7,9 @@ Ctrl-C or SIGTERM ends the input: what was read is stored and reported. A second
 A record with a key goes to the partition that every Kafka client would choose (murmur2); those without one go to the
 partitions in turn. A topic that is not there is created by the first record, where the cluster allows it
 (`auto.create.topics.enable`): a name that was misspelt, and nothing to send, leaves no topic behind.
+
+It encodes its batches and sends them with a `Writer`, not with a `Producer`: lines that arrive together are one batch
+of each partition, whatever the buffers of a producer hold, and a file larger than these is one record.
 """
 
 import argparse
@@ -20,34 +23,39 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tidelog.cli import session, stdin_chunks, table
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
+from tidelog.cli.messages import error_text, report
 from tidelog.cli.pairs import pairs_of
 from tidelog.cli.progress import Progress
 from tidelog.cli.records import chosen_partitions
 from tidelog.cli.stopping import stop_requested_in_loop
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import UnknownTopicError
-from tidelog.client.writer import Acknowledged, Writer, WriterConfig
+from tidelog.client.producer.writer import Acknowledged, Writer, WriterConfig
 from tidelog.log.batch import encode_columns, partition_of
 from tidelog.log.batch_header import Codec
 from tidelog.log.columns import Headers
 from tidelog.model.errors import TidelogError
 
 BATCH_BYTES = 512 << 10
+NOTICE_S = 1.0
+"""From Ctrl-C to the line that says what is still waited for."""
 FILE_BYTES_MAX = WriterConfig().batch_bytes_max - (1 << 10)
 """Of a file that is one record: a batch with its header must fit into one request."""
 RECORD_KEYS = frozenset({"key", "value", "headers", "partition", "timestamp", "offset", "topic"})
-"""What `consume --output jsonl` prints can be sent again; its offset and its topic say nothing then."""
+"""What `consume --output jsonl` prints can be sent again; its offset and its topic are ignored."""
 
 
 def acks_of(options: argparse.Namespace) -> int:
     return -1 if options.acks == "all" else int(options.acks)
 
 
-class InputError(WrongCallError):
+class InputError(UsageError):
     """A line of stdin that is no record."""
 
 
@@ -81,15 +89,13 @@ class LineReader:
         self._headers = tuple((name, value.encode()) for name, value in pairs_of(options.headers, "--headers"))
         self._key = None if options.key is None else options.key.encode()
         if self._separator == b"":
-            raise WrongCallError("--key-separator: at least one character")
+            raise UsageError("--key-separator: at least one character")
         if self._is_json and self._separator is not None:
-            raise WrongCallError("--key-separator is for lines; an object of --input json has a key")
+            raise UsageError("--key-separator is for lines; an object of --input json has a key")
         if self._key is not None and (self._is_json or self._separator is not None):
-            raise WrongCallError("--key is the key of every record; --key-separator and --input json give each its own")
+            raise UsageError("--key is the key of every record; --key-separator and --input json give each its own")
         if options.file and (self._is_json or self._separator is not None or self._null is not None):
-            raise WrongCallError(
-                "--file sends files as they are; --input, --key-separator, --null-marker are for lines"
-            )
+            raise UsageError("--file sends files as they are; --input, --key-separator, --null-marker are for lines")
         self._number = 0
 
     def whole(self, data: bytes) -> Line:
@@ -104,7 +110,7 @@ class LineReader:
             return Line(self._or_null(line), self._key, self._headers)
         key, found, value = line.partition(self._separator)
         if not found:
-            raise InputError(f"line {self._number}: no {self._separator.decode()!r} in it, which --key-separator names")
+            raise InputError(f"line {self._number} has no key separator {self._separator.decode()!r}")
         return Line(self._or_null(value), self._or_null(key), self._headers)
 
     def _or_null(self, data: bytes) -> bytes | None:
@@ -114,7 +120,7 @@ class LineReader:
         try:
             found = json.loads(line)
         except ValueError as error:
-            raise InputError(f"line {self._number}: no JSON: {error}") from error
+            raise InputError(f"line {self._number}: invalid JSON: {error}") from error
         if not isinstance(found, dict):
             raise InputError(f"line {self._number}: an object with value, key, headers, partition, timestamp")
         odd = sorted(found.keys() - RECORD_KEYS)
@@ -152,7 +158,7 @@ class LineReader:
 
     def _whole(self, value: Any, what: str) -> int | None:
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise InputError(f"line {self._number}: {what} is a whole number from 0 on")
+            raise InputError(f"line {self._number}: {what} must be an integer from 0 on")
         return value
 
 
@@ -166,6 +172,8 @@ class _Producing:
         self._writer = writer
         self._count = 0
         """Of partitions; 0: the topic is not there yet."""
+        self.waiting = 0
+        """Records that were read and are neither stored nor failed."""
         self._codec = Codec[options.compression.upper()]
         self._turn = 0
         self._pending: dict[int, _Pending] = {}
@@ -182,13 +190,15 @@ class _Producing:
     async def locate(self, *, may_create: bool) -> None:
         topic = await self._cluster.topic(self._options.topic, may_create=may_create)
         if self._options.partition is not None:
-            chosen_partitions(topic, [self._options.partition])
+            chosen_partitions(topic.name, len(topic.partitions), [self._options.partition])
         self._count = len(topic.partitions)
         self._turn = self._cluster.random.randrange(self._count)
 
     async def add(self, line: Line) -> None:
+        self.waiting += 1
         if not self.is_located:
             await self.locate(may_create=True)
+            report(f"created topic '{self._options.topic}', {table.count(self._count, 'partition')}")
         partition = line.partition if line.partition is not None else self._options.partition
         if partition is None:
             partition = self._turn if line.key is None else partition_of(line.key, self._count)
@@ -214,16 +224,21 @@ class _Producing:
             )
             result = await self._writer.send(self._options.topic, partition, batch)
             self.sent.append(result)
-            result.add_done_callback(self._ended)
+            result.add_done_callback(partial(self._ended, len(part.keys)))
         self._turn = (self._turn + 1) % max(1, self._count)
-        self.settle()
+        self.collect_results()
 
-    def _ended(self, result: asyncio.Future[Acknowledged]) -> None:
+    def _ended(self, count: int, result: asyncio.Future[Acknowledged]) -> None:
         """A batch that failed ends the input: stdin may be silent for a long time."""
+        self.waiting -= count
         if result.cancelled() or result.exception() is not None:
             self._on_error()
 
-    def settle(self) -> None:
+    def report_waiting(self) -> None:
+        if self.waiting:
+            report(f"waiting for {table.count(self.waiting, 'record')}; Ctrl-C again ends at once")
+
+    def collect_results(self) -> None:
         """Count what has ended."""
         left = []
         for result in self.sent:
@@ -301,18 +316,18 @@ def _opened(path: str) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise WrongCallError(f"--file {path}: {error.strerror}") from error
+        raise UsageError(f"--file {path}: {error.strerror}") from error
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
-        raise WrongCallError(f"--file {path}: is a directory")
+        raise UsageError(f"--file {path}: is a directory")
     if status.st_size > FILE_BYTES_MAX:
-        raise WrongCallError(_too_large(path, str(status.st_size)))
+        raise UsageError(_too_large(path, str(status.st_size)))
     return descriptor
 
 
 def run(options: argparse.Namespace) -> int:
     if options.timeout_ms <= 0:
-        raise WrongCallError(f"--timeout-ms {options.timeout_ms}: above 0")
+        raise UsageError(f"--timeout-ms {options.timeout_ms}: above 0")
     source = _Input(options)
 
     async def job(cluster: ClusterClient) -> int:
@@ -321,23 +336,31 @@ def run(options: argparse.Namespace) -> int:
         producing = _Producing(options, cluster, writer, source.stop)
         with contextlib.suppress(UnknownTopicError):
             await producing.locate(may_create=False)
-        with stop_requested_in_loop(source.stop):
+        notices: list[asyncio.TimerHandle] = []
+
+        def stop(number: int) -> None:
+            source.stop(number)
+            notices.append(asyncio.get_running_loop().call_later(NOTICE_S, producing.report_waiting))
+
+        with stop_requested_in_loop(stop):
             try:
                 await _produce(source, producing)
                 await writer.flush()
             finally:
+                for notice in notices:
+                    notice.cancel()
                 await writer.close(is_flushed=False)
-                producing.settle()
+                producing.collect_results()
                 if producing.is_located:
                     _report(options, producing, source)
         if source.wrong is not None:
             raise source.wrong
         if not producing.is_located:
             _report(options, producing, source)
-            session.tell(f"nothing was read, and there is no topic '{options.topic}' yet")
+            report(f"nothing was read, and there is no topic '{options.topic}' yet")
         if source.signal is not None:
             return 128 + source.signal
-        return EXIT_OK if producing.error is None else EXIT_REFUSED
+        return EXIT_OK if producing.error is None else EXIT_FAILURE
 
     return session.run(options, job)
 
@@ -377,10 +400,10 @@ def _report(options: argparse.Namespace, producing: _Producing, source: _Input) 
             ],
         }
         print(json.dumps(document, indent=2))
-    elif os.isatty(sys.stderr.fileno()) or error is not None or source.signal is not None:
-        session.tell(f"{table.count(producing.records, 'record')} stored in {options.topic}")
+    elif os.isatty(sys.stderr.fileno()) or any((error, source.signal, source.wrong)):
+        report(f"{table.count(producing.records, 'record')} stored in {options.topic}")
     if source.signal is not None and source.lines.incomplete_bytes:
-        session.tell(f"the last line had no end yet and was not stored ({source.lines.incomplete_bytes} bytes)")
+        report(f"the last line had no end yet and was not stored ({source.lines.incomplete_bytes} bytes)")
     if error is not None:
-        told = session.error_text(error) if isinstance(error, TidelogError) else repr(error)
-        session.tell(f"{table.count(producing.failed, 'batch')} failed; the first: {told}")
+        text = error_text(error) if isinstance(error, TidelogError) else repr(error)
+        report(f"{table.count(producing.failed, 'batch')} failed; the first: {text}")

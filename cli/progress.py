@@ -1,9 +1,9 @@
-"""A bar for work that takes long: on stderr, only on a terminal, gone when the work is done.
+"""A progress bar for long work: on stderr, only on a terminal, removed at the end.
 
     orders-0 [##########..............]  41%  12 of 29 files, 0:08 left
 
-It fits into one line of the terminal, however narrow; it is drawn ten times a second at most. Colour is for the bar
-alone, and not with NO_COLOR.
+It fits into one line of the terminal, and is drawn at most ten times a second, and once more when the work is done.
+Only the bar has colour, and not with NO_COLOR.
 """
 
 import os
@@ -21,7 +21,7 @@ _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 
 class Progress:
-    """`show` as often as there is news; `close`, or leaving the context, wipes it."""
+    """Call `show` as often as there is progress; `close`, or leaving the context, removes it."""
 
     def __init__(
         self,
@@ -37,16 +37,19 @@ class Progress:
         self._clock = clock
         self._began = clock()
         self._drawn_at: float | None = None
+        self._drawn_part = 0.0
         self._drawn_cells = 0
         self.is_on = self._stream.isatty() and os.environ.get("TERM", "") != "dumb"
 
     def show(self, done: float, total: float, *, says: str | None = None) -> None:
-        """So much of `total` is done; `says` instead of the numbers, where they are not for people."""
+        """Show `done` of `total`; `says` replaces the numbers if they are not for people."""
         now = self._clock()
-        if not self.is_on or (self._drawn_at is not None and now - self._drawn_at < REDRAW_S):
-            return
-        self._drawn_at = now
         part = min(1.0, max(0.0, done / total)) if total > 0 else 0.0
+        is_early = self._drawn_at is not None and now - self._drawn_at < REDRAW_S
+        is_first_whole = part == 1.0 > self._drawn_part
+        if not self.is_on or (is_early and not is_first_whole):
+            return
+        self._drawn_at, self._drawn_part = now, part
         numbers = says if says is not None else f"{done:,.0f} of {total:,.0f}{self._unit and ' ' + self._unit}"
         elapsed = now - self._began
         if elapsed >= TELLS_TIME_AFTER_S and 0 < part < 1:

@@ -1,9 +1,9 @@
-"""`tidelog query SQL`: one SELECT over topics, by DuckDB in this process. Keys of the JSON document are in docs/cli.md.
+"""`tidelog query SQL`: runs one SELECT over topics, by DuckDB in this process. Keys of the JSON document are in
+docs/cli.md.
 
-The tables that a query names are topics; a name with dots or dashes stands in double quotes. Each is read into memory
-by `read_topic` before the query runs, from `--since` on to what is its end at that moment: a topic with more records
-than `--records-max` is refused before a byte of it is read. The query may read files (`read_parquet('...')`), and
-changes nothing.
+The tables of a query are topics; a name with dots or dashes needs double quotes. `read_topic` reads each into memory
+before the query runs, from `--since` to its current end: a topic with more records than `--records-max` is rejected
+before a byte of it is read. The query may read files (`read_parquet('...')`), and changes nothing.
 """
 
 import argparse
@@ -18,22 +18,23 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from tidelog.cli import session, table
-from tidelog.cli.channel import bootstrap_of
-from tidelog.cli.consume import text_of
+from tidelog.cli import table
+from tidelog.cli.clients import bootstrap_of, client_errors, timeout_ms
+from tidelog.cli.consume import timestamp_of
+from tidelog.cli.exit_codes import EXIT_OK
 from tidelog.cli.log_rows import bytes_text
-from tidelog.cli.main import EXIT_OK, RefusedError, WrongCallError
+from tidelog.cli.main import CommandError, UsageError
+from tidelog.cli.messages import report
 from tidelog.cli.progress import Progress
-from tidelog.client.admin_facade import Admin
+from tidelog.cli.record_printer import text_of
+from tidelog.client.admin.threaded import Admin
 from tidelog.client.arrow import MissingExtraError, arrow
-from tidelog.client.consumer import Consumer
-from tidelog.client.durations import time_ms
-from tidelog.client.read_arrow import read_topic
-from tidelog.world.real.clock import SystemClock
+from tidelog.client.consumer.threaded import Consumer
+from tidelog.client.read_arrow import TIMEOUT_S, read_topic
 
 BATCH_ROWS = 1_000
 TOPICS_MAX = 100
-"""In one query."""
+"""Topics per query."""
 _SETTINGS = {
     "python_enable_replacements": "false",  # a table is a topic, never a variable of this module
     "autoinstall_known_extensions": "false",  # nothing is downloaded
@@ -45,28 +46,28 @@ _BARE_OFFSET = re.compile(r'(?<!")\boffset\b(?!")', re.IGNORECASE)
 def run(options: argparse.Namespace) -> int:
     for option, value in (("--limit", options.limit), ("--records-max", options.records_max)):
         if value < 1:
-            raise WrongCallError(f"{option} {value}: 1 at least")
-    since_ms = _since(options.since)
+            raise UsageError(f"{option} {value}: 1 at least")
+    since_ms = None if options.since is None else timestamp_of(options.since, "--since")
     try:
         duckdb = _duckdb()
         arrow()
     except MissingExtraError as error:
-        raise RefusedError(str(error)) from None
+        raise CommandError(str(error)) from None
     with duckdb.connect(":memory:", config=_SETTINGS) as database:
         database.execute("set TimeZone = 'UTC'")
         names = _tables(database, options.query)
-        with session.errors_told():
+        with client_errors():
             _load(options, database, names, since_ms)
         try:
             found = database.sql(options.query)
             if found is None:
-                raise WrongCallError("the query gives no rows")
+                raise UsageError("the query returns no result set")
             reader = found.to_arrow_reader(BATCH_ROWS)
             return _show(options, reader)
         except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
-            raise WrongCallError(_one_line(error)) from error
+            raise UsageError(_one_line(error)) from error
         except duckdb.Error as error:
-            raise RefusedError(_one_line(error)) from error
+            raise CommandError(_one_line(error)) from error
 
 
 def _duckdb() -> Any:
@@ -77,35 +78,26 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def _since(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return time_ms(int(text) if text.isdecimal() else text, SystemClock().now_ms())
-    except ValueError as error:
-        raise WrongCallError(f"--since: {error}") from error
-
-
 def _one_line(error: Exception) -> str:
-    """Without the picture of the place, which takes three lines."""
+    """Return the error without its position marker, which takes three lines."""
     return " ".join(str(error).partition("\n\n")[0].split())
 
 
-# Which topics, and what is in them.
+# Topics and their content.
 
 
 def _tables(database: Any, query: str) -> dict[str, bool]:
-    """Names of the tables of a query -> whether it defines a table of this name itself (WITH)."""
+    """Return the table names of a query -> whether it defines the table itself (WITH)."""
     ((tree,),) = database.execute("select json_serialize_sql($query)", {"query": query}).fetchall()
     document = json.loads(tree)
     if document["error"]:
         says = document["error_message"]
         if says.startswith("Only SELECT"):
-            raise WrongCallError("one SELECT and nothing else: a topic cannot be changed by a query")
+            raise UsageError("one SELECT and nothing else: a topic cannot be changed by a query")
         hint = '; offset is a word of SQL: as a column write "offset"' if _BARE_OFFSET.search(query) else ""
-        raise WrongCallError(f"{' '.join(says.split())}{hint}")
+        raise UsageError(f"{' '.join(says.split())}{hint}")
     if len(document["statements"]) != 1:
-        raise WrongCallError("one SELECT and nothing else")
+        raise UsageError("one SELECT and nothing else")
     named: dict[str, None] = {}
     defined: set[str] = set()
     for node in _nodes(document):
@@ -116,15 +108,15 @@ def _tables(database: Any, query: str) -> dict[str, bool]:
         path = [node[part] for part in ("catalog_name", "schema_name", "table_name") if node[part]]
         if len(path) > 1:
             whole = ".".join(path)
-            raise WrongCallError(f'{whole}: a topic with a dot in its name stands in double quotes: "{whole}"')
+            raise UsageError(f'{whole}: a topic with a dot in its name stands in double quotes: "{whole}"')
         named[path[0]] = None
     if len(named) > TOPICS_MAX:
-        raise WrongCallError(f"{len(named)} tables: {TOPICS_MAX} at most")
+        raise UsageError(f"{len(named)} tables: {TOPICS_MAX} at most")
     return {name: name.lower() in defined for name in named}
 
 
 def _nodes(tree: object) -> Iterator[dict[str, Any]]:
-    """Every object of a document; not by recursion, since a query may be deep."""
+    """Yield every object of a document, without recursion: a query may be deep."""
     left = [tree]
     while left:
         one = left.pop()
@@ -138,8 +130,8 @@ def _nodes(tree: object) -> Iterator[dict[str, Any]]:
 def _load(options: argparse.Namespace, database: Any, names: dict[str, bool], since_ms: int | None) -> None:
     if not names:
         return
-    bootstrap, timeout_ms = bootstrap_of(options), session.timeout_ms(options)
-    with Admin(list(bootstrap), default_api_timeout_ms=timeout_ms) as admin:
+    bootstrap, limit_ms = bootstrap_of(options), timeout_ms(options)
+    with Admin(list(bootstrap), default_api_timeout_ms=limit_ms, bootstrap_wait_ms=0) as admin:
         topics = {row.name for row in admin.list_topics(internal=True)}
     taken: dict[str, str] = {}
     for name, is_defined in names.items():
@@ -147,24 +139,31 @@ def _load(options: argparse.Namespace, database: Any, names: dict[str, bool], si
             if is_defined:
                 continue
             near = sorted(topic for topic in topics if topic.lower() == name.lower())
-            raise RefusedError(f"there is no topic '{name}'" + (f", but '{near[0]}'" if near else ""))
+            raise CommandError(f"there is no topic '{name}'" + (f", but '{near[0]}'" if near else ""))
         other = taken.setdefault(name.lower(), name)
         if other != name:
-            raise WrongCallError(f"'{other}' and '{name}' are one name in SQL: query one of them at a time")
-        _check_size(name, bootstrap, since_ms, options.records_max, timeout_ms)
+            raise UsageError(f"'{other}' and '{name}' are one name in SQL: query one of them at a time")
+        _check_size(name, bootstrap, since_ms, options.records_max, limit_ms)
         database.register(name, _read(name, bootstrap, since_ms))
 
 
 def _read(topic: str, bootstrap: Sequence[str], since_ms: int | None) -> Any:
     with Progress(f"reading {topic}", unit="records") as progress:
         return read_topic(
-            topic, since_ms, None, partitions=None, columns=None, bootstrap=list(bootstrap), on_read=progress.show
+            topic,
+            since_ms,
+            None,
+            partitions=None,
+            columns=None,
+            timeout=TIMEOUT_S,
+            on_read=progress.show,
+            bootstrap=list(bootstrap),
         )
 
 
-def _check_size(topic: str, bootstrap: Sequence[str], since_ms: int | None, records_max: int, timeout_ms: int) -> None:
-    """Offsets say how many records there are at most."""
-    with Consumer(list(bootstrap), default_api_timeout_ms=timeout_ms) as consumer:
+def _check_size(topic: str, bootstrap: Sequence[str], since_ms: int | None, records_max: int, limit_ms: int) -> None:
+    """Offsets give the maximum number of records."""
+    with Consumer(list(bootstrap), default_api_timeout_ms=limit_ms) as consumer:
         partitions = consumer.partitions_for(topic)
         ends = consumer.end_offsets(*partitions)
         starts = consumer.beginning_offsets(*partitions)
@@ -173,7 +172,7 @@ def _check_size(topic: str, bootstrap: Sequence[str], since_ms: int | None, reco
             starts |= {name: ends[name] if found is None else found.offset for name, found in first.items()}
     count = sum(max(0, ends[name] - starts[name]) for name in partitions)
     if count > records_max:
-        raise RefusedError(
+        raise CommandError(
             f"'{topic}' has {count:,} records, and all of them would be held in memory: begin later (--since 1h), or "
             f"allow more than {records_max:,} (--records-max)"
         )
@@ -200,7 +199,7 @@ def _rows(reader: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _tell_more(limit: int) -> None:
-    session.tell(f"the first {table.count(limit, 'row')} only; --limit shows more")
+    report(f"the first {table.count(limit, 'row')} only; --limit shows more")
 
 
 def _until(limit: int, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
@@ -213,7 +212,7 @@ def _until(limit: int, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, .
 
 def _show_json(limit: int, schema: Any, columns: list[str], rows: list[tuple[Any, ...]]) -> int:
     if twice := [name for number, name in enumerate(columns) if name in columns[:number]]:
-        raise WrongCallError(f"two columns are called '{twice[0]}': give one another name (AS)")
+        raise UsageError(f"two columns are called '{twice[0]}': rename one (AS)")
     document = {
         "columns": [{"name": field.name, "type": str(field.type)} for field in schema],
         "rows": [dict(zip(columns, map(_plain, row), strict=True)) for row in rows[:limit]],
@@ -247,7 +246,7 @@ def _show_table(limit: int, schema: Any, columns: list[str], rows: Iterator[tupl
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as text or {"base64": ...}, times as ISO 8601, decimals as numbers."""
+    """Convert a value for JSON: bytes as text or {"base64": ...}, times as ISO 8601, decimals as numbers."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, bytes):

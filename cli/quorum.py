@@ -1,43 +1,35 @@
-"""`tidelog quorum describe|add|remove|update-voter`. Keys of the JSON document are listed in docs/cli.md."""
+"""`tidelog quorum describe|add|remove|update-voter`. docs/cli.md lists the keys of the JSON document."""
 
 import argparse
-import json
 import sys
+import threading
 from typing import Any
 from uuid import UUID
 
-from tidelog.cli import session, table
-from tidelog.cli.channel import ClusterChannel
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli import table
+from tidelog.cli.clients import open_admin, timeout_s
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
+from tidelog.cli.messages import confirm, id_text, print_json, report, report_if_stale, stale_fields, wrong_id
+from tidelog.client.admin.threaded import Admin
+from tidelog.client.admin.values import QuorumDescription, QuorumMember
 from tidelog.model.errors import TidelogError
-from tidelog.rpc.v1 import cluster_pb2 as pb
+from tidelog.model.uuids import from_text
 from tidelog.server.listeners import ListenerError, parse_address
-from tidelog.server.uuids import from_text, to_text
 
 CHANGE_TIMEOUT_S = 60.0
-ANSWER_SLACK_S = 15.0
-"""The controller gives up first, and says what it has undone."""
-ASK_SLACK_S = 2.0
 PROGRESS_S = 1.0
 SILENT_MS = 3_000
 STUCK_MS = 5_000
-"""From then on a member that lags and does not move on is called behind."""
+"""A lagging member whose log end did not advance for this long is reported as behind."""
 
 
 def run_describe(options: argparse.Namespace) -> int:
-    with ClusterChannel(options) as channel:
-        request = pb.DescribeQuorumRequest(allow_stale=True, timeout_ms=int(channel.timeout_s * 1000))
-        found = channel.call(
-            "Cluster/DescribeQuorum",
-            request,
-            pb.DescribeQuorumResponse,
-            timeout_s=channel.timeout_s + ASK_SLACK_S,
-            is_read=True,
-        )
-    document = describe_document(found)
-    session.tell_if_stale(document["age_ms"], channel.address)
+    with open_admin(options) as admin:
+        document = describe_document(admin.describe_quorum(allow_stale=True), admin.stale_ms)
+        report_if_stale(admin.stale_ms, admin.answered_by)
     if options.output == "json":
-        print(json.dumps(document, indent=2))
+        print_json(document)
         return EXIT_OK
     print(table.wrapped(summary(document), sys.stdout))
     rows = [
@@ -48,7 +40,7 @@ def run_describe(options: argparse.Namespace) -> int:
             ",".join(member["endpoints"].values()),
             _or_none(member["log_end_offset"]),
             _or_none(member["lag"]),
-            _or_none(member["silent_ms"]),
+            _or_none(member["last_response_age_ms"]),
             member["state"],
         ]
         for member in document["members"]
@@ -56,8 +48,8 @@ def run_describe(options: argparse.Namespace) -> int:
     headings = ["node", "is", "directory id", "address", "log end", "lag", "silent ms", "state"]
     table.write(sys.stdout, headings, rows, right=["node", "log end", "lag", "silent ms"])
     if document["observers"]:
-        told = ", ".join(f"{one['node']} at {one['offset']}" for one in document["observers"])
-        print(f"observers here: {told}")
+        observers = ", ".join(f"{row['node']} at {row['offset']}" for row in document["observers"])
+        print(f"observers here: {observers}")
     return EXIT_OK
 
 
@@ -73,152 +65,125 @@ def _or_none(value: int) -> int | None:
     return None if value < 0 else value
 
 
-def _state(member: pb.QuorumMember) -> str:
-    """How a member is, in words. Only the active controller knows how far each is."""
+def _state(member: QuorumMember) -> str:
+    """Describes the state of a member. Only the active controller knows how far each has replicated."""
     if member.is_recovering:
         return "recovers"
     if member.error:
         return member.error
     if member.lag < 0:
         return "connected"
-    if member.silent_ms > SILENT_MS:
-        return f"silent for {member.silent_ms / 1000:.0f} s"
-    if member.stuck_ms > STUCK_MS:
-        return f"behind by {member.lag:,} entries for {member.stuck_ms / 1000:.0f} s: see its log"
+    if member.last_response_age_ms > SILENT_MS:
+        return f"silent for {member.last_response_age_ms / 1000:.0f} s"
+    if member.lag_age_ms > STUCK_MS:
+        return f"behind by {member.lag:,} entries for {member.lag_age_ms / 1000:.0f} s: see its log"
     return "good"
 
 
-def describe_document(found: pb.DescribeQuorumResponse) -> dict[str, Any]:
+def describe_document(quorum: QuorumDescription, stale_ms: int | None = None) -> dict[str, Any]:
     names = ("node", "role", "leader", "epoch", "high_watermark", "log_start_offset", "log_end_offset")
     more = ("durable_end_offset", "without_leader_ms", "snapshot_offset", "snapshot_epoch")
-    document: dict[str, Any] = {name: getattr(found, name) for name in (*names, *more)}
+    document: dict[str, Any] = {name: getattr(quorum, name) for name in (*names, *more)}
+    document["leader"] = -1 if quorum.leader is None else quorum.leader
     document["members"] = [
         {
             "node": member.node,
-            "directory_id": to_text(UUID(bytes=member.directory_id)) if member.directory_id else None,
-            "endpoints": {one.listener: one.address for one in member.endpoints},
+            "directory_id": id_text(member.directory_id),
+            "endpoints": dict(member.endpoints),
             "is_voter": member.is_voter,
             "is_connected": member.is_connected,
             "error": member.error or None,
             "log_end_offset": member.log_end_offset,
             "lag": member.lag,
-            "silent_ms": member.silent_ms,
+            "last_response_age_ms": member.last_response_age_ms,
             "is_recovering": member.is_recovering,
-            "stuck_ms": member.stuck_ms,
+            "lag_age_ms": member.lag_age_ms,
             "state": _state(member),
         }
-        for member in found.members
+        for member in quorum.members
     ]
-    document["observers"] = [{"node": one.node, "offset": one.offset} for one in found.observers]
-    document |= session.stale_fields(found.stale_ms if found.HasField("stale_ms") else None)
-    return document
+    document["observers"] = [{"node": node, "offset": offset} for node, offset in quorum.observers.items()]
+    return {**document, **stale_fields(stale_ms)}
 
 
-def _directory(options: argparse.Namespace) -> bytes:
-    if options.directory_id is None:
-        return b""
-    found = from_text(options.directory_id)
-    if found is None:
-        raise WrongCallError(f"--directory-id {options.directory_id!r}: an id has 22 characters, see `storage info`")
-    return found.bytes
+def _directory(text: str) -> UUID:
+    directory_id = from_text(text)
+    if directory_id is None:
+        raise UsageError(f"--directory-id {text!r}: {wrong_id(text)}; `tidelog storage info` shows it")
+    return directory_id
 
 
-def _endpoints(options: argparse.Namespace) -> list[pb.VoterEndpoint]:
-    found = []
+def _endpoints(options: argparse.Namespace) -> dict[str, str]:
+    endpoints = {}
     for index, text in enumerate(options.endpoint):
         try:
             address = str(parse_address(text))
         except ListenerError as error:
-            raise WrongCallError(f"--endpoint: {error}") from error
-        name = options.listener if index == 0 else f"{options.listener}_{index + 1}"
-        found.append(pb.VoterEndpoint(listener=name, address=address))
-    return found
+            raise UsageError(f"--endpoint: {error}") from error
+        endpoints[options.listener if index == 0 else f"{options.listener}_{index + 1}"] = address
+    return endpoints
 
 
 def _check_node(options: argparse.Namespace) -> None:
     if not 0 <= options.node_id < 1 << 31:
-        raise WrongCallError(f"--node-id {options.node_id}: from 0 to {(1 << 31) - 1}")
+        raise UsageError(f"--node-id {options.node_id}: from 0 to {(1 << 31) - 1}")
 
 
 def run_add(options: argparse.Namespace) -> int:
     _check_node(options)
-    timeout_s = options.timeout or CHANGE_TIMEOUT_S
-    request = pb.AddVoterRequest(
-        node=options.node_id,
-        directory_id=_directory(options),
-        endpoints=_endpoints(options),
-        timeout_ms=int(timeout_s * 1000),
-    )
-    with ClusterChannel(options) as channel:
-        _tell(f"asks node {options.node_id} at {', '.join(options.endpoint)} who it is")
-        call = channel.begin("Cluster/AddVoter", request, pb.AddVoterResponse, timeout_s=timeout_s + ANSWER_SLACK_S)
+    node, directory_id, endpoints = options.node_id, _directory(options.directory_id), _endpoints(options)
+    with open_admin(options, CHANGE_TIMEOUT_S) as admin:
+        report(f"asking node {node} at {', '.join(options.endpoint)} for its identity")
+        is_done = threading.Event()
+        progress = threading.Thread(target=_tell_progress, args=(admin, node, is_done), daemon=True)
+        progress.start()
         try:
-            said = ""
-            while not call.is_done(PROGRESS_S):
-                said = _tell_progress(channel, options.node_id, said)
-            call.result()
+            admin.add_voter(node, directory_id, endpoints)
         except KeyboardInterrupt:
-            _tell(
-                f"the controller goes on adding node {options.node_id}, and removes it again if it has not caught up "
-                f"{timeout_s:g} s after it began; see: tidelog quorum describe"
+            report(
+                f"the controller continues to add node {node}, and removes it again if it has not caught up "
+                f"{timeout_s(options, CHANGE_TIMEOUT_S):g} s after the start; see: tidelog quorum describe"
             )
             raise
-    print(f"node {options.node_id} is a voter")
+        finally:
+            is_done.set()
+            progress.join(PROGRESS_S)
+    print(f"node {node} is a voter")
     return EXIT_OK
 
 
-def _tell(message: str) -> None:
-    print(f"tidelog: {message}", file=sys.stderr, flush=True)
-
-
-def _tell_progress(channel: ClusterChannel, node: int, said: str) -> str:
-    """How far a learner has come; only what is new is printed."""
-    try:
-        found = channel.call(
-            "Cluster/DescribeQuorum",
-            pb.DescribeQuorumRequest(),
-            pb.DescribeQuorumResponse,
-            timeout_s=PROGRESS_S,
-            is_read=True,
-        )
-    except TidelogError:
-        return said  # the outcome of the change is told by its own answer
-    rows = [member for member in found.members if member.node == node and member.log_end_offset >= 0]
-    text = f"node {node} has {rows[0].log_end_offset:,} of {found.log_end_offset:,} entries" if rows else said
-    if text != said:
-        _tell(text)
-    return text
-
-
-def _change(options: argparse.Namespace, channel: ClusterChannel, name: str, request: Any, response: Any) -> None:
-    timeout_s = options.timeout or CHANGE_TIMEOUT_S
-    request.timeout_ms = int(timeout_s * 1000)
-    channel.call(f"Cluster/{name}", request, response, timeout_s=timeout_s + ANSWER_SLACK_S)
+def _tell_progress(admin: Admin, node: int, is_done: threading.Event) -> None:
+    """Prints how far a learner has replicated, when that changes."""
+    last = ""
+    while not is_done.wait(PROGRESS_S):
+        try:
+            quorum = admin.describe_quorum(timeout=PROGRESS_S)
+        except TidelogError:
+            continue  # the change itself reports its error
+        for member in quorum.members:
+            if member.node == node and member.log_end_offset >= 0:
+                text = f"node {node} has {member.log_end_offset:,} of {quorum.log_end_offset:,} entries"
+                if text != last and not is_done.is_set():
+                    report(text)
+                last = text
 
 
 def run_update_voter(options: argparse.Namespace) -> int:
     _check_node(options)
-    request = pb.UpdateVoterRequest(
-        node=options.node_id, directory_id=_directory(options), endpoints=_endpoints(options)
-    )
-    with ClusterChannel(options) as channel:
-        _change(options, channel, "UpdateVoter", request, pb.UpdateVoterResponse)
+    directory_id, endpoints = _directory(options.directory_id), _endpoints(options)
+    with open_admin(options, CHANGE_TIMEOUT_S) as admin:
+        admin.update_voter(options.node_id, directory_id, endpoints)
     print(f"node {options.node_id} is at {', '.join(options.endpoint)}")
     return EXIT_OK
 
 
 def run_remove(options: argparse.Namespace) -> int:
     _check_node(options)
-    request = pb.RemoveVoterRequest(node=options.node_id, directory_id=_directory(options))
-    with ClusterChannel(options) as channel:
-        if not options.yes and sys.stdin.isatty():
-            print(
-                f"Take node {options.node_id} out of the quorum at {channel.address}? [y/N] ", end="", file=sys.stderr
-            )
-            sys.stderr.flush()
-            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-                print("tidelog: nothing was changed", file=sys.stderr)
-                return EXIT_REFUSED
-        _change(options, channel, "RemoveVoter", request, pb.RemoveVoterResponse)
-    print(f"node {options.node_id} is no voter any more")
+    directory_id = None if options.directory_id is None else _directory(options.directory_id)
+    with open_admin(options, CHANGE_TIMEOUT_S) as admin:
+        admin.describe_cluster()  # the question names the node that answers
+        if not confirm(options, f"Remove node {options.node_id} from the quorum at {admin.answered_by}?"):
+            return EXIT_FAILURE
+        admin.remove_voter(options.node_id, directory_id)
+    print(f"node {options.node_id} is not a voter any more")
     return EXIT_OK

@@ -89,10 +89,10 @@ def _part(token: re.Match[str]) -> bytes | Part:
         return bytes.fromhex(token["hex"])
     if token["escape"] is not None:
         if token["escape"] not in _ESCAPES:
-            raise FormatError(f"{token[0]!r} is no escape; there are \\n, \\t, \\r, \\0, \\\\ and \\xNN")
+            raise FormatError(f"{token[0]!r} is not an escape; there are \\n, \\t, \\r, \\0, \\\\ and \\xNN")
         return _ESCAPES[token["escape"]]
     if token["field"] == "%":
         return b"%"
     if token["field"] not in _FIELDS:
-        raise FormatError(f"{token[0]!r} is no field; there are {KNOWN}")
+        raise FormatError(f"{token[0]!r} is not a field; there are {KNOWN}")
     return _FIELDS[token["field"]]

@@ -9,11 +9,15 @@ from random import SystemRandom
 
 from tidelog.cli import table
 from tidelog.cli.config import read_config
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
+from tidelog.cli.messages import wrong_id
 from tidelog.model.errors import InvalidRequestError
+from tidelog.model.uuids import from_text, random_uuid, to_text
 from tidelog.server.config import NodeConfig
 from tidelog.server.quorum_check import ASK_TIMEOUT_S, ask_controllers, check_first_voters, unknown_note
 from tidelog.server.storage import (
+    LOST_VOTER,
     Formatted,
     Meta,
     Voters,
@@ -24,7 +28,6 @@ from tidelog.server.storage import (
     standalone,
     voters_of_file,
 )
-from tidelog.server.uuids import from_text, random_uuid, to_text
 
 
 def run_random_uuid(_options: argparse.Namespace) -> int:
@@ -35,11 +38,9 @@ def run_random_uuid(_options: argparse.Namespace) -> int:
 def run_format(options: argparse.Namespace) -> int:
     config = read_config(options.config)
     if from_text(options.cluster_id) is None:
-        raise WrongCallError(
-            f"--cluster-id {options.cluster_id!r}: an id has 22 characters, as of `tidelog storage random-uuid`"
-        )
+        raise UsageError(f"--cluster-id {options.cluster_id!r}: {wrong_id(options.cluster_id)}")
     if options.node_id is not None and options.node_id != config.node:
-        raise WrongCallError(f"--node-id {options.node_id}: {options.config} says node.id={config.node}")
+        raise UsageError(f"--node-id {options.node_id}: {options.config} says node.id={config.node}")
     try:
         voters = _voters(options, config)
         note = None if voters is None else _check_voters(options, config, voters)
@@ -53,23 +54,19 @@ def run_format(options: argparse.Namespace) -> int:
             )
         )
     except InvalidRequestError as error:
-        raise WrongCallError(str(error)) from error
+        raise UsageError(str(error)) from error
     if options.output == "json":
         print(json.dumps({"directories": [_row(one) for one in done]}, indent=2))
     else:
         for one in done:
             what = "was formatted before" if one.was_there else "formatted"
             print(f"{one.path}: {what}, directory id {to_text(one.meta.directory)}")
-    if note is not None:
-        print(f"tidelog: {note}", file=sys.stderr)
     if voters is not None and any(one.path == config.metadata_dir and not one.was_there for one in done):
         _warn_of_another_port(config, voters)
-    if voters is not None and voters.are_derived and not all(one.was_there for one in done):
-        print(
-            "tidelog: the first voters are those of controller.quorum.voters. If this directory is ever lost, do not "
-            "format it so again: remove the voter, format with --no-initial-controllers, and `tidelog quorum add`.",
-            file=sys.stderr,
-        )
+    if note is None and voters is not None and voters.are_derived and not all(one.was_there for one in done):
+        note = f"if this directory is ever lost, do not format it so again: {LOST_VOTER}"
+    if note is not None:
+        print(f"tidelog: note: {note}", file=sys.stderr)
     return EXIT_OK
 
 
@@ -88,21 +85,21 @@ def _warn_of_another_port(config: NodeConfig, voters: Voters) -> None:
 
 
 def _check_voters(options: argparse.Namespace, config: NodeConfig, voters: Voters) -> str | None:
-    """Refuse what the other controllers speak against; a note if they could not be asked. Nothing if there is nothing
-    to format."""
+    """Reject voters that the other controllers contradict. Returns a note if they could not be asked; None if there is
+    nothing to format."""
     if os.path.isdir(config.metadata_dir) and read_meta(config.metadata_dir) is not None:
         return None
     timeout_s = options.timeout or ASK_TIMEOUT_S
     answers = asyncio.run(ask_controllers(config, options.cluster_id, voters, timeout_s=timeout_s))
     check_first_voters(config, options.cluster_id, voters, answers)
-    return unknown_note(config, options.cluster_id, voters, answers)
+    return unknown_note(config, voters, answers)
 
 
 def _voters(options: argparse.Namespace, config: NodeConfig) -> Voters | None:
-    is_told = options.standalone or options.initial_controllers or options.no_initial_controllers
+    has_choice = options.standalone or options.initial_controllers or options.no_initial_controllers
     if not config.is_controller:
         if options.standalone or options.initial_controllers:
-            raise WrongCallError("this node is no controller (process.roles): it has no voters to be told")
+            raise UsageError("this node is not a controller (process.roles): leave out the options about voters")
         return None
     if options.standalone:
         return standalone(config)
@@ -110,10 +107,10 @@ def _voters(options: argparse.Namespace, config: NodeConfig) -> Voters | None:
         return parse_controllers(options.initial_controllers)
     if options.no_initial_controllers:
         return Voters(())
-    assert not is_told, "every way to tell is above"
+    assert not has_choice, "every choice is handled above"
     if config.voters:
         return voters_of_file(config, options.cluster_id)
-    raise WrongCallError(
+    raise UsageError(
         "who votes first? --standalone for a cluster of one controller, --initial-controllers "
         "id@host:port:directory-id,... for several, --no-initial-controllers to join a running cluster"
     )
@@ -168,5 +165,5 @@ def run_info(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     if problems:
         print(f"tidelog: {len(problems)} problem{'s' if len(problems) > 1 else ''} found", file=sys.stderr)
-        return EXIT_REFUSED
+        return EXIT_FAILURE
     return EXIT_OK

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from uuid import UUID
 
-from tidelog.log.checkpoint import StoredState, load_state
 from tidelog.log.producer_snapshot import ProducerRow, decode_snapshot
+from tidelog.log.stored_state import StoredState, load_state
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.world.real.store import LmdbStore

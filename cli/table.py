@@ -121,16 +121,16 @@ def _fitted(
         for heading, size, most in zip(headings, natural, cells, strict=True)
     ]
     for least, gap in ((words, "  "), (cut, "  "), (cut, " ")):
-        room = width - len(gap) * (len(headings) - 1)
-        if sum(least) <= room:
-            return _narrowed(natural, least, room), gap
+        available = width - len(gap) * (len(headings) - 1)
+        if sum(least) <= available:
+            return _narrowed(natural, least, available), gap
     return None
 
 
-def _narrowed(widths: list[int], least: list[int], room: int) -> list[int]:
+def _narrowed(widths: list[int], least: list[int], available: int) -> list[int]:
     """One cell after the other from the column that has most to spare."""
     widths = list(widths)
-    for _ in range(sum(widths) - room):
+    for _ in range(sum(widths) - available):
         _, column = max((size - least[number], number) for number, size in enumerate(widths))
         widths[column] -= 1
     return widths

@@ -8,72 +8,33 @@ import argparse
 import asyncio
 import contextlib
 import json
+import secrets
 import sys
-from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from tidelog.cli import session, table
-from tidelog.cli.channel import bootstrap_of
-from tidelog.cli.main import EXIT_OK, EXIT_REFUSED, WrongCallError
+from tidelog.cli import table
+from tidelog.cli.clients import bootstrap_of, client_errors, open_admin, timeout_ms, topic_of
+from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.main import UsageError
+from tidelog.cli.messages import error_text, report
 from tidelog.cli.progress import Progress
-from tidelog.client.aio_producer import Producer
-from tidelog.client.bulk import BulkDelivery
-from tidelog.client.cluster import ClusterClient
-from tidelog.client.errors import BulkError, DeliveryTimeoutError, FlushTimeoutError, WriterClosedError
-from tidelog.client.hot import Delivery
-from tidelog.client.record import ConsumerRecord
-from tidelog.client.verify import HistoryChecker, Verdict, encode_event, parse_value, value_of
+from tidelog.cli.stopping import terminated_in_loop
+from tidelog.cli.verify_history import History, open_history
+from tidelog.client.errors import BulkError, DeliveryTimeoutError, FlushTimeoutError, ProducerClosedError
+from tidelog.client.producer.aio import Producer
+from tidelog.client.producer.bulk import BulkDelivery
+from tidelog.client.producer.fast_path import Delivery
+from tidelog.client.verify import HistoryChecker, Verdict, value_of
 from tidelog.model.errors import TidelogError
+from tidelog.world.real.clock import SystemClock
 
 SHOWN_MAX = 20
 PIECE_RECORDS = 1_000
-"""Of one call: so many numbers are surely one batch, which is stored as a whole or not at all."""
-REQUEST_MS = 30_000
-
-
-def numbered(records: Iterable[ConsumerRecord]) -> tuple[dict[int, list[tuple[int, str, int]]], int]:
-    """Offset, run and number of the records of each partition, and how many records are none of a `verify produce`."""
-    rows: dict[int, list[tuple[int, str, int]]] = {}
-    foreign = 0
-    for record in records:
-        found = parse_value(record.value)
-        if found is None:
-            foreign += 1
-            continue
-        run, partition, number = found
-        # A record of another partition is nobody's here: the checker says so.
-        named = run if partition == record.partition else f"{run}@{partition}"
-        rows.setdefault(record.partition, []).append((record.offset, named, number))
-    return rows, foreign
-
-
-class History:
-    """A file of JSON lines that grows; each line is handed to the system at once, so that a kill loses none."""
-
-    def __init__(self, path: str) -> None:
-        self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
-
-    def note(self, event: str, **facts: Any) -> None:
-        self.put({"event": event, **facts})
-
-    def put(self, event: dict[str, Any]) -> None:
-        self._file.write(encode_event(event))
-
-    def close(self) -> None:
-        self._file.close()
-
-
-@contextlib.contextmanager
-def open_history(path: str) -> Iterator[History]:
-    history = History(path)
-    try:
-        yield history
-    finally:
-        history.close()
+"""Records per call: surely one batch, which is stored as a whole or not at all."""
 
 
 class Stand:
-    """How long a partition stood still: records were sent, and none was acknowledged."""
+    """How long a partition was stalled: records were sent, and none was acknowledged."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -87,24 +48,23 @@ class Stand:
 
     def acknowledged(self, now_s: float) -> None:
         self._waiting -= 1
-        self.look(now_s)
+        self.update(now_s)
         self._since_s = now_s if self._waiting else None
 
     def failed(self) -> None:
-        """It stands until something is acknowledged."""
+        """The stall lasts until the next acknowledgement."""
         self._waiting -= 1
 
-    def look(self, now_s: float) -> None:
+    def update(self, now_s: float) -> None:
         if self._since_s is not None:
             self.longest_s = max(self.longest_s, now_s - self._since_s)
 
 
 class NumberedWriter:
-    """Writes numbered records to the partitions in turn, and notes what became of each."""
+    """Writes numbered records to the partitions in turn, and logs the outcome of each."""
 
     def __init__(
         self,
-        cluster: ClusterClient,
         producer: Producer,
         topic: str,
         partitions: int,
@@ -112,17 +72,16 @@ class NumberedWriter:
         *,
         is_replicated: bool,
     ) -> None:
-        self._cluster = cluster
         self._producer = producer
         self._topic = topic
         self._next = [0] * partitions
         self._turn = 0
         self._history = history
         self._is_replicated = is_replicated
-        self.run = f"{cluster.random.getrandbits(48):012x}"
+        self.run = secrets.token_hex(6)
         self.sent = self.acknowledged = self.failed = 0
         self.longest_gap_s = 0.0
-        """Between two acknowledgements."""
+        """Longest time between two acknowledgements."""
         self._acked_s: float | None = None
         self._stands = [Stand() for _ in range(partitions)]
         self.last_error: TidelogError | None = None
@@ -158,14 +117,14 @@ class NumberedWriter:
             assert failed == count, "it was one batch"
         if error is not None:
             assert isinstance(error, TidelogError), f"an error of the catalogue, not {error!r}"
-            # Only these say for sure that nothing was sent; after any other error the records may be there.
-            is_sure = isinstance(error, DeliveryTimeoutError | WriterClosedError) and not error.was_sent
+            # Only these errors prove that nothing was sent; after any other the records may be stored.
+            is_sure = isinstance(error, DeliveryTimeoutError | ProducerClosedError) and not error.was_sent
             self._failed(partition, first, count, error, is_sure=is_sure)
             return
-        facts = {"run": self.run, "partition": partition, "first": first, "count": count}
+        fields = {"run": self.run, "partition": partition, "first": first, "count": count}
         if self._is_replicated:
-            facts["at_ms"] = self._cluster.clock.now_ms()
-        self._history.note("ack", **facts, offset=_offset_of(delivery))
+            fields["at_ms"] = SystemClock().now_ms()
+        self._history.note("ack", **fields, offset=_offset_of(delivery))
         self.acknowledged += count
         now_s = asyncio.get_running_loop().time()
         self._stands[partition].acknowledged(now_s)
@@ -174,22 +133,22 @@ class NumberedWriter:
         self._acked_s = now_s
 
     def _failed(self, partition: int, first: int, count: int, error: TidelogError, *, is_sure: bool) -> None:
-        facts = {"run": self.run, "partition": partition, "first": first, "count": count}
-        self._history.note("fail", **facts, was_sent=not is_sure, error=error.code.name)
+        fields = {"run": self.run, "partition": partition, "first": first, "count": count}
+        self._history.note("fail", **fields, was_sent=not is_sure, error=error.code.name)
         self.failed += count
         self.last_error = error
         self._stands[partition].failed()
 
     def longest_stand(self) -> tuple[int, float]:
-        """The partition that stood still the longest, and for how many seconds."""
+        """Return the partition with the longest stall, and its seconds."""
         now_s = asyncio.get_running_loop().time()
         for stand in self._stands:
-            stand.look(now_s)
+            stand.update(now_s)
         return max(enumerate(stand.longest_s for stand in self._stands), key=lambda row: row[1])
 
 
 def _offset_of(delivery: Delivery | BulkDelivery) -> int:
-    """Of the first record of a batch that is stored."""
+    """Return the offset of the first record of a stored batch."""
     if isinstance(delivery, BulkDelivery):
         (stored,) = delivery.result().ranges
         return stored.first_offset
@@ -201,7 +160,7 @@ def _producer(options: argparse.Namespace) -> Producer:
         bootstrap_of(options),
         client_id="tidelog-verify",
         acks=options.acks,
-        request_timeout_ms=min(session.timeout_ms(options, REQUEST_MS), options.timeout_ms),
+        request_timeout_ms=min(timeout_ms(options), options.timeout_ms),
         delivery_timeout_ms=options.timeout_ms,
         max_block_ms=options.timeout_ms,
     )
@@ -209,52 +168,48 @@ def _producer(options: argparse.Namespace) -> Producer:
 
 def run_produce(options: argparse.Namespace) -> int:
     if options.rate <= 0 or options.batch < 1:
-        raise WrongCallError("--rate and --batch are above 0")
+        raise UsageError("--rate and --batch are above 0")
+    with open_admin(options) as admin:
+        partitions = len(topic_of(admin, options.topic).partitions)  # a producer would create it
+    with client_errors(), open_history(options.history) as history:
+        return asyncio.run(_produce(options, partitions, history))
 
-    async def job(cluster: ClusterClient) -> int:
-        topic = await cluster.topic(options.topic)  # a producer would create it
-        producer = _producer(options)
-        with open_history(options.history) as history:
-            numbered = NumberedWriter(
-                cluster,
-                producer,
-                topic.name,
-                len(topic.partitions),
-                history,
-                is_replicated=options.acks in ("all", "-1"),
-            )
-            try:
-                await _write_all(options, numbered)
-                await producer.flush()
-            except asyncio.CancelledError:
-                # Ctrl-C ends the run; what is under way is still noted.
-                if options.records is not None:
-                    raise
-                with contextlib.suppress(FlushTimeoutError):
-                    await producer.flush(options.timeout_ms / 1000)
-            finally:
-                await producer.close(0)
-        worst, stood_s = numbered.longest_stand()
-        document = {
-            "topic": topic.name,
-            "run": numbered.run,
-            "sent": numbered.sent,
-            "acknowledged": numbered.acknowledged,
-            "failed": numbered.failed,
-            "retries": producer.metrics()["retries"],
-            "longest_gap_ms": round(numbered.longest_gap_s * 1000),
-            "longest_partition_gap_ms": round(stood_s * 1000),
-            "longest_gap_partition": worst,
-        }
-        if options.output == "json":
-            print(json.dumps(document, indent=2))
-        else:
-            print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in document.items()))
-        if numbered.last_error is not None:
-            session.tell(f"{numbered.failed} records failed; the last: {session.error_text(numbered.last_error)}")
-        return EXIT_OK if numbered.failed == 0 else EXIT_REFUSED
 
-    return session.run(options, job)
+async def _produce(options: argparse.Namespace, partitions: int, history: History) -> int:
+    producer = _producer(options)
+    is_replicated = options.acks in ("all", "-1")
+    numbered = NumberedWriter(producer, options.topic, partitions, history, is_replicated=is_replicated)
+    with terminated_in_loop():
+        try:
+            await _write_all(options, numbered)
+            await producer.flush()
+        except asyncio.CancelledError:
+            # Ctrl-C ends the run; batches in flight are still logged.
+            if options.records is not None:
+                raise
+            with contextlib.suppress(FlushTimeoutError):
+                await producer.flush(options.timeout_ms / 1000)
+        finally:
+            await producer.close(0)
+    worst, stood_s = numbered.longest_stand()
+    document = {
+        "topic": options.topic,
+        "run": numbered.run,
+        "sent": numbered.sent,
+        "acknowledged": numbered.acknowledged,
+        "failed": numbered.failed,
+        "retries": producer.metrics()["retries"],
+        "longest_gap_ms": round(numbered.longest_gap_s * 1000),
+        "longest_partition_gap_ms": round(stood_s * 1000),
+        "longest_gap_partition": worst,
+    }
+    if options.output == "json":
+        print(json.dumps(document, indent=2))
+    else:
+        print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in document.items()))
+    if numbered.last_error is not None:
+        report(f"{numbered.failed} records failed; the last: {error_text(numbered.last_error)}")
+    return EXIT_OK if numbered.failed == 0 else EXIT_FAILURE
 
 
 async def _write_all(options: argparse.Namespace, numbered: NumberedWriter) -> None:
@@ -276,16 +231,6 @@ async def _write_all(options: argparse.Namespace, numbered: NumberedWriter) -> N
                 await asyncio.sleep(ahead_s)
 
 
-def run_consume(options: argparse.Namespace) -> int:
-    if options.group is not None:
-        from tidelog.cli import verify_group
-
-        return verify_group.run(options)
-    from tidelog.cli import verify_read
-
-    return verify_read.run(options)
-
-
 def run_check(options: argparse.Namespace) -> int:
     checker = HistoryChecker()
     for path in options.history:
@@ -293,7 +238,7 @@ def run_check(options: argparse.Namespace) -> int:
             with open(path, encoding="utf-8") as file:
                 _feed(checker, file, path)
         except FileNotFoundError as error:
-            raise WrongCallError(f"{path}: no such file") from error
+            raise UsageError(f"{path}: no such file") from error
     verdict = checker.verdict()
     bad = {kind: count for kind, count in verdict.counts.items() if count and kind not in options.allow}
     if options.output == "json":
@@ -301,14 +246,14 @@ def run_check(options: argparse.Namespace) -> int:
     else:
         _print_verdict(verdict, bad)
     if not verdict.checked_complete:
-        session.tell("nobody has read a partition to its end: a loss could not be seen")
-    return EXIT_REFUSED if bad else EXIT_OK
+        report("nobody has read a partition to its end: a loss could not be seen")
+    return EXIT_FAILURE if bad else EXIT_OK
 
 
 def _feed(checker: HistoryChecker, file: IO[str], path: str) -> None:
     for number, line in enumerate(file, start=1):
         if not line.endswith("\n"):
-            session.tell(f"{path}:{number}: the last line is cut off, and left out")
+            report(f"{path}:{number}: the last line is cut off, and left out")
             return
         checker.feed_line(line, where=f"{path}:{number}")
 

@@ -1,7 +1,7 @@
-"""`tidelog verify consume TOPIC --group G`: a member of a group that notes what it was given; several may run at once.
+"""`tidelog verify consume TOPIC --group G`: a group member that logs what it receives; several may run at once.
 
-It commits after each poll, and notes the commit when it is acknowledged. Ctrl-C or SIGTERM ends it in order. Without
---follow it ends when nothing has come for `IDLE_S`.
+It commits after each poll, and logs the commit when it is acknowledged. Ctrl-C or SIGTERM ends it cleanly. Without
+--follow it ends when no record has come for `IDLE_S`.
 """
 
 import argparse
@@ -11,30 +11,31 @@ import secrets
 import time
 from typing import Any
 
-from tidelog.cli import session
-from tidelog.cli.channel import bootstrap_of
-from tidelog.cli.main import EXIT_OK
+from tidelog.cli.clients import bootstrap_of, client_errors, timeout_option
+from tidelog.cli.exit_codes import EXIT_OK
+from tidelog.cli.messages import report
 from tidelog.cli.stopping import stop_requested
-from tidelog.cli.verify import History, numbered, open_history
-from tidelog.client.consumer import Consumer
-from tidelog.client.consumer_errors import CommitFailedError, WakeupError
+from tidelog.cli.verify_history import History, numbered, open_history
+from tidelog.client.consumer.errors import CommitFailedError, WakeupError
+from tidelog.client.consumer.threaded import Consumer
 from tidelog.client.record import ConsumerRecord, TopicPartition
 from tidelog.client.verify import GroupRecorder
 from tidelog.world.real.clock import SystemClock
 
 IDLE_S = 3.0
-POLL_MS = 500
+POLL_S = 0.5
 
 
 def run(options: argparse.Namespace) -> int:
-    with session.errors_told(), open_history(options.history) as history:
+    with client_errors(), open_history(options.history) as history:
         consumer = Consumer(
             bootstrap_of(options),
+            bootstrap_wait_ms=0,
             group=options.group,
             client_id="tidelog-verify",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
-            **session.timeout_setting(options, "default_api_timeout_ms"),
+            **timeout_option(options, "default_api_timeout_ms"),
         )
         return _Member(options, consumer, history).run()
 
@@ -50,7 +51,7 @@ class _Member:
     def run(self) -> int:
         topic = self._options.topic
         with self._consumer as consumer:
-            consumer.partitions_for(topic)  # a topic that is not there is told, not waited for
+            consumer.partitions_for(topic)  # raises for a missing topic, instead of waiting for it
             consumer.subscribe([topic], on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._revoked)
             with stop_requested(self._stop), contextlib.suppress(WakeupError):  # a signal ends it
                 self._poll_all()
@@ -67,7 +68,7 @@ class _Member:
         else:
             print(f"{self._read} records read, {self._foreign} that are not numbered")
         if self._refused:
-            session.tell(f"{self._refused} commits were refused: the group had gone on without this member")
+            report(f"{self._refused} commits were refused: the group had gone on without this member")
         return EXIT_OK
 
     def _stop(self, _number: int) -> None:
@@ -83,7 +84,7 @@ class _Member:
     def _poll_all(self) -> None:
         heard_s = time.monotonic()
         while not self._is_stopped and (self._options.records is None or self._read < self._options.records):
-            records = self._consumer.poll(POLL_MS)
+            records = self._consumer.poll(POLL_S)
             if records:
                 heard_s = time.monotonic()
                 self._note(records)

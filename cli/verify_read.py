@@ -1,8 +1,8 @@
-"""`tidelog verify consume TOPIC`: a `tidelog.Consumer` without a group that notes every record of every partition.
+"""`tidelog verify consume TOPIC`: a `tidelog.Consumer` without a group that logs every record of every partition.
 
-Each partition is read from its start. Where a log was cut behind what had been read, that is noted, and reading goes on
-from there; any other position that the log does not have is an error. Without --follow it ends where the logs ended
-when it began. Ctrl-C or SIGTERM ends it in order: what was given out is noted.
+It reads each partition from its start. If a log was truncated below the position, it logs that and continues from
+there; any other position outside the log is an error. Without --follow it ends at the log ends of its start. Ctrl-C or
+SIGTERM ends it cleanly: received records are logged. `verify_group` is the one with --group.
 """
 
 import argparse
@@ -10,32 +10,35 @@ import json
 import secrets
 import time
 
-from tidelog.cli.channel import bootstrap_of
-from tidelog.cli.consume import PATIENCE_MS
-from tidelog.cli.main import EXIT_OK
+from tidelog.cli import verify_group
+from tidelog.cli.clients import bootstrap_of, client_errors, timeout_option
+from tidelog.cli.exit_codes import EXIT_OK
 from tidelog.cli.progress import Progress
-from tidelog.cli.session import errors_told, timeout_setting
+from tidelog.cli.reading import READ_TIMEOUT_MS
 from tidelog.cli.stopping import raise_for, stop_requested
-from tidelog.cli.verify import History, numbered, open_history
-from tidelog.client.consumer import Consumer
-from tidelog.client.consumer_errors import WakeupError
-from tidelog.client.errors import TruncatedError
+from tidelog.cli.verify_history import History, numbered, open_history
+from tidelog.client.consumer.errors import WakeupError
+from tidelog.client.consumer.threaded import Consumer
+from tidelog.client.errors import LogTruncatedError
 from tidelog.client.record import ConsumerRecord, TopicPartition
 from tidelog.model.errors import CallTimeoutError
 from tidelog.world.real.clock import SystemClock
 
-POLL_MS = 500
+POLL_S = 0.5
 POLL_RECORDS = 5_000
 
 
 def run(options: argparse.Namespace) -> int:
-    with errors_told(), open_history(options.history) as history:
+    if options.group is not None:
+        return verify_group.run(options)
+    with client_errors(), open_history(options.history) as history:
         consumer = Consumer(
             bootstrap_of(options),
+            bootstrap_wait_ms=0,
             client_id="tidelog-verify",
             auto_offset_reset="none",
             max_poll_records=POLL_RECORDS,
-            **timeout_setting(options, "default_api_timeout_ms"),
+            **timeout_option(options, "default_api_timeout_ms"),
         )
         with consumer:
             return _Reading(options, consumer, history).run()
@@ -51,9 +54,9 @@ class _Reading:
         self._signal: int | None = None
         self._starts: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, dict[str, int]] = {}
-        """Where each log ended, and when that was asked, as a history notes it; nothing with --follow."""
+        """Each log end, and when it was asked for, as history fields; empty with --follow."""
         self._left: list[TopicPartition] = []
-        """Those that are not read to there."""
+        """Partitions that are not read to the end."""
 
     def run(self) -> int:
         consumer = self._consumer
@@ -73,7 +76,7 @@ class _Reading:
             except WakeupError:
                 pass  # a signal ends it
             finally:
-                self._tell()
+                self._report_story()
         if self._signal is not None and not self._options.follow:
             raise_for(self._signal)
         return EXIT_OK
@@ -92,8 +95,8 @@ class _Reading:
                     progress.show(self._read + self._foreign, min(wanted, self._options.records or wanted))
                 if count:
                     heard_s = time.monotonic()
-                elif not self._options.follow and time.monotonic() - heard_s > PATIENCE_MS / 1000:
-                    raise CallTimeoutError(f"nothing more of {self._options.topic} could be read in {PATIENCE_MS} ms")
+                elif not self._options.follow and time.monotonic() - heard_s > READ_TIMEOUT_MS / 1000:
+                    raise CallTimeoutError(f"no more records of {self._options.topic} in {READ_TIMEOUT_MS} ms")
 
     def _is_over(self) -> bool:
         if self._signal is not None or (self._options.records is not None and self._read >= self._options.records):
@@ -104,10 +107,10 @@ class _Reading:
         return not self._left
 
     def _poll(self) -> int:
-        """How many records it got, numbered or not; a log that was cut is noted, and read again from there."""
+        """Return the number of received records, numbered or not. Logs a truncation, and reads again from there."""
         try:
-            records = self._consumer.poll(POLL_MS)
-        except TruncatedError as error:
+            records = self._consumer.poll(POLL_S)
+        except LogTruncatedError as error:
             number, offset = error.partition.partition, error.diverging_offset
             self._history.note("cut", reader=self._name, partition=number, offset=offset)
             self._consumer.seek((self._options.topic, number), offset)
@@ -122,10 +125,10 @@ class _Reading:
             self._history.note("read", reader=self._name, partition=partition, records=given)
             self._read += len(given)
 
-    def _tell(self) -> None:
+    def _report_story(self) -> None:
         for place, start in self._starts.items():
-            facts = {"partition": place.partition, "start": start, "end": self._consumer.position(place)}
-            self._history.note("end", reader=self._name, **facts, **self._ends.get(place, {}))
+            fields = {"partition": place.partition, "start": start, "end": self._consumer.position(place)}
+            self._history.note("end", reader=self._name, **fields, **self._ends.get(place, {}))
         document = {
             "topic": self._options.topic,
             "reader": self._name,

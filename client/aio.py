@@ -1,10 +1,10 @@
-"""The clients of programs that run on an event loop: `tidelog.aio.Producer`, and its kin.
+"""The clients for programs on an event loop: `tidelog.aio.Producer`, `Consumer` and `Admin`.
 
-The same clients as those of the package itself, awaited instead of waited for.
+They have the methods of the threaded clients, as coroutines.
 """
 
-from tidelog.client.aio_admin import Admin
-from tidelog.client.aio_consumer import Consumer
-from tidelog.client.aio_producer import Producer
+from tidelog.client.admin.aio import Admin
+from tidelog.client.consumer.aio import Consumer
+from tidelog.client.producer.aio import Producer
 
 __all__ = ["Admin", "Consumer", "Producer"]

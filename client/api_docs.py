@@ -1,7 +1,7 @@
-"""The page docs/python.md, made of the docstrings of what is public: `python -m tidelog.client.api_docs`.
+"""Generates docs/python.md from public docstrings: `python -m tidelog.client.api_docs`.
 
-A test compares the committed page with what this makes. Signatures and docstrings are read from the sources, not from
-objects: a compiled module has no annotations, and what is said of a field stands behind it.
+A test compares the committed page with the output. Signatures and docstrings are read from source files, not from
+objects: a compiled module has no annotations, and a field's docstring exists only in the source.
 """
 
 from __future__ import annotations
@@ -9,30 +9,36 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from tidelog.client import names, public_errors
+from tidelog.client import option_table, public_errors
 from tidelog.log.batch_header import Codec
 from tidelog.model.errors import TidelogError
 
 WIDTH = 100
-_INSIDE = frozenset({"at_exit", "forked", "add", "leave_out", "post", "node_at", "join", "leave"})
-"""Methods that the clients call themselves."""
+_INSIDE = frozenset({"at_exit", "forked", "add", "reject", "post", "node_at", "join", "leave"})
+"""Methods that only the clients call."""
 _ASIDES = (
     (re.compile(r"^(.*) Pure\.$", re.MULTILINE), r"\1"),
-    (re.compile(r"see\s+`tidelog\.client\.names`"), "see [Options](#options)"),
+    (re.compile(r"see\s+`tidelog\.client\.option_table`"), "see [Options](#options)"),
     (re.compile(r"See the module's docstring\.\s+"), ""),
 )
-"""What docstrings say to who reads the source."""
+"""Docstring phrases for readers of the source, and their replacements."""
 _ALIASES = (
-    ("client.consumer_front", ("Topics", "Partitions", "When")),
-    ("client.commits", ("Offsets",)),
-    ("client.admin_front", ("Resource", "Where", "Scope")),
+    ("client.options", ("Bootstrap",)),
+    ("client.producer.fast_path", ("DeliveryCallback", "Headers")),
+    ("client.consumer.arguments", ("Topics", "PartitionLike", "ByPartition")),
+    ("client.durations", ("TimeLike",)),
+    ("client.consumer.commits", ("CommitCallback", "Offsets")),
+    ("client.consumer.rebalance", ("RebalanceCallback",)),
+    ("client.admin.arguments", ("Resource", "TopicsOrPartitions")),
 )
+_ITEMS = {"Outcomes": "item", "GroupList": "group"}
+"""What an iteration yields, if not records."""
 _SPECIAL = ("__init__", "__iter__", "__aiter__")
 
 _INTRODUCTION = """# The Python API
@@ -41,47 +47,69 @@ _INTRODUCTION = """# The Python API
 
 The package has the clients ([install](../README.md#install)); the extra `arrow` adds pyarrow for tables, `query` DuckDB
 for `tidelog query`. Everything below is a name of the package `tidelog`, unless its heading says otherwise. Programs
-that run stand in [examples/](../examples); who comes from `confluent-kafka` may begin with
+that run are in [examples/](../examples). To migrate from `confluent-kafka` read
 [from-confluent-kafka.md](from-confluent-kafka.md).
 """
 
-_CLIENTS = """What all of them share:
+_CLIENTS = """All clients:
 
-- A client is made with `bootstrap`, "host:port,host:port" or a list, and with options as keywords in snake_case; or
-  with one dict of Kafka's dotted names. Both are in [Options](#options). A name that nobody knows is an `OptionError`.
-- One IO thread with one event loop owns all connections of a process. Nothing is connected when a module is imported,
-  nor before a client is used. After a `fork` a producer and an admin begin anew; a consumer says that it is another
-  process's.
+- Create a client with `bootstrap`, "host:port,host:port" or a list, and with options as keywords in snake_case; or with
+  one dict of Kafka's dotted names. Both are in [Options](#options). An unknown name raises `OptionError`.
+- One IO thread with one event loop owns all connections of a process. Imports connect nothing; a client connects on
+  first use. After a `fork` a producer and an admin connect again; a consumer raises an error, as it belongs to the
+  parent process.
 - `str` is UTF-8; other types need a [serializer](#serializers), and the TypeError names one.
-- Each is a context manager, and `metrics()` tells what it has done.
+- Every `timeout` is in seconds. Errors of time are also a builtin `TimeoutError`.
+- Each is a context manager, and `metrics()` returns its metrics, also after `close`. `close(timeout=None)` waits: a
+  producer until every record has its outcome (`delivery_timeout_ms`, 120 s), also if its `with` block ends with an
+  exception, where `close(0)` gives up at once; a consumer for 30 s; an admin until the running calls have ended. A
+  client that is dropped without `close` is closed in the background, with a ResourceWarning.
+- A time without a zone is UTC, in text and as a datetime.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One heading: the class, and what it inherits from classes that are nobody's business."""
+    """One heading: a class, the private classes from which it inherits public methods, and those of the core whose
+    operations it wraps."""
 
     name: str
     module: str
     parents: tuple[tuple[str, str], ...] = ()
+    cores: tuple[tuple[str, str], ...] = ()
 
 
 _VALUES = (
-    Described("RecordMetadata", "client.hot"),
-    Described("Delivery", "client.hot"),
-    Described("BulkDelivery", "client.bulk"),
-    Described("BulkMetadata", "client.bulk"),
-    Described("Range", "client.bulk"),
-    Described("ProducerRecord", "client.records"),
+    Described("RecordMetadata", "client.producer.fast_path"),
+    Described("Delivery", "client.producer.fast_path"),
+    Described("BulkDelivery", "client.producer.bulk"),
+    Described("BulkMetadata", "client.producer.bulk"),
+    Described("Range", "client.producer.bulk"),
+    Described("ProducerRecord", "client.producer.records"),
     Described("ConsumerRecord", "client.record"),
     Described("TopicPartition", "client.record"),
     Described("OffsetAndMetadata", "client.record"),
     Described("OffsetAndTimestamp", "client.record"),
     Described("GroupMetadata", "client.record"),
 )
-PRODUCER = Described("Producer", "client.producer", (("client.producer_front", "ProducerFront"),))
-CONSUMER = Described("Consumer", "client.consumer")
-ADMIN = Described("Admin", "client.admin_facade")
+PRODUCER = Described("Producer", "client.producer.threaded", (("client.producer.frontend", "ProducerFrontend"),))
+CONSUMER = Described(
+    "Consumer",
+    "client.consumer.threaded",
+    (("client.consumer.typed_options", "TypedConsumer"),),
+    (("client.consumer.core", "ConsumerCore"),),
+)
+ADMIN = Described(
+    "Admin",
+    "client.admin.threaded",
+    (("client.admin.frontend", "AdminFrontend"),),
+    (
+        ("client.admin.topics", "TopicOperations"),
+        ("client.admin.groups", "GroupOperations"),
+        ("client.admin.cluster", "ClusterOperations"),
+        ("client.admin.replica_verification", "ReplicaVerification"),
+    ),
+)
 _CLUSTERS = (Described("LocalCluster", "testing.cluster"), Described("MemoryCluster", "testing.memory"))
 _MOCKS = (
     (Described("MockProducer", "testing.mock_producer"), PRODUCER),
@@ -95,14 +123,14 @@ _MOCKS = (
 
 @cache
 def _tree(module: str) -> ast.Module:
-    """Of `client.producer`, `testing.memory` and so on."""
-    room, _, name = module.partition(".")
-    file = resources.files(f"tidelog.{room}") / f"{name or '__init__'}.py"
+    """Parse the module, as `client.producer.threaded` or `testing.memory`."""
+    package, *names = module.split(".")
+    file = resources.files(f"tidelog.{package}").joinpath(*names[:-1], f"{names[-1] if names else '__init__'}.py")
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def _constant(module: str, name: str) -> str:
-    """What a name stands for, here or where it comes from; the name itself, if that is no plain value."""
+    """Return the value of a name, following imports; the name itself if it is not a plain value."""
     for node in _tree(module).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return ast.unparse(node.value)
@@ -115,7 +143,7 @@ def _class(module: str, name: str) -> ast.ClassDef:
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node
-    raise LookupError(f"tidelog.{module} has no class {name}: mend the lists of client/api_docs.py")
+    raise LookupError(f"tidelog.{module} has no class {name}: update the lists in client/api_docs.py")
 
 
 def _text(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
@@ -129,24 +157,42 @@ def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list)
 
 
-def _methods(wanted: Described) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-    for module, name in ((wanted.module, wanted.name), *wanted.parents):
-        for node in _class(module, name).body:
+def _methods(described: Described) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+    operations = {
+        node.name: node
+        for module, name in described.cores
+        for node in _class(module, name).body
+        if isinstance(node, ast.AsyncFunctionDef)
+    }
+    for module, name in ((described.module, described.name), *described.parents):
+        for statement in _class(module, name).body:
+            node = _wrapped(statement, operations)
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name in _INSIDE:
                 continue
             if node.name in _SPECIAL or not node.name.startswith("_"):
-                found.setdefault(node.name, node)
-    return list(found.values())
+                methods.setdefault(node.name, node)
+    return sorted(methods.values(), key=lambda node: node.name != "__init__")
 
 
-def undocumented(wanted: Described) -> list[str]:
-    """Public methods without a word about them."""
-    return [node.name for node in _methods(wanted) if not _text(node) and node.name != "__init__"]
+def _wrapped(node: ast.stmt, operations: Mapping[str, ast.AsyncFunctionDef]) -> ast.stmt:
+    """`name = blocking(Core.name)` and `name = awaited(Core.name)` are methods with the core's signature."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+        return node
+    operation = operations[ast.unparse(node.targets[0])]
+    if ast.unparse(node.value.func) == "awaited":
+        return operation
+    fields_of_method = {field: getattr(operation, field) for field in operation._fields}
+    return ast.FunctionDef(**fields_of_method)
+
+
+def undocumented(described: Described) -> list[str]:
+    """Return public methods without a docstring."""
+    return [node.name for node in _methods(described) if not _text(node) and node.name != "__init__"]
 
 
 def _attributes(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str, str, str]]:
-    """(name, type, default, text) of the fields of a class."""
+    """Yield (name, type, default, text) of a class's fields."""
     for number, node in enumerate(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
             after = body[number + 1] if number + 1 < len(body) else None
@@ -155,7 +201,7 @@ def _attributes(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str, str, str]]
 
 
 def _said(node: ast.stmt | None) -> str:
-    """The string that stands behind a field."""
+    """Return the docstring after a field."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""
@@ -165,23 +211,25 @@ def _said(node: ast.stmt | None) -> str:
 
 
 def _arguments(module: str, given: ast.arguments) -> list[str]:
-    """As they stand in a call of a method, without `self`."""
+    """Return the arguments of a method call, without `self`."""
     plain = [*given.posonlyargs, *given.args]
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
-    found: list[str] = []
+    arguments: list[str] = []
     for number, (one, default) in enumerate(zip(plain, defaults, strict=True)):
         if number or one.arg != "self":
-            found.append(_argument(module, one, default))
-        if found and number + 1 == len(given.posonlyargs):
-            found.append("/")
+            arguments.append(_argument(module, one, default))
+        if arguments and number + 1 == len(given.posonlyargs):
+            arguments.append("/")
     if given.vararg is not None:
-        found.append("*" + _argument(module, given.vararg, None))
+        arguments.append("*" + _argument(module, given.vararg, None))
     elif given.kwonlyargs:
-        found.append("*")
-    found += [_argument(module, one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+        arguments.append("*")
+    arguments += [
+        _argument(module, one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
     if given.kwarg is not None:
-        found.append("**" + _argument(module, given.kwarg, None))
-    return found
+        arguments.append("**" + _argument(module, given.kwarg, None))
+    return arguments
 
 
 def _argument(module: str, one: ast.arg, default: ast.expr | None) -> str:
@@ -195,11 +243,11 @@ def _argument(module: str, one: ast.arg, default: ast.expr | None) -> str:
 
 
 def _signature(module: str, owner: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """In one line where it fits, else an argument a line."""
+    """Format on one line if it fits, else one argument per line."""
     says = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
     variable = owner.rpartition(".")[2].lower()
     if node.name == "__iter__":
-        return f"for record in {variable}"
+        return f"for {_ITEMS.get(owner, 'record')} in {variable}"
     if node.name == "__aiter__":
         return f"async for record in {variable}"
     name = ".".join(filter(None, (owner, node.name)))
@@ -217,17 +265,17 @@ def _signature(module: str, owner: str, node: ast.FunctionDef | ast.AsyncFunctio
 
 
 def _code(text: str) -> str:
-    return f"```py\n{text}\n```\n"  # not `python`: such blocks are programs, and run by a test
+    return f"```py\n{text}\n```\n"  # not `python`: a test runs such blocks as programs
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _class_lines(wanted: Described, level: int, owner: str = "", *, is_made: bool = True) -> Iterator[str]:
-    """The class, its fields, its methods; `owner` stands before its name. `is_made`: by users."""
-    node = _class(wanted.module, wanted.name)
-    shown = owner + wanted.name
+def _class_lines(described: Described, level: int, owner: str = "", *, is_made: bool = True) -> Iterator[str]:
+    """Describe the class, its fields and its methods; `owner` prefixes its name. `is_made`: users create it."""
+    node = _class(described.module, described.name)
+    shown = owner + described.name
     yield f"{'#' * level} {shown}\n"
     if text := _text(node):
         yield f"{text}\n"
@@ -235,29 +283,29 @@ def _class_lines(wanted: Described, level: int, owner: str = "", *, is_made: boo
     if rows:
         yield "| field | type | default | |\n| --- | --- | --- | --- |"
         for name, kind, default, says in rows:
-            told = f"`{_cell(default)}`" if default else ""
-            yield f"| `{name}` | `{_cell(kind)}` | {told} | {_cell(says)} |"
+            shown_default = f"`{_cell(default)}`" if default else ""
+            yield f"| `{name}` | `{_cell(kind)}` | {shown_default} | {_cell(says)} |"
         yield ""
-    for method in _methods(wanted):
+    for method in _methods(described):
         if method.name == "__init__" and not is_made:
             continue
-        yield _code(_signature(wanted.module, shown, method))
+        yield _code(_signature(described.module, shown, method))
         if text := _text(method):
             yield f"{text}\n"
 
 
-def _mirror_lines(wanted: Described, plain: Described, owner: str) -> Iterator[str]:
-    """A class for event loops: its methods are described with the plain one, unless they say something of their own."""
-    node = _class(wanted.module, wanted.name)
-    shown = owner + wanted.name
+def _mirror_lines(described: Described, plain: Described, owner: str) -> Iterator[str]:
+    """Describe an asyncio class: the methods that differ from the blocking one's in more than `await`."""
+    node = _class(described.module, described.name)
+    shown = owner + described.name
     yield f"### {shown}\n"
-    yield f"{_text(_tree(wanted.module))}\n"
+    yield f"{_text(_tree(described.module))}\n"
     yield f"{_text(node)}\n"
     known = {method.name: _text(method) for method in _methods(plain)}
-    for method in _methods(wanted):
-        yield _code(_signature(wanted.module, shown, method))
-        text = _text(method)
-        if text and text != known.get(method.name):
+    yield f"All other methods are those of `tidelog.{described.name}`, as coroutines; `metrics` is a plain function.\n"
+    for method in _methods(described):
+        if (text := _text(method)) and text != known.get(method.name):
+            yield _code(_signature(described.module, shown, method))
             yield f"{text}\n"
 
 
@@ -269,15 +317,14 @@ def _functions(module: str, chosen: Sequence[str], owner: str) -> Iterator[str]:
 
 
 def _constants(module: str, owner: str) -> Iterator[str]:
-    """Names of a module with what is said of them."""
+    """Describe the public names of a module."""
     body = _tree(module).body
     yield "| name | |\n| --- | --- |"
     for number, node in enumerate(body):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name[0].islower():
-                after = body[number + 1] if number + 1 < len(body) else None
-                yield f"| `{owner}.{name}` | {_cell(_said(after))} |"
+        target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
+        if isinstance(target, ast.Name) and target.id[0].islower():
+            after = body[number + 1] if number + 1 < len(body) else None
+            yield f"| `{owner}.{target.id}` | {_cell(_said(after))} |"
     yield ""
 
 
@@ -285,30 +332,34 @@ def _constants(module: str, owner: str) -> Iterator[str]:
 
 
 def _types() -> Iterator[str]:
-    """Names that stand in signatures."""
+    """Describe the types that appear in signatures."""
+    yield "### Types of options\n"
+    yield f"{_text(_tree('client.options'))}\n"
+    yield "### Protocols\n"
+    yield f"{_text(_tree('client.protocols'))}\n"
     yield "### Types of arguments\n"
     rows = [f"{name} = {_constant(module, name)}" for module, chosen in _ALIASES for name in chosen]
-    yield _code("\n".join(rows))
+    yield _code("\n".join(rows).replace("'", '"'))
 
 
 def _options() -> Iterator[str]:
     yield "## Options\n"
-    yield f"{_text(_tree('client.names')).partition('The fields of')[0].strip()}\n"
-    common = {one.name for one in fields(names.CommonOptions)}
+    yield f"{_text(_tree('client.option_table')).partition('The fields of')[0].strip()}\n"
+    common = {one.name for one in fields(option_table.CommonConfig)}
     for title, kind in (
-        ("Of every client", names.CommonOptions),
-        ("Of a producer", names.ProducerOptions),
-        ("Of a consumer", names.ConsumerOptions),
-        ("Of an admin", names.AdminOptions),
+        ("Common options", option_table.CommonConfig),
+        ("Producer options", option_table.ProducerConfig),
+        ("Consumer options", option_table.ConsumerConfig),
+        ("Admin options", option_table.AdminConfig),
     ):
-        says = {name: text for name, _, _, text in _attributes(_class("client.names", kind.__name__).body)}
+        says = {name: text for name, _, _, text in _attributes(_class("client.option_table", kind.__name__).body)}
         yield f"### {title}\n"
         yield "| keyword | Kafka's name | default | values | |\n| --- | --- | --- | --- | --- |"
         for one in fields(kind):
-            if kind is names.CommonOptions or one.name not in common:
-                told = ", ".join(f"`{spelling}`" for spelling in one.metadata["spellings"])
+            if kind is option_table.CommonConfig or one.name not in common:
+                kafka_names = ", ".join(f"`{spelling}`" for spelling in one.metadata["spellings"])
                 default = _default(one)
-                yield f"| `{one.name}` | {told} | {default} | {_range(one)} | {_cell(says.get(one.name, ''))} |"
+                yield f"| `{one.name}` | {kafka_names} | {default} | {_range(one)} | {_cell(says.get(one.name, ''))} |"
         yield ""
 
 
@@ -329,7 +380,7 @@ def _range(one: Field[Any]) -> str:
         return ", ".join(f"`{choice}`" for choice in facts["choices"])
     if facts["low"] is None:
         return ""
-    high = "" if facts["high"] >= names.INT_MAX else f" to {facts['high']:,}"
+    high = "" if facts["high"] >= option_table.INT_MAX else f" to {facts['high']:,}"
     return f"{facts['low']:,}{high or ' and more'}"
 
 
@@ -341,8 +392,8 @@ def _errors() -> Iterator[str]:
         kind = getattr(public_errors, name)
         if kind is public_errors.ErrorCode:
             continue
-        says = _cell(" ".join((kind.__doc__ or "").split()))
         is_ours = issubclass(kind, TidelogError) and kind not in (TidelogError, public_errors.RemoteError)
+        says = _cell(" ".join((kind.__doc__ or kind.code.value.advice).split()))
         code = kind.code.name if is_ours and kind is not public_errors.BulkError else ""
         retriable = ("yes" if kind.code.value.retriable else "no") if code else ""
         yield f"| `{name}` | {code} | {retriable} | {says} |"
@@ -376,7 +427,7 @@ def _testing() -> Iterator[str]:
 
 
 def _mock_lines(mock: Described, plain: Described) -> Iterator[str]:
-    """What a mock has beside the methods of the client that it stands for."""
+    """Describe a mock's methods beyond those of its client."""
     shown = f"tidelog.testing.{mock.name}"
     yield f"### {shown}\n"
     yield f"{_text(_tree(mock.module))}\n"
@@ -389,7 +440,7 @@ def _mock_lines(mock: Described, plain: Described) -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_INTRODUCTION, "## Clients\n", _CLIENTS]
     for wanted in (PRODUCER, CONSUMER, ADMIN):
         head, *rest = _class_lines(wanted, 3)
@@ -399,19 +450,22 @@ def page() -> str:
     parts.append("## Records and results\n")
     for value in _VALUES:
         parts += _class_lines(value, 3, is_made=False)
-    parts.append("### What an admin speaks in\n")
-    for node in _tree("client.admin_values").body:
-        if isinstance(node, ast.ClassDef):
-            parts += _class_lines(Described(node.name, "client.admin_values"), 4, is_made=False)
+    parts.append("### Types of the admin client\n")
+    for module in ("client.admin.values", "client.admin.verification"):
+        for node in _tree(module).body:
+            if isinstance(node, ast.ClassDef):
+                parts += _class_lines(Described(node.name, module), 4, is_made=False)
     parts += ["## Serializers\n", f"{_text(_tree('client.serializers'))}\n"]
     parts += _constants("client.serializers", "tidelog.serializers")
-    parts += ["## Partitioners\n", f"{_text(_tree('client.partitioners'))}\n"]
+    parts += ["## Partitioners\n", f"{_text(_tree('client.producer.partitioners'))}\n"]
     parts += ["## read_arrow\n", f"{_text(_tree('client.read_arrow'))}\n"]
     parts += _functions("client.read_arrow", ("read_arrow",), "tidelog")
     parts += ["## tidelog.aio\n", f"{_text(_tree('client.aio'))}\n"]
-    parts += _mirror_lines(Described("Producer", "client.aio_producer", PRODUCER.parents), PRODUCER, "tidelog.aio.")
-    parts += _mirror_lines(Described("Consumer", "client.aio_consumer"), CONSUMER, "tidelog.aio.")
-    parts += _mirror_lines(Described("Admin", "client.aio_admin"), ADMIN, "tidelog.aio.")
+    parts += _mirror_lines(Described("Producer", "client.producer.aio", PRODUCER.parents), PRODUCER, "tidelog.aio.")
+    parts += _mirror_lines(
+        Described("Consumer", "client.consumer.aio", CONSUMER.parents, CONSUMER.cores), CONSUMER, "tidelog.aio."
+    )
+    parts += _mirror_lines(Described("Admin", "client.admin.aio", ADMIN.parents, ADMIN.cores), ADMIN, "tidelog.aio.")
     parts += _errors()
     parts += _verify()
     parts += _testing()

@@ -1,9 +1,9 @@
-"""Records as a pyarrow table: batches become columns without an object for each record, and mostly without a copy.
+"""Converts records to a pyarrow table: batches become columns without an object per record, mostly without a copy.
 
     topic string | partition int32 | offset int64 | timestamp timestamp[ms, UTC] | key binary | value binary |
     headers list<struct<name: string, value: binary>>
 
-pyarrow is an extra, imported at the first use.
+pyarrow is an optional dependency, imported on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAMES = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 
 Part = tuple[str, int, Columns, int, int]
-"""Topic, partition, the columns of a batch, its first row and the row after the last one."""
+"""Topic, partition, the columns of a batch, first row, end row (exclusive)."""
 
 
 class MissingExtraError(ImportError):
@@ -36,7 +36,7 @@ def arrow() -> Any:
 
 
 def schema_of(columns: Sequence[str] | None = None) -> pyarrow.Schema:
-    """Of these columns, in the order given; None: all."""
+    """Return the schema of these columns, in this order; None: all."""
     pa = arrow()
     types = {
         "topic": pa.string(),
@@ -67,26 +67,26 @@ def table_of(parts: Sequence[Part], columns: Sequence[str] | None = None) -> pya
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def _array(pa: Any, name: str, kind: Any, topic: str, partition: int, found: Columns) -> Any:
-    count = len(found)
+def _array(pa: Any, name: str, kind: Any, topic: str, partition: int, columns: Columns) -> Any:
+    count = len(columns)
     if name == "topic":
         return pa.repeat(pa.scalar(topic, kind), count)
     if name == "partition":
         return pa.repeat(pa.scalar(partition, kind), count)
     if name == "offset":
-        return _numbers(pa, kind, found.offsets, count)
+        return _numbers(pa, kind, columns.offsets, count)
     if name == "timestamp":
-        if found.batch.max_timestamp < 0:  # records without a time
+        if columns.batch.max_timestamp < 0:  # records without a time
             return pa.nulls(count, kind)
-        return _numbers(pa, kind, found.timestamps, count)
+        return _numbers(pa, kind, columns.timestamps, count)
     if name == "headers":
-        headers = found.headers()
+        headers = columns.headers()
         if headers is None:
             return pa.ListArray.from_arrays(
                 pa.repeat(pa.scalar(0, pa.int32()), count + 1), pa.array([], kind.value_type)
             )
         return pa.array([[{"name": one, "value": value} for one, value in row] for row in headers], kind)
-    return _binary(pa, kind, found.keys if name == "key" else found.values)
+    return _binary(pa, kind, columns.keys if name == "key" else columns.values)
 
 
 def _numbers(pa: Any, kind: Any, numbers: Any, count: int) -> Any:

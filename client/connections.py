@@ -12,11 +12,12 @@ Contract, for gRPC (`grpc_connections`) and for the simulator alike:
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from tidelog.rpc.door import Method
+from tidelog.rpc.grpc.methods import Method
 
 
 class Encodable(Protocol):
@@ -51,3 +52,16 @@ class Connections(Protocol):
     async def close(self) -> None:
         """Ends everything that is open."""
         ...
+
+
+async def call_in_parts(method: Method, request: Message, call: Callable[[Message], Awaitable[Any]]) -> Any:
+    """Return one response of all parts of a request that names more partitions than a node accepts at once. They are
+    sent one after the other; an error of one is raised, and those before it are done."""
+    response: Any = None
+    for part in method.parts(request):
+        answer = await call(part)
+        if response is None:
+            response = answer
+        else:
+            response.MergeFrom(answer)
+    return response

@@ -1,17 +1,20 @@
-"""What the client adds to the catalogue: errors that are found on its own side of the network."""
+"""Errors that the client itself finds, in addition to the catalogue."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
+from tidelog.client.record import TopicPartition
+from tidelog.model import errors
 from tidelog.model.errors import (
-    CallTimeoutError,
     ErrorCode,
+    LeaderNotAvailableError,
     TidelogError,
     UnknownTopicOrPartitionError,
     UnreachableError,
 )
-from tidelog.model.ids import PartitionId
 
 
 class NoClusterError(UnreachableError):
@@ -20,16 +23,17 @@ class NoClusterError(UnreachableError):
     def __init__(self, addresses: Sequence[str], reasons: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
         self.reasons = tuple(reasons)
-        told = "; ".join(f"{where}: {why}" for where, why in zip(addresses, reasons, strict=True))
-        super().__init__(f"no cluster at {', '.join(addresses)} ({told})")
+        details = "; ".join(f"{address}: {reason}" for address, reason in zip(addresses, reasons, strict=True))
+        super().__init__(f"no cluster at {', '.join(addresses)} ({details})")
 
 
 class WrongApiError(UnreachableError):
-    """Something answers at the address, and it is not Tidelog's gRPC API: to wait does not help."""
+    """The address belongs to another API than Tidelog's gRPC API; waiting does not help."""
 
 
 class AdvertisedAddressError(UnreachableError):
-    """The cluster was found, but a broker cannot be reached where it says it is."""
+    """The cluster was found, but a broker cannot be reached at the address that it advertises. `advertised` is that
+    address, `bootstrap` the one that answers."""
 
     def __init__(self, *, broker: int, advertised: str, bootstrap: str, reason: str) -> None:
         super().__init__(
@@ -42,14 +46,19 @@ class AdvertisedAddressError(UnreachableError):
 
 
 class UnknownTopicError(UnknownTopicOrPartitionError):
-    """The cluster has no topic of this name, also after a short wait."""
+    """The cluster has no `topic` of this name, also after a short wait."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"there is no topic '{topic}'")
         self.topic = topic
 
 
-class UnansweredReadError(CallTimeoutError):
+class CallTimeoutError(errors.CallTimeoutError, TimeoutError):
+    """The call was not done in time; a change may have been made. `node` is the broker that did not answer; -1: no
+    single one."""
+
+
+class QueryTimeoutError(CallTimeoutError):
     """A request that changes nothing was not answered in time."""
 
     @property
@@ -57,13 +66,31 @@ class UnansweredReadError(CallTimeoutError):
         return "nothing was changed; ask again, or ask another node"
 
 
+E = TypeVar("E", bound=Exception)
+
+
+def fresh(error: E) -> E:
+    """A copy to raise: an error that is raised again and again, or in several threads, collects their tracebacks, which
+    keep their frames alive."""
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        copied.__notes__ = list(notes)
+    return copied
+
+
+def as_timeout(error: errors.CallTimeoutError) -> CallTimeoutError:
+    """What a client raises: also a `TimeoutError`."""
+    return error if isinstance(error, CallTimeoutError) else CallTimeoutError(str(error), node=error.node)
+
+
 def as_read_error(error: TidelogError) -> TidelogError:
     """The error of a request that changes nothing: it never says that it may have been carried out."""
-    is_timeout = error.code is ErrorCode.REQUEST_TIMED_OUT and not isinstance(error, UnansweredReadError)
-    return UnansweredReadError(str(error)) if is_timeout else error
+    is_timeout = error.code is ErrorCode.REQUEST_TIMED_OUT and not isinstance(error, QueryTimeoutError)
+    return QueryTimeoutError(str(error)) if is_timeout else error
 
 
-class DeliveryTimeoutError(TidelogError):
+class DeliveryTimeoutError(TidelogError, TimeoutError):
     """A batch was not acknowledged in time. `was_sent`: it may be stored, now or later; otherwise it is not."""
 
     code = ErrorCode.REQUEST_TIMED_OUT
@@ -77,8 +104,8 @@ class DeliveryTimeoutError(TidelogError):
         return super().advice if self.was_sent else "try again; nothing was stored"
 
 
-class NobodyLeadsError(DeliveryTimeoutError):
-    """All the time that a batch had, nobody led its partition: it was not sent to anybody, and is not stored."""
+class NoLeaderError(DeliveryTimeoutError, LeaderNotAvailableError):
+    """The partition had no leader until the delivery timeout: the batch was not sent, and is not stored."""
 
     code = ErrorCode.LEADER_NOT_AVAILABLE
 
@@ -90,15 +117,15 @@ class NobodyLeadsError(DeliveryTimeoutError):
         return "`tidelog topics describe` says why; nothing was stored"
 
 
-class UnknownDeliveryError(TidelogError):
-    """An attempt to store a batch ended without an answer, and the log has gone on without it or behind it: to send it
-    again could store it twice. It may be stored."""
+class DeliveryOutcomeUnknownError(TidelogError):
+    """An attempt to store a batch went unanswered, and the log has advanced since: sending it again could store it
+    twice. It may be stored."""
 
     code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-class WriterClosedError(TidelogError):
-    """The writer was closed before the batch was acknowledged. `was_sent` as in `DeliveryTimeoutError`."""
+class ProducerClosedError(TidelogError):
+    """The producer was closed before the batch was acknowledged. `was_sent`: it may be stored."""
 
     code = ErrorCode.INVALID_REQUEST
 
@@ -108,26 +135,25 @@ class WriterClosedError(TidelogError):
 
 
 class ForkedError(TidelogError):
-    """Something that belongs to the process that this one was forked from."""
+    """An object of the parent process was used in a forked child."""
 
     code = ErrorCode.INVALID_REQUEST
 
 
-class EndedError(TidelogError):
-    """The client was closed by somebody else, or the program was about to end, while a call was under way. A change may
-    have been made."""
+class ClientClosedError(TidelogError):
+    """The client was closed, or the program ended, during the call. A change may have been made."""
 
     code = ErrorCode.INVALID_REQUEST
 
 
-class BufferFullError(TidelogError):
-    """No room for a record within `max_block_ms`: it was not taken, and is not sent."""
+class BufferFullError(TidelogError, TimeoutError):
+    """`buffer_memory` was full for `max_block_ms`: the record was not queued."""
 
     code = ErrorCode.REQUEST_TIMED_OUT
 
 
-class FlushTimeoutError(TidelogError):
-    """Some records were neither acknowledged nor failed in time; they are still on their way. `left` of them."""
+class FlushTimeoutError(TidelogError, TimeoutError):
+    """`left` records were neither stored nor failed in time; they are still pending."""
 
     code = ErrorCode.REQUEST_TIMED_OUT
 
@@ -137,18 +163,19 @@ class FlushTimeoutError(TidelogError):
 
 
 class SerializationError(TidelogError):
-    """A serializer has failed, or gave something else than bytes: the record was not taken."""
+    """A serializer failed, or returned something other than bytes: the record was not queued."""
 
     code = ErrorCode.INVALID_RECORD
 
 
 class OptionError(ValueError):
-    """Options that cannot be meant: a name nobody knows, a value out of range, two that contradict each other."""
+    """An option has an unknown name or a value out of range, or two options contradict each other."""
 
 
 class BulkError(TidelogError):
-    """Some of the records of one `send_many` have failed. `errors` has (partition, how many, why) for each batch
-    that did, and `stored` the ranges of those that are stored. The code is that of the first."""
+    """Some records of one `send_many` failed. `errors` has (partition, count, error) for each batch that failed
+    (partition -1: records that were not queued, whose partitions were not chosen), and `stored` the ranges that are
+    stored. The code is that of the first error."""
 
     def __init__(self, message: str, *, errors: Sequence[tuple[int, int, Exception]], stored: Sequence[object]) -> None:
         super().__init__(message)
@@ -159,33 +186,32 @@ class BulkError(TidelogError):
             self.code = first.code
 
 
-class TruncatedError(TidelogError):
-    """Records that were read are not in the log any more: an unclean election, or a log that lost what it had. What
-    the log has now departs at `diverging_offset`; read again from there, or go on knowing it."""
+class LogTruncatedError(TidelogError):
+    """Records of `partition` before `position` that were read are not in the log any more: an unclean election, or a
+    log that lost records. The log differs from `diverging_offset` on, where `diverging_epoch` ends; seek there."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
 
     def __init__(
-        self, topic: str, partition: PartitionId, *, position: int, diverging_epoch: int, diverging_offset: int
+        self, partition: TopicPartition, *, position: int, diverging_epoch: int, diverging_offset: int
     ) -> None:
         super().__init__(
-            f"{topic}-{partition.partition}: what was read before offset {position} was replaced from offset "
-            f"{diverging_offset} on (epoch {diverging_epoch} ends there)"
+            f"{partition}: what was read before offset {position} was replaced from offset {diverging_offset} on "
+            f"(epoch {diverging_epoch} ends there)"
         )
-        self.topic = topic
         self.partition = partition
         self.position = position
         self.diverging_epoch = diverging_epoch
         self.diverging_offset = diverging_offset
 
 
-class PositionError(TidelogError):
-    """A position outside of the log: before its start (retention, DeleteRecords) or behind its end."""
+class OffsetOutOfRangeError(TidelogError):
+    """An offset is outside of the log: before its start (retention, `delete_records`) or behind its end. A consumer
+    sets `partition` and `position`, the offset that it tried to read; else they are None and -1."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
 
-    def __init__(self, message: str, *, topic: str, partition: PartitionId, position: int) -> None:
+    def __init__(self, message: str, *, partition: TopicPartition | None = None, position: int = -1) -> None:
         super().__init__(message)
-        self.topic = topic
         self.partition = partition
         self.position = position

@@ -1,30 +1,29 @@
-"""Histories of consumer groups, and the checker of what their members were given. Pure.
+"""Histories of consumer groups, and the checker of what members received. Pure.
 
-Beside what writers note (`send`, `ack`, `fail`: see `client.history`) a history has lines of members. A reader of one
-group notes, in the order in which it happens:
+In addition to writer events (`send`, `ack`, `fail`: see `client.history`) a history has member events. Each member of
+the group logs, in order:
 
-    {"event": "assigned", "member", "partition", "offset", "at_ms"}        it has the partition, and begins here
+    {"event": "assigned", "member", "partition", "offset", "at_ms"}        the member owns the partition and starts here
     {"event": "poll",     "member", "partition", "records": [[offset, run, number], ...]}
-    {"event": "seek",     "member", "partition", "offset"}                 it goes elsewhere of its own will
-    {"event": "committed", "member", "partition", "offset", "at_ms"}       the group has it: acknowledged at that time
-    {"event": "revoked",  "member", "partition"}                           it has given it up, or lost it
-    {"event": "reset",    "partition", "offset", "at_ms"}                  somebody has moved the group
-    {"event": "drained",  "partition", "end"}                              the group has been given all before this
+    {"event": "seek",     "member", "partition", "offset"}                 the member moves its position
+    {"event": "committed", "member", "partition", "offset", "at_ms"}       the commit was acknowledged at that time
+    {"event": "revoked",  "member", "partition"}                           the member has given up or lost the partition
+    {"event": "reset",    "partition", "offset", "at_ms"}                  the group's offset was reset
+    {"event": "drained",  "partition", "end"}                              the group has received everything before end
 
-What is found, by the names that Jepsen's checkers have, for each partition:
+The checker reports, with the names of Jepsen's checkers, for each partition:
 
-    lost-write            acknowledged, never given to the group, and something behind it was
-    unseen                acknowledged, never given to it, nothing behind it either, though it was drained past it
+    lost-write            acknowledged, never received by the group, but something behind it was
+    unseen                acknowledged, never received, nothing behind it either, although the group drained past it
     duplicate             one number at two offsets
     inconsistent-offsets  two records at one offset, or one at another offset than was acknowledged
-    nonmonotonic-poll     a member, while it had the partition, was given an offset that is not above the one before
-    poll-skip             a member, while it had the partition, was not given a record that is known to lie in between
-    lost-commit           a member began below the offset whose commit was acknowledged last before it began
-    unexpected            a record that nobody sent, or that was refused before it was sent
+    nonmonotonic-poll     an owner of the partition received an offset that is not above the previous one
+    poll-skip             an owner of the partition did not receive a record that is known to lie in between
+    lost-commit           a member started below the last offset whose commit was acknowledged before
+    unexpected            a record that nobody sent, or that was rejected before it was sent
 
-A record that is given out twice is none of these: delivery is at least once. What lies before the group's first
-position, or was jumped over by `seek` or `reset`, is not the group's. Times of members are compared: their clocks
-should agree.
+Receiving a record twice is no anomaly: delivery is at least once. Records before the group's first position, or skipped
+by `seek` or `reset`, are not the group's. The checker compares times of members: their clocks should agree.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ GROUP_KINDS = (
 
 
 class _Partition:
-    """All that is known of one partition."""
+    """Everything known about one partition."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,8 +56,8 @@ class _Partition:
         self.refused: set[Number] = set()
         self.at: dict[int, Number] = {}
         self.places: dict[Number, int] = {}
-        self.last: dict[str, int] = {}  # member -> the offset that it was given last, while it has the partition
-        self.gaps: list[tuple[str, int, int]] = []  # (member, first, end) that it was not given
+        self.last: dict[str, int] = {}  # member -> last received offset while it owns the partition
+        self.gaps: list[tuple[str, int, int]] = []  # (member, first, end) that it did not receive
         self.jumped: list[tuple[int, int]] = []
         self.begun: list[tuple[int, str, int]] = []  # (at_ms, member, offset)
         self.commits: list[tuple[int, int]] = []  # (at_ms, offset); resets too
@@ -66,14 +65,14 @@ class _Partition:
 
 
 class GroupChecker:
-    """Feed it events, in the order of each file; then `verdict`."""
+    """Feed events in the order of each file, then call `verdict`."""
 
     def __init__(self) -> None:
         self._partitions: dict[int, _Partition] = {}
         self._verdict = Verdict(counts=dict.fromkeys(GROUP_KINDS, 0))
 
     def feed(self, event: Mapping[str, Any]) -> None:
-        """Raises KeyError, TypeError or ValueError for what is no event."""
+        """Feed one event. Raises KeyError, TypeError or ValueError for a malformed one."""
         kind = event["event"]
         if kind not in _FEEDS:
             raise ValueError(f"no such event: {kind!r}")
@@ -112,7 +111,7 @@ class GroupChecker:
         member = str(event["member"])
         verdict = self._verdict
         for row, run, number in event["records"]:
-            offset, found = int(row), (str(run), int(number))
+            offset, record = int(row), (str(run), int(number))
             verdict.read += 1
             last = partition.last.get(member)
             if last is not None and offset <= last:
@@ -120,13 +119,13 @@ class GroupChecker:
             elif last is not None and offset > last + 1:
                 partition.gaps.append((member, last + 1, offset))
             partition.last[member] = offset
-            before = partition.at.setdefault(offset, found)
-            if before != found:
-                what = f"offset {offset} was {_told(before)} and then {_told(found)}"
+            before = partition.at.setdefault(offset, record)
+            if before != record:
+                what = f"offset {offset} was {_describe(before)} and then {_describe(record)}"
                 verdict.found("inconsistent-offsets", partition.number, what)
-            place = partition.places.setdefault(found, offset)
-            if place != offset:
-                verdict.found("duplicate", partition.number, f"{_told(found)} at {place} and at {offset}")
+            known_offset = partition.places.setdefault(record, offset)
+            if known_offset != offset:
+                verdict.found("duplicate", partition.number, f"{_describe(record)} at {known_offset} and at {offset}")
 
     def _seek(self, partition: _Partition, event: Mapping[str, Any]) -> None:
         member, offset = str(event["member"]), int(event["offset"])
@@ -143,7 +142,7 @@ class GroupChecker:
 
     def _reset(self, partition: _Partition, event: Mapping[str, Any]) -> None:
         at_ms, offset = int(event["at_ms"]), int(event["offset"])
-        earlier = [told for told in partition.commits if told[0] <= at_ms]
+        earlier = [commit for commit in partition.commits if commit[0] <= at_ms]
         if earlier and max(earlier)[1] < offset:
             partition.jumped.append((max(earlier)[1], offset))
         partition.commits.append((at_ms, offset))
@@ -155,7 +154,7 @@ class GroupChecker:
     # The verdict.
 
     def verdict(self) -> Verdict:
-        """On what was fed up to now; it may be asked for more than once."""
+        """Return the verdict on all events so far. You may call it repeatedly."""
         verdict = self._verdict.copy()
         for _, partition in sorted(self._partitions.items()):
             self._judge_writes(partition, verdict)
@@ -171,17 +170,17 @@ class GroupChecker:
         first = min([offset for _, _, offset in partition.begun] or partition.at or [0])
         highest = max(partition.at, default=-1)
         for number, offset in partition.acked.items():
-            place = partition.places.get(number)
-            if place is not None:
-                if offset >= 0 and place != offset:
-                    what = f"{_told(number)}, acknowledged at {offset}, was given out at {place}"
+            found_offset = partition.places.get(number)
+            if found_offset is not None:
+                if offset >= 0 and found_offset != offset:
+                    what = f"{_describe(number)}, acknowledged at {offset}, was given out at {found_offset}"
                     verdict.found("inconsistent-offsets", partition.number, what)
                 continue
             if offset < first if offset >= 0 else first > 0:
                 continue
             if any(start <= offset < end for start, end in partition.jumped):
                 continue
-            what = f"{_told(number)}, acknowledged at {offset}, was given to nobody"
+            what = f"{_describe(number)}, acknowledged at {offset}, was given to nobody"
             if 0 <= offset < highest:
                 verdict.found("lost-write", partition.number, f"{what}, and {highest} was")
             elif offset < partition.drained:
@@ -189,9 +188,9 @@ class GroupChecker:
         if partition.sent:
             for offset, number in sorted(partition.at.items()):
                 if number not in partition.sent:
-                    verdict.found("unexpected", partition.number, f"{_told(number)} at {offset} was not sent")
+                    verdict.found("unexpected", partition.number, f"{_describe(number)} at {offset} was not sent")
                 elif number in partition.refused and number not in partition.acked:
-                    verdict.found("unexpected", partition.number, f"{_told(number)} at {offset} was refused")
+                    verdict.found("unexpected", partition.number, f"{_describe(number)} at {offset} was refused")
 
     def _judge_polls(self, partition: _Partition, verdict: Verdict) -> None:
         known = sorted({*partition.at, *(offset for offset in partition.acked.values() if offset >= 0)})
@@ -202,8 +201,8 @@ class GroupChecker:
                 verdict.found("poll-skip", partition.number, what)
 
     def _judge_commits(self, partition: _Partition, verdict: Verdict) -> None:
-        # Of two in one millisecond the later noted one counts; a member that began in it may not know it.
-        commits = sorted(partition.commits, key=lambda told: told[0])
+        # Of two commits in one millisecond the one logged later counts. A member that started in it may not know it.
+        commits = sorted(partition.commits, key=lambda commit: commit[0])
         times = [at_ms for at_ms, _ in commits]
         for at_ms, member, offset in partition.begun:
             index = bisect_right(times, at_ms - 1)
@@ -228,7 +227,7 @@ MEMBER_EVENTS = frozenset(_FEEDS) - {"send", "ack", "fail"}
 
 
 class GroupRecorder:
-    """What a member notes, from the callbacks and calls of its consumer."""
+    """Logs a member's events from the callbacks and calls of its consumer."""
 
     def __init__(self, member: str, note: Callable[[dict[str, Any]], None], now_ms: Callable[[], int]) -> None:
         self.member = member
@@ -236,21 +235,21 @@ class GroupRecorder:
         self._now_ms = now_ms
 
     def assigned(self, positions: Mapping[int, int]) -> None:
-        """{partition: where it begins}, in `on_assigned`."""
+        """Log {partition: start offset}; call it in `on_assigned`."""
         for partition, offset in positions.items():
             self._member("assigned", partition, offset=offset, at_ms=self._now_ms())
 
     def revoked(self, partitions: Iterable[int]) -> None:
-        """In `on_revoked` and `on_lost`."""
+        """Call it in `on_revoked` and `on_lost`."""
         for partition in partitions:
             self._member("revoked", partition)
 
     def polled(self, partition: int, records: Iterable[tuple[int, str, int]]) -> None:
-        """(offset, run, number) of what was given out, in order."""
+        """Log (offset, run, number) of the received records, in order."""
         self._member("poll", partition, records=[list(row) for row in records])
 
     def committed(self, offsets: Mapping[int, int]) -> None:
-        """After a commit has returned."""
+        """Call it after a commit has returned."""
         for partition, offset in offsets.items():
             self._member("committed", partition, offset=offset, at_ms=self._now_ms())
 
@@ -258,9 +257,9 @@ class GroupRecorder:
         for partition, end in ends.items():
             self._note({"event": "drained", "partition": partition, "end": end})
 
-    def _member(self, event: str, partition: int, **facts: Any) -> None:
-        self._note({"event": event, "member": self.member, "partition": partition, **facts})
+    def _member(self, event: str, partition: int, **fields: Any) -> None:
+        self._note({"event": event, "member": self.member, "partition": partition, **fields})
 
 
-def _told(number: Number) -> str:
+def _describe(number: Number) -> str:
     return f"record {number[1]} of run {number[0]}"

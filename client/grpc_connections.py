@@ -1,12 +1,12 @@
-"""Connections over gRPC: one channel for each address, made when it is first asked for.
+"""Connections over gRPC: one channel per address, created on first use.
 
-A channel belongs to the event loop that made it; use one `GrpcConnections` on one loop. Dead nodes are noticed by
-HTTP/2 pings while calls are under way. The channel connects anew by itself, soon (50 ms to 1 s); until it has, calls
-fail at once with `UnreachableError`, and whoever calls decides how long to try. Where something else than gRPC answers,
-the error says what it is (`wrong_door`).
+A channel belongs to the event loop that created it; use one `GrpcConnections` on one loop. HTTP/2 pings detect dead
+nodes during calls. A channel reconnects after 50 ms to 1 s; until then calls fail at once with `UnreachableError`, and
+the caller decides how long to retry. If something other than gRPC answers, the error names it (`protocol_probe`).
 
-Before a fork gRPC has to be put down altogether, and it lives while any of its objects does. So nothing here keeps one
-after its end, nor do errors: a traceback holds frames, so they are raised outside of `except`, when calls are let go.
+gRPC must be shut down completely before a fork, and it lives as long as any of its objects. So nothing here keeps one
+after its end, and neither do errors: a traceback holds frames, so errors are raised outside `except`, after the call
+object is released.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpc import aio
 
 from tidelog.client.connections import Encodable, Exchange
 from tidelog.client.errors import WrongApiError
-from tidelog.client.wrong_door import CLOSED, USUAL, DoorLook
+from tidelog.client.protocol_probe import CLOSED, USUAL, ProtocolProbe
 from tidelog.model.errors import (
     CallTimeoutError,
     OverloadedError,
@@ -32,9 +32,9 @@ from tidelog.model.errors import (
     UnreachableError,
     UnsupportedVersionError,
 )
-from tidelog.rpc.door import Kind, Method
-from tidelog.rpc.errors import ERROR_KEY
-from tidelog.rpc.first_bytes import told_in
+from tidelog.rpc.grpc.errors import ERROR_KEY
+from tidelog.rpc.grpc.methods import Kind, Method
+from tidelog.rpc.protocol_sniffing import hint_in
 from tidelog.world.transport import decode_error
 
 MESSAGE_BYTES_MAX = 128 << 20
@@ -47,7 +47,7 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # timeout of one connection attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
@@ -65,7 +65,7 @@ class GrpcConnections:
     def __init__(self) -> None:
         self._channels: dict[str, aio.Channel] = {}
         self._open: set[_GrpcExchange] = set()
-        self._doors = DoorLook()
+        self._probe = ProtocolProbe()
         self._held: asyncio.Event | None = None
         self._is_closed = False
 
@@ -91,7 +91,7 @@ class GrpcConnections:
         except (aio.UsageError, asyncio.InvalidStateError) as error:
             failed = TransportError(f"{address}: {error}")
         except asyncio.CancelledError:
-            # grpc raises this also when its channel was closed, and nobody has cancelled who waits here.
+            # grpc also raises this if its channel was closed and nobody cancelled this task.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
@@ -103,15 +103,15 @@ class GrpcConnections:
         return _parsed(data, address, method)
 
     async def _explained(self, error: aio.AioRpcError, address: str, method: Method) -> TidelogError:
-        """Of who hangs up while gRPC connects, with what stands there."""
-        found = error_of(error, address, method)
+        """Convert the error. If the peer hung up while gRPC connected, probe which protocol it speaks."""
+        converted = error_of(error, address, method)
         details = (error.details() or "").lower()
-        if isinstance(found, UnreachableError) and details.startswith(_UNSENT) and _HANGS_UP in details:
-            door = await self._doors.look(address)
-            if door is not None:
-                # A node that is being stopped may hang up, too: that passes.
-                return (UnreachableError if door == CLOSED else WrongApiError)(f"{address} {door}")
-        return found
+        if isinstance(converted, UnreachableError) and details.startswith(_UNSENT) and _HANGS_UP in details:
+            protocol = await self._probe.probe(address)
+            if protocol is not None:
+                # A stopping node may hang up too; that is transient.
+                return (UnreachableError if protocol == CLOSED else WrongApiError)(f"{address} {protocol}")
+        return converted
 
     async def open(self, address: str, method: Method, request: Message | None = None) -> Exchange:
         await self._wait_while_held()
@@ -120,19 +120,19 @@ class GrpcConnections:
             assert request is not None, f"{method.full_name} takes one request"
             calling = channel.unary_stream(method.path, request_serializer=_bytes_of)(request)
         else:
-            assert method.kind is Kind.BOTH_WAYS, f"{method.full_name} does not stream"
+            assert method.kind is Kind.BIDIRECTIONAL, f"{method.full_name} does not stream"
             assert request is None, f"{method.full_name} takes its requests one by one"
             calling = channel.stream_stream(method.path, request_serializer=_bytes_of)()
         exchange = _GrpcExchange(calling, address, method, self._open)
         self._open.add(exchange)
         return exchange
 
-    def hold(self) -> None:
-        """Whoever calls from now on waits until `let_go`."""
+    def pause(self) -> None:
+        """Block new calls until `release`."""
         if self._held is None:
             self._held = asyncio.Event()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         held, self._held = self._held, None
         if held is not None:
             held.set()
@@ -142,7 +142,7 @@ class GrpcConnections:
             await self._held.wait()
 
     async def disconnect(self) -> None:
-        """Ends everything that is open; the next call connects anew."""
+        """Close all channels and streams; the next call connects again."""
         for exchange in list(self._open):
             exchange.close()
         while self._channels:
@@ -152,7 +152,7 @@ class GrpcConnections:
 
     async def close(self) -> None:
         self._is_closed = True
-        self.let_go()
+        self.release()
         await self.disconnect()
 
 
@@ -173,7 +173,7 @@ class _GrpcExchange:
             return
         except aio.AioRpcError as error:
             failed = error_of(error, self._address, self._method)
-        except asyncio.InvalidStateError:  # grpc's word for a call that is over
+        except asyncio.InvalidStateError:  # grpc raises this for a call that has ended
             failed = await self._ended()
         except asyncio.CancelledError:
             if not self._is_closed:
@@ -192,7 +192,7 @@ class _GrpcExchange:
         except aio.AioRpcError as error:
             failed = error_of(error, self._address, self._method)
         except asyncio.CancelledError:
-            # grpc raises this in whoever reads when the call, not the reader, was cancelled.
+            # grpc raises this in the reader if the call, not the reader, was cancelled.
             if not self._is_closed:
                 raise
         if data is aio.EOF:
@@ -235,7 +235,7 @@ def _parsed(data: bytes, address: str, method: Method) -> Any:
 
 
 def error_of(error: aio.AioRpcError, address: str, method: Method) -> TidelogError:
-    """The catalogue's error for a failed call: the node's own, or what the connection says."""
+    """Convert a failed call to an error of the catalogue: the node's own, or one for the connection."""
     return _error(error.code(), error.details() or "", error.trailing_metadata(), address, method)
 
 
@@ -252,17 +252,17 @@ def _error(code: Any, details: str, trailing: Any, address: str, method: Method)
         return UnsupportedVersionError(
             f"{what}: it speaks gRPC but not this call; 9292 is the usual port for clients, 9192 is for controllers"
         )
-    if (door := told_in(details)) is not None:
-        return WrongApiError(f"{address} is {door}")
-    if (door := _other_door(details)) is not None:
-        return WrongApiError(f"{address} {door}; {USUAL}")
+    if (protocol := hint_in(details)) is not None:
+        return WrongApiError(f"{address} is {protocol}")
+    if (protocol := _other_protocol(details)) is not None:
+        return WrongApiError(f"{address} {protocol}; {USUAL}")
     if code is _CODE.UNAVAILABLE and details.lower().startswith(_UNSENT):
         return UnreachableError(f"{address}: {_last_reason(details)}")
     return StreamBrokenError(f"{what}: {code.name}: {details}")
 
 
 def _exhausted(details: str, what: str) -> TidelogError:
-    """What gRPC itself refuses, by its words: a message over a limit, or a call too many."""
+    """Distinguish gRPC's own limits by its text: message size or concurrent calls."""
     text = details.lower()
     if f"client: {_TOO_LARGE_HERE}" in text:
         return TransportError(f"{what}: the answer is too large for this client: {details}")
@@ -272,13 +272,13 @@ def _exhausted(details: str, what: str) -> TidelogError:
 
 
 def _last_reason(details: str) -> str:
-    """What gRPC says last, which is what happened; the list that it may stand in ends with a bracket."""
+    """Return the last part of gRPC's text, which is the cause; strip the bracket of an enclosing list."""
     reason = details.rpartition(": ")[2] or details
     return reason if "[" in reason else reason.rstrip("]")
 
 
-def _other_door(details: str) -> str | None:
-    """Which door answers there, if it is not ours: by what gRPC says of its first bytes."""
+def _other_protocol(details: str) -> str | None:
+    """Return which other protocol answers, by gRPC's description of its first bytes."""
     text = details.lower()
     if "http1" in text or "http/1" in text:
         return "speaks HTTP, not gRPC (the metrics port?)"

@@ -1,31 +1,32 @@
 """Histories of numbered records, and the checker that compares them. Pure.
 
-A history is a file of JSON lines. Who writes numbers the records of a partition 0, 1, 2, ... under a run's name, and
-puts both into the record; who reads notes what it finds where. A record's value is `<run> <partition> <number>`.
+A history is a file of JSON lines. A writer numbers the records of each partition 0, 1, 2, ... under a run name and puts
+both into the record; a reader logs which record it finds at which offset. A record's value is
+`<run> <partition> <number>`.
 
     {"event": "send",  "run", "partition", "first", "count"}               before a batch is sent
     {"event": "ack",   "run", "partition", "first", "count", "offset", "at_ms"}
-                                                    acknowledged; offset -1 if it was not told; at_ms, the time, only if
-                                                    it is replicated (acks=all): whoever looks later must find it
-    {"event": "fail",  "run", "partition", "first", "count", "was_sent"}   was_sent: it may be stored all the same
-    {"event": "read",  "reader", "partition", "records": [[offset, run, number], ...]}     in the order of reading
+                                                    acknowledged; offset -1 if unknown; at_ms (time) only if replicated
+                                                    (acks=all): every later reader must find it
+    {"event": "fail",  "run", "partition", "first", "count", "was_sent"}   was_sent: it may be stored nevertheless
+    {"event": "read",  "reader", "partition", "records": [[offset, run, number], ...]}     in reading order
     {"event": "end",   "reader", "partition", "start", "end", "log_end", "asked_ms"}
-                                                    it has read all of [start, end); log_end, if it has asked for it at
-                                                    the time asked_ms, is where the log ended
-    {"event": "cut",   "reader", "partition", "offset"}                    it was told that the log was truncated here
+                                                    the reader has read all of [start, end); log_end, if present, is
+                                                    the log end offset at the time asked_ms
+    {"event": "cut",   "reader", "partition", "offset"}                    the reader was notified of a truncation here
 
-What the checker finds, for each partition:
+The checker reports, for each partition:
 
-    lost         acknowledged, inside of what a reader has read completely, and not there; or acknowledged as replicated
-                 at an offset that a reader, later, was told to be past the log's end, even if another one had read it
+    lost         acknowledged, within a completely read range, and missing; or acknowledged as replicated at an offset
+                 that is past a log end reported later, even if another reader had read it
     duplicated   one number at two offsets
-    reordered    a number of a run at a higher offset than a later number of it
+    reordered    a number of a run at a higher offset than a later number of the run
     out-of-place acknowledged at one offset and found at another, or two readers found different records at one offset
-    replayed     a reader was given an offset that is not above the one before
-    unexpected   a record that nobody sent, or that was refused before it was sent
+    replayed     a reader received an offset that is not above the previous one
+    unexpected   a record that nobody sent, or that was rejected before it was sent
 
-A number that was sent and neither acknowledged nor refused may be there once, or not. The times of writers and readers
-are compared: their clocks should agree.
+A number that was sent but neither acknowledged nor rejected may be stored once or not at all. The checker compares
+times of writers and readers: their clocks should agree.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from tidelog.model.errors import InvalidRequestError
 
 KINDS = ("lost", "duplicated", "reordered", "out-of-place", "replayed", "unexpected")
 ANOMALIES_MAX = 1_000
-"""Of each kind; more of them are only counted."""
+"""Per kind; further ones are only counted."""
 
 Number = tuple[str, int]
-"""A run and a number of it."""
+"""A run and a number in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +55,22 @@ class Anomaly:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the checker has found."""
+    """The checker's result."""
 
     sent: int = 0
     acknowledged: int = 0
     refused: int = 0
     unknown: int = 0
-    """Sent, and neither acknowledged nor refused."""
+    """Sent, but neither acknowledged nor rejected."""
     read: int = 0
     checked_complete: bool = False
-    """A reader has read at least one partition from start to end: only there can a loss be seen."""
+    """A reader has read at least one partition from start to end: a loss is visible only there."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     anomalies: list[Anomaly] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
-        """Nothing was found. Whether a loss could have been seen says `checked_complete`."""
+        """No anomaly was found. `checked_complete` says whether a loss would have been visible."""
         return not any(self.counts.values())
 
     def copy(self) -> Verdict:
@@ -87,7 +88,7 @@ def value_of(run: str, partition: int, number: int) -> bytes:
 
 
 def parse_value(value: bytes | None) -> tuple[str, int, int] | None:
-    """(run, partition, number) of a record; None for one that is not ours."""
+    """Return (run, partition, number) of a record; None for a foreign one."""
     parts = (value or b"").split(b" ")
     if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
         return None
@@ -102,7 +103,7 @@ def encode_event(event: dict[str, Any]) -> str:
 
 
 class _Partition:
-    """All that is known of one partition."""
+    """Everything known about one partition."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -112,20 +113,20 @@ class _Partition:
         self.refused: set[Number] = set()
         self.at: dict[int, Number] = {}
         self.places: dict[Number, int] = {}
-        self.last: dict[str, int] = {}  # reader -> the offset that it read last
+        self.last: dict[str, int] = {}  # reader -> last offset read
         self.complete: list[tuple[int, int]] = []
-        self.ends: list[tuple[int, int]] = []  # when it was asked for, and the log's end
+        self.ends: list[tuple[int, int]] = []  # request time, log end offset
 
 
 class Checker:
-    """Feed it events, in the order of each file; then `verdict`."""
+    """Feed events in the order of each file, then call `verdict`."""
 
     def __init__(self) -> None:
         self._partitions: dict[int, _Partition] = {}
         self._verdict = Verdict()
 
     def feed_line(self, line: str, *, where: str = "") -> None:
-        """A line of a history; `InvalidRequestError` says what is wrong with it."""
+        """Feed one line of a history. Raises `InvalidRequestError` for a malformed one."""
         try:
             event = json.loads(line)
             self.feed(event)
@@ -168,14 +169,16 @@ class Checker:
             if offset <= last:
                 self._verdict.found("replayed", partition.number, f"{reader} was given {offset} after {last}")
             partition.last[reader] = offset
-            found = (str(run), int(number))
-            before = partition.at.setdefault(int(offset), found)
-            if before != found:
-                what = f"offset {offset} was {_told(before)} and then {_told(found)}"
+            record = (str(run), int(number))
+            before = partition.at.setdefault(int(offset), record)
+            if before != record:
+                what = f"offset {offset} was {_describe(before)} and then {_describe(record)}"
                 self._verdict.found("out-of-place", partition.number, what)
-            place = partition.places.setdefault(found, int(offset))
-            if place != offset:
-                self._verdict.found("duplicated", partition.number, f"{_told(found)} at {place} and at {offset}")
+            known_offset = partition.places.setdefault(record, int(offset))
+            if known_offset != offset:
+                self._verdict.found(
+                    "duplicated", partition.number, f"{_describe(record)} at {known_offset} and at {offset}"
+                )
 
     def _end(self, partition: _Partition, event: dict[str, Any]) -> None:
         partition.complete.append((int(event["start"]), int(event["end"])))
@@ -188,7 +191,7 @@ class Checker:
         partition.last[reader] = min(partition.last.get(reader, -1), offset - 1)
 
     def verdict(self) -> Verdict:
-        """On what was fed up to now; it may be asked for more than once."""
+        """Return the verdict on all events so far. You may call it repeatedly."""
         verdict = self._verdict.copy()
         for _, partition in sorted(self._partitions.items()):
             self._judge(partition, verdict)
@@ -200,28 +203,30 @@ class Checker:
         verdict.refused += len(partition.refused - partition.acked.keys())
         verdict.unknown += len(partition.sent - partition.acked.keys() - partition.refused)
         for number, offset in partition.acked.items():
-            place = partition.places.get(number)
+            found_offset = partition.places.get(number)
             if (log_end := _end_before(partition, number, offset)) is not None:
-                what = f"{_told(number)}, acknowledged at {offset}, is past the log's end {log_end}"
+                what = f"{_describe(number)}, acknowledged at {offset}, is past the log's end {log_end}"
                 verdict.found("lost", partition.number, what)
-            elif place is None:
+            elif found_offset is None:
                 if _covers(partition.complete, offset):
-                    verdict.found("lost", partition.number, f"{_told(number)}, acknowledged at {offset}")
-            elif offset >= 0 and place != offset:
-                what = f"{_told(number)}, acknowledged at {offset}, is at {place}"
+                    verdict.found("lost", partition.number, f"{_describe(number)}, acknowledged at {offset}")
+            elif offset >= 0 and found_offset != offset:
+                what = f"{_describe(number)}, acknowledged at {offset}, is at {found_offset}"
                 verdict.found("out-of-place", partition.number, what)
         highest: dict[str, Number] = {}
         for offset in sorted(partition.at):
-            run, value = found = partition.at[offset]
+            run, value = record = partition.at[offset]
             before = highest.get(run)
             if before is not None and value < before[1]:
-                verdict.found("reordered", partition.number, f"{_told(found)} at {offset}, after {_told(before)}")
+                verdict.found(
+                    "reordered", partition.number, f"{_describe(record)} at {offset}, after {_describe(before)}"
+                )
             if before is None or value > before[1]:
-                highest[run] = found
-            if found not in partition.sent:
-                verdict.found("unexpected", partition.number, f"{_told(found)} at {offset} was not sent")
-            elif found in partition.refused and found not in partition.acked:
-                verdict.found("unexpected", partition.number, f"{_told(found)} at {offset} was refused")
+                highest[run] = record
+            if record not in partition.sent:
+                verdict.found("unexpected", partition.number, f"{_describe(record)} at {offset} was not sent")
+            elif record in partition.refused and record not in partition.acked:
+                verdict.found("unexpected", partition.number, f"{_describe(record)} at {offset} was refused")
 
 
 _FEEDS = {
@@ -235,17 +240,17 @@ _FEEDS = {
 
 
 def _covers(ranges: Iterable[tuple[int, int]], offset: int) -> bool:
-    """An acknowledgement without an offset is covered by any complete read."""
+    """Return whether a complete read covers the offset; any one covers an unknown offset."""
     return any(offset < 0 or start <= offset < end for start, end in ranges)
 
 
 def _end_before(partition: _Partition, number: Number, offset: int) -> int | None:
-    """The log's end as it was told after this acknowledgement, if it is not past the record."""
+    """Return a log end reported after this acknowledgement that is not past the record; None if there is none."""
     at_ms = partition.acked_ms.get(number)
     if at_ms is None or offset < 0:
         return None
     return next((end for asked_ms, end in partition.ends if asked_ms > at_ms and end <= offset), None)
 
 
-def _told(number: Number) -> str:
+def _describe(number: Number) -> str:
     return f"record {number[1]} of run {number[0]}"

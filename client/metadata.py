@@ -1,10 +1,10 @@
-"""What the client knows of the cluster: brokers, topics by name and id, leaders. Pure.
+"""The client's view of the cluster: brokers, topics by name and id, leaders. Pure.
 
-Two sources change it: answers of `Cluster.Metadata`, and hints in answers of brokers about who leads. Rules:
+Two sources change it: responses of `Cluster.Metadata`, and leader hints in other responses.
 
-- Of two answers of one cluster the one with the higher `metadata_offset` is newer; an older one changes nothing.
-- A leader is replaced only by one of a higher epoch, whoever tells it. A hint of the same epoch says nothing new.
-- A topic that was made anew under its name has another id; what is known under the old id is forgotten.
+- Of two responses from one cluster the one with the higher `metadata_offset` is newer; an older one is ignored.
+- Only a leader with a higher epoch replaces a known one, from either source.
+- A recreated topic has another id; everything known under the old id is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BrokerInfo:
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
     node: int
-    """-1: nobody leads."""
+    """-1: no leader."""
     epoch: int
 
 
@@ -36,7 +36,7 @@ class TopicInfo:
     topic_id: TopicId
     is_internal: bool
     partitions: tuple[PartitionId, ...]
-    """By number, from 0 on."""
+    """By number, from 0."""
 
 
 def address_of(host: str, port: int) -> str:
@@ -57,14 +57,14 @@ class ClusterView:
         return self._leaders.get(partition)
 
     def is_current(self, topic: TopicInfo) -> bool:
-        """Whether the topic still goes by this id, as far as is known."""
+        """Return whether the topic name still has this id."""
         known = self.topics.get(topic.name)
         return known is not None and known.topic_id == topic.topic_id
 
     def take(self, answer: pb.MetadataResponse) -> bool:
-        """Whether it was taken: False for one that is older than what is known."""
+        """Apply a metadata response. Returns False for one older than the view."""
         if answer.cluster_id != self.cluster_id:
-            self.__init__()  # type: ignore[misc]  # another cluster: nothing that was known is true
+            self.__init__()  # type: ignore[misc]  # another cluster: forget everything
             self.cluster_id = answer.cluster_id
         if answer.metadata_offset < self.offset:
             return False
@@ -92,15 +92,15 @@ class ClusterView:
         places = tuple(PartitionId(topic_id, row.partition) for row in rows)
         self.topics[topic.name] = TopicInfo(topic.name, topic_id, topic.is_internal, places)
         for place, row in zip(places, rows, strict=True):
-            self.heard(place, row.leader, row.leader_epoch)
+            self.learn_leader(place, row.leader, row.leader_epoch)
 
     def _forget(self, name: str) -> None:
         topic = self.topics.pop(name, None)
         for place in topic.partitions if topic is not None else ():
             self._leaders.pop(place, None)
 
-    def heard(self, partition: PartitionId, leader: int, epoch: int) -> bool:
-        """Somebody says who leads; whether that is news."""
+    def learn_leader(self, partition: PartitionId, leader: int, epoch: int) -> bool:
+        """Apply a leader hint. Returns whether it is new."""
         known = self._leaders.get(partition)
         if known is not None and epoch <= known.epoch:
             return False

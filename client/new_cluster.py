@@ -1,4 +1,4 @@
-"""What a user's options make of the client's core: the same for producers, consumers and admin clients."""
+"""Creates the `ClusterClient` of a producer, consumer or admin client from its options."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from random import Random
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.config import ClientConfig
 from tidelog.client.io_thread import IoThread
-from tidelog.client.names import CommonOptions
+from tidelog.client.option_table import CommonConfig
 from tidelog.world.real.clock import SystemClock
 
 
-def client_config(options: CommonOptions) -> ClientConfig:
+def client_config(options: CommonConfig) -> ClientConfig:
     return ClientConfig(
         request_timeout_ms=options.request_timeout_ms,
         retry_backoff_ms=options.retry_backoff_ms,
@@ -21,7 +21,7 @@ def client_config(options: CommonOptions) -> ClientConfig:
     )
 
 
-def new_cluster(host: IoThread, options: CommonOptions) -> ClusterClient:
+def new_cluster(host: IoThread, options: CommonConfig) -> ClusterClient:
     """On the IO thread."""
     return ClusterClient(
         options.bootstrap,

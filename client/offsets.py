@@ -1,4 +1,4 @@
-"""What the leaders of partitions know of offsets: where a log begins and ends, by time, by epoch, in bytes."""
+"""Asks partition leaders for offsets: log start and end, by timestamp, by epoch, and range sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 
 @dataclass(frozen=True, slots=True)
 class FoundOffset:
-    """`offset` is -1 where there is no such record; an `error` says that it could not be found out."""
+    """`offset` is -1 if there is no such record; `error` is set if the lookup failed."""
 
     offset: int
     timestamp: int
@@ -37,7 +37,7 @@ async def list_offsets(
     partitions: Sequence[PartitionId] | None = None,
     timeout_ms: int | None = None,
 ) -> dict[PartitionId, FoundOffset]:
-    """`timestamp` is a time in ms, or LATEST, EARLIEST, MAX_TIMESTAMP; of all partitions, or of these."""
+    """Look up `timestamp` (ms since 1970, or LATEST, EARLIEST, MAX_TIMESTAMP) in all partitions, or in `partitions`."""
     places = topic.partitions if partitions is None else partitions
     items = {place: pb.ListOffsetsPartition(timestamp=timestamp, **_named(place)) for place in places}
     rows = await cluster.ask_leaders(
@@ -56,7 +56,7 @@ async def list_offsets(
 async def epoch_end(
     cluster: ClusterClient, topic: TopicInfo, partition: PartitionId, epoch: int, *, timeout_ms: int | None = None
 ) -> tuple[int, int]:
-    """(the greatest epoch of the log up to this one, where it ends); (-1, -1) if there is none."""
+    """Return (the largest epoch of the log up to `epoch`, its end offset); (-1, -1) if there is none."""
     items = {partition: pb.EpochPartition(epoch=epoch, **_named(partition))}
     rows = await cluster.ask_leaders(
         "OffsetForLeaderEpoch",
@@ -78,8 +78,8 @@ async def delete_records(
     *,
     timeout_ms: int | None = None,
 ) -> dict[PartitionId, int | TidelogError]:
-    """Give up what lies before each offset (-1: all that can be read); the new starts, or what went wrong. To repeat it
-    does no harm."""
+    """Delete the records before each offset (-1: all readable ones). Returns the new log starts, or errors. It is
+    idempotent."""
     items = {
         place: pb.DeleteRecordsPartition(before_offset=offset, **_named(place)) for place, offset in before.items()
     }
@@ -100,7 +100,7 @@ async def range_bytes(
     *,
     timeout_ms: int | None = None,
 ) -> dict[PartitionId, int | TidelogError]:
-    """Bytes as stored between two offsets of each partition."""
+    """Return the stored bytes between two offsets of each partition."""
     items = {
         place: pb.OffsetRange(start_offset=start, end_offset=end, **_named(place))
         for place, (start, end) in ranges.items()

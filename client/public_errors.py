@@ -1,26 +1,34 @@
-"""`tidelog.errors`: every error that a program may meet, in one place.
+"""`tidelog.errors`: every error of the clients, in one place.
 
     try:
+        admin.create_topic("orders")
         producer.send("orders", b"...").result()
+    except tidelog.errors.TopicAlreadyExistsError:
+        ...
     except tidelog.errors.DeliveryTimeoutError as error:
         ...                                        # `error.was_sent`: it may be stored all the same
     except tidelog.TidelogError as error:
         print(error.code.name, error.retriable, error.advice)
 
-What a broker has refused is a `RemoteError`; its `code` tells what it was (`ErrorCode.TOPIC_ALREADY_EXISTS`), under the
-names and numbers of Kafka. Errors that are found on this side of the network have classes of their own, and a code of
-the same catalogue. All of them are `TidelogError`s, but for two that are found before anything is tried: `OptionError`,
-a ValueError, and `MissingExtraError`, an ImportError.
+Every `TidelogError` has `code`, `retriable` (the same request may succeed later) and `advice` (what to do). `code` is
+Kafka's: `error.code.name` is "TOPIC_ALREADY_EXISTS", `error.code.value.code` is 36. An error that a broker reports is
+also a `RemoteError`. Its `facts` are the attributes of the broker's error by name, such as `start` and `end` of
+OFFSET_OUT_OF_RANGE; most errors have none. It has a class of its own if programs handle it; else only its code tells it
+apart. A `TransportError` has `node`, the id of the broker that was not reached; -1: no single one.
+
+An error that is raised because time is up is also a builtin `TimeoutError`. All errors can be pickled. Two errors are
+no `TidelogError`, as they occur before anything is tried: `OptionError`, a ValueError, and `MissingExtraError`, an
+ImportError.
 """
 
-from tidelog.client.admin_core import AdminClosedError
+from tidelog.client.admin.calls import AdminClosedError
 from tidelog.client.arrow import MissingExtraError
-from tidelog.client.consumer_errors import (
+from tidelog.client.consumer.errors import (
     CommitFailedError,
     ConcurrentUseError,
     ConsumerClosedError,
     DeserializationError,
-    NoOffsetError,
+    NoOffsetForPartitionError,
     SubscriptionError,
     WakeupError,
 )
@@ -28,69 +36,161 @@ from tidelog.client.errors import (
     AdvertisedAddressError,
     BufferFullError,
     BulkError,
+    CallTimeoutError,
+    ClientClosedError,
+    DeliveryOutcomeUnknownError,
     DeliveryTimeoutError,
-    EndedError,
     FlushTimeoutError,
     ForkedError,
-    NobodyLeadsError,
+    LogTruncatedError,
     NoClusterError,
+    NoLeaderError,
+    OffsetOutOfRangeError,
     OptionError,
-    PositionError,
+    ProducerClosedError,
+    QueryTimeoutError,
     SerializationError,
-    TruncatedError,
-    UnansweredReadError,
-    UnknownDeliveryError,
     UnknownTopicError,
-    WriterClosedError,
     WrongApiError,
 )
+from tidelog.model.admin_errors import (
+    DuplicateVoterError,
+    FeatureUpdateError,
+    InvalidVoterKeyError,
+    LogDirNotFoundError,
+    VoterNotFoundError,
+)
 from tidelog.model.errors import (
-    CallTimeoutError,
+    BrokerNotRegisteredError,
+    CorruptBatchError,
+    CorruptStateError,
+    ElectionNotNeededError,
+    EligibleLeadersUnavailableError,
     ErrorCode,
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidRecordError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
     InvalidRequestError,
+    InvalidTimestampError,
+    InvalidTopicError,
+    LeaderNotAvailableError,
+    NoReassignmentError,
+    NotEnoughReplicasError,
+    OverloadedError,
+    PolicyViolationError,
+    PreferredLeaderUnavailableError,
+    ReassignmentInProgressError,
     RecordTooLargeError,
     RemoteError,
+    StreamBrokenError,
     TidelogError,
+    TopicAlreadyExistsError,
+    TopicDeletionDisabledError,
     TransportError,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
     UnreachableError,
+    UnsupportedVersionError,
+)
+from tidelog.model.group_errors import (
+    CoordinatorLoadingError,
+    CoordinatorNotAvailableError,
+    FencedInstanceIdError,
+    GroupFullError,
+    GroupIdNotFoundError,
+    GroupSubscribedError,
+    InconsistentGroupProtocolError,
+    InvalidGroupIdError,
+    InvalidPatternError,
+    InvalidSessionTimeoutError,
+    NonEmptyGroupError,
+    OffsetMetadataTooLargeError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+    UnsupportedAssignorError,
 )
 
 __all__ = [
     "AdminClosedError",
     "AdvertisedAddressError",
+    "BrokerNotRegisteredError",
     "BufferFullError",
     "BulkError",
     "CallTimeoutError",
+    "ClientClosedError",
     "CommitFailedError",
     "ConcurrentUseError",
     "ConsumerClosedError",
+    "CoordinatorLoadingError",
+    "CoordinatorNotAvailableError",
+    "CorruptBatchError",
+    "CorruptStateError",
+    "DeliveryOutcomeUnknownError",
     "DeliveryTimeoutError",
     "DeserializationError",
-    "EndedError",
+    "DuplicateVoterError",
+    "ElectionNotNeededError",
+    "EligibleLeadersUnavailableError",
     "ErrorCode",
+    "FeatureUpdateError",
+    "FencedInstanceIdError",
     "FlushTimeoutError",
     "ForkedError",
+    "GroupFullError",
+    "GroupIdNotFoundError",
+    "GroupSubscribedError",
+    "InconsistentGroupProtocolError",
+    "InvalidConfigError",
+    "InvalidGroupIdError",
+    "InvalidPartitionsError",
+    "InvalidPatternError",
+    "InvalidRecordError",
+    "InvalidReplicaAssignmentError",
+    "InvalidReplicationFactorError",
     "InvalidRequestError",
+    "InvalidSessionTimeoutError",
+    "InvalidTimestampError",
+    "InvalidTopicError",
+    "InvalidVoterKeyError",
+    "LeaderNotAvailableError",
+    "LogDirNotFoundError",
+    "LogTruncatedError",
     "MissingExtraError",
     "NoClusterError",
-    "NoOffsetError",
-    "NobodyLeadsError",
+    "NoLeaderError",
+    "NoOffsetForPartitionError",
+    "NoReassignmentError",
+    "NonEmptyGroupError",
+    "NotEnoughReplicasError",
+    "OffsetMetadataTooLargeError",
+    "OffsetOutOfRangeError",
     "OptionError",
-    "PositionError",
+    "OverloadedError",
+    "PolicyViolationError",
+    "PreferredLeaderUnavailableError",
+    "ProducerClosedError",
+    "QueryTimeoutError",
+    "ReassignmentInProgressError",
     "RecordTooLargeError",
     "RemoteError",
     "SerializationError",
+    "StreamBrokenError",
     "SubscriptionError",
     "TidelogError",
+    "TopicAlreadyExistsError",
+    "TopicDeletionDisabledError",
     "TransportError",
-    "TruncatedError",
-    "UnansweredReadError",
-    "UnknownDeliveryError",
+    "UnknownMemberIdError",
     "UnknownTopicError",
+    "UnknownTopicIdError",
     "UnknownTopicOrPartitionError",
     "UnreachableError",
+    "UnreleasedInstanceIdError",
+    "UnsupportedAssignorError",
+    "UnsupportedVersionError",
+    "VoterNotFoundError",
     "WakeupError",
-    "WriterClosedError",
     "WrongApiError",
 ]

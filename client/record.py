@@ -1,6 +1,6 @@
-"""What a consumer gives to its user: records, and the small values that its calls speak in. Pure.
+"""Records and the small values of a consumer's methods. Pure.
 
-All of them are tuples: a record is made in C from the columns of its batch, a fifth of a microsecond each.
+All of them are tuples: C code creates a record from the columns of its batch in a fifth of a microsecond.
 """
 
 from __future__ import annotations
@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
+
+from typing_extensions import TypeVar
 
 from tidelog.log.columns import Headers
 
+K = TypeVar("K", default=bytes | None)
+V = TypeVar("V", default=bytes | None)
+
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic; a plain tuple of both does as well."""
+    """A partition of a topic. Methods also take a plain tuple."""
 
     topic: str
     partition: int
@@ -24,12 +29,12 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """What is committed: the NEXT offset to read, that of the last record done plus one."""
+    """A committed offset: the NEXT offset to read, that of the last processed record plus one."""
 
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
-    """Of the last record that was read; -1: not known."""
+    """Of the last processed record; -1: unknown."""
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -39,28 +44,27 @@ class OffsetAndTimestamp(NamedTuple):
     timestamp: int
 
 
-class ConsumerRecord(NamedTuple):
-    """What a consumer gives out."""
+class ConsumerRecord(NamedTuple, Generic[K, V]):
+    """A record with its place in the log. `K` and `V` are the types that the deserializers return."""
 
     topic: str
     partition: int
     offset: int
     timestamp: int
     """ms since 1970, by the topic's message.timestamp.type."""
-    key: Any
-    """bytes or None, unless there is a deserializer; so is the value."""
-    value: Any
+    key: K
+    """bytes or None without a deserializer; so is the value."""
+    value: V
     headers: Headers = ()
     leader_epoch: int = -1
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Both in one, as calls of a consumer take it."""
         return TopicPartition(self.topic, self.partition)
 
 
 class GroupMetadata(NamedTuple):
-    """Who a consumer is in its group now; the member id is empty and the epoch -1 while it is no member."""
+    """The membership of a consumer; the member id is empty and the epoch -1 while it is not a member."""
 
     group: str
     member_id: str
@@ -68,8 +72,8 @@ class GroupMetadata(NamedTuple):
     instance_id: str = ""
 
 
-_make: Callable[[Iterable[Any]], ConsumerRecord] = partial(tuple.__new__, ConsumerRecord)
-"""A record of a tuple of all its fields, unchecked: a third of what the class's own constructor takes."""
+_make: Callable[[Iterable[Any]], ConsumerRecord[Any, Any]] = partial(tuple.__new__, ConsumerRecord)
+"""Creates a record from a tuple of all fields, unchecked: three times as fast as the constructor."""
 
 
 def make_records(
@@ -81,7 +85,7 @@ def make_records(
     keys: Iterable[Any],
     values: Iterable[Any],
     headers: Iterable[Headers] | None,
-) -> list[ConsumerRecord]:
+) -> list[ConsumerRecord[Any, Any]]:
     rows = zip(
         repeat(topic),
         repeat(partition),
@@ -91,6 +95,6 @@ def make_records(
         values,
         repeat(()) if headers is None else headers,
         repeat(leader_epoch),
-        strict=False,  # some have no end
+        strict=False,  # `repeat` has no end
     )
     return list(map(_make, rows))

@@ -1,11 +1,10 @@
-"""Objects to bytes and back: what a producer's `value_serializer` and a consumer's `value_deserializer` take.
+"""Serializers for a producer's `value_serializer` and a consumer's `value_deserializer`.
 
     tidelog.Producer("localhost:9292", value_serializer=tidelog.serializers.json)
     tidelog.Consumer("localhost:9292", value_deserializer=tidelog.serializers.json)
 
-Each is called with an object and gives bytes; `load` is the way back. None stays None both ways: a null value is a
-record of its own kind. Any function from an object to bytes does as well, and so does an object with
-`serialize(topic, data)`, as Kafka's serializers have it.
+`dump` converts an object to bytes, `load` converts back. None stays None both ways: a null value is a tombstone.
+Any function from an object to bytes works too, and so does an object with `serialize(topic, data)`, as in Kafka.
 """
 
 from __future__ import annotations
@@ -13,35 +12,36 @@ from __future__ import annotations
 import json as _json
 from collections.abc import Callable
 from struct import Struct
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
 from tidelog.client.errors import SerializationError
 
 __all__ = ["Serializer", "double", "integer", "json", "long", "plain", "string", "uuid"]
 
+T = TypeVar("T")
 _INTEGER, _LONG, _DOUBLE = Struct(">i"), Struct(">q"), Struct(">d")
 
 
-class Serializer:
-    """A pair of functions under a name."""
+class Serializer(Generic[T]):
+    """A named pair of functions, as a producer's serializer and a consumer's deserializer."""
 
-    def __init__(self, name: str, dump: Callable[[Any], bytes], load: Callable[[bytes], Any]) -> None:
+    def __init__(self, name: str, dump: Callable[[Any], bytes], load: Callable[[bytes], T]) -> None:
         self.name = name
         self._dump = dump
         self._load = load
 
-    def __call__(self, data: Any) -> bytes | None:
+    def dump(self, data: T | None) -> bytes | None:
         return None if data is None else self._dump(data)
 
-    def load(self, data: bytes | None) -> Any:
+    def load(self, data: bytes | None) -> T | None:
         return None if data is None else self._load(data)
 
-    def serialize(self, topic: str, data: Any) -> bytes | None:
-        return self(data)
+    def serialize(self, topic: str, data: T | None) -> bytes | None:
+        return self.dump(data)
 
-    def deserialize(self, topic: str, data: bytes | None) -> Any:
-        return self.load(data)
+    def deserialize(self, topic: str, data: bytes | None) -> T:
+        return cast(T, self.load(data))  # a consumer does not call it for null
 
     def __repr__(self) -> str:
         return f"tidelog.serializers.{self.name}"
@@ -55,8 +55,8 @@ def _text(data: Any) -> bytes:
     return data.encode() if isinstance(data, str) else _wrong(data, "str")
 
 
-def _wrong(data: Any, wanted: str) -> bytes:
-    raise TypeError(f"{wanted}, not {type(data).__name__}")
+def _wrong(data: Any, expected: str) -> bytes:
+    raise TypeError(f"expected {expected}, got {type(data).__name__}")
 
 
 def _packed(form: Struct) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
@@ -64,24 +64,24 @@ def _packed(form: Struct) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any
 
 
 plain = Serializer("plain", _plain, bytes)
-"""Bytes as they are."""
+"""Bytes, unchanged."""
 string = Serializer("string", _text, bytes.decode)
 """str as UTF-8."""
-json = Serializer("json", lambda data: _json.dumps(data, separators=(",", ":")).encode(), _json.loads)
-"""Whatever Python's json takes, as UTF-8."""
-integer = Serializer("integer", *_packed(_INTEGER))
+json: Serializer[Any] = Serializer("json", lambda data: _json.dumps(data, separators=(",", ":")).encode(), _json.loads)
+"""Anything that Python's json accepts, as UTF-8."""
+integer: Serializer[int] = Serializer("integer", *_packed(_INTEGER))
 """32 bits, big endian, as Kafka's IntegerSerializer."""
-long = Serializer("long", *_packed(_LONG))
+long: Serializer[int] = Serializer("long", *_packed(_LONG))
 """64 bits, big endian, as Kafka's LongSerializer."""
-double = Serializer("double", *_packed(_DOUBLE))
+double: Serializer[float] = Serializer("double", *_packed(_DOUBLE))
 uuid = Serializer("uuid", lambda data: str(data).encode(), lambda data: UUID(data.decode()))
-"""As text, as Kafka's UUIDSerializer."""
+"""UUID as text, as Kafka's UUIDSerializer."""
 
 Dump = Callable[[str, Any, str], bytes | None]
 
 
 def dumper(given: Any) -> Dump | None:
-    """A user's serializer as (topic, data, what) -> bytes; its failures are SerializationErrors."""
+    """Wrap a user's serializer as (topic, data, what) -> bytes. Its failures raise SerializationError."""
     if given is None:
         return None
     method = getattr(given, "serialize", None)
@@ -99,7 +99,7 @@ def dumper(given: Any) -> Dump | None:
             return bytes(made)
         if isinstance(made, str):
             return _encoded(made, what, given)
-        raise SerializationError(f"{given!r} gave {type(made).__name__} for the {what}, not bytes")
+        raise SerializationError(f"{given!r} returned {type(made).__name__} for the {what}; it must return bytes")
 
     return dump
 
@@ -108,11 +108,11 @@ def _encoded(text: str, what: str, given: Any) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise SerializationError(f"{given!r} gave text for the {what} that UTF-8 cannot hold: {error}") from error
+        raise SerializationError(f"{given!r} returned text for the {what} that UTF-8 cannot hold: {error}") from error
 
 
 def as_bytes(data: Any, what: str) -> bytes | None:
-    """Without a serializer: bytes, text as UTF-8, and None."""
+    """Convert without a serializer: bytes, str as UTF-8, and None."""
     if data is None or type(data) is bytes:
         return data
     if isinstance(data, str):
@@ -121,6 +121,5 @@ def as_bytes(data: Any, what: str) -> bytes | None:
         return bytes(data)
     near = {int: "long", float: "double", UUID: "uuid"}.get(type(data), "json")
     raise TypeError(
-        f"a {what} is bytes, str or None, not {type(data).__name__}: give the producer {what}_serializer="
-        f"tidelog.serializers.{near}"
+        f"a {what} is bytes, str or None, not {type(data).__name__}: set {what}_serializer=tidelog.serializers.{near}"
     )

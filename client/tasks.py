@@ -1,4 +1,4 @@
-"""Jobs of one part of the client: begun, watched for errors of ours, ended together; and its end, which runs once."""
+"""Background tasks of a client: started, watched for bugs, cancelled together; and a close that runs once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Used on one event loop. `on_error` hears of a job that failed; one that was cancelled did not fail."""
+    """Used on one event loop. `on_error` gets the error of a task that failed, not of one that was cancelled."""
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
         self._on_error = on_error
@@ -29,7 +29,7 @@ class Tasks:
             self._on_error(error)
 
     async def end(self, *others: asyncio.Task[Any]) -> None:
-        """Cancel all of them, and `others` with them; they have ended when this returns."""
+        """Cancel all tasks and `others`; all have ended when this returns."""
         tasks: list[asyncio.Task[Any]] = [*self._running, *others]
         for task in tasks:
             task.cancel()
@@ -38,19 +38,19 @@ class Tasks:
 
 
 class Ending:
-    """The end of something: it begins once, and is carried through whatever becomes of those who wait for it."""
+    """A close that starts once and runs to its end although its callers are cancelled."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """The first one's `job`; the others wait for it, too."""
+        """Run the first caller's `job`; later callers wait for it."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(job())
-            self._task.add_done_callback(_told)
+            self._task.add_done_callback(_log_error)
         await asyncio.shield(self._task)
 
 
-def _told(task: asyncio.Task[None]) -> None:
+def _log_error(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        LOGGER.warning("a client was not closed in order: %r", error)
+        LOGGER.warning("a client was not closed cleanly: %r", error)

@@ -1,4 +1,4 @@
-"""`tidelog.verify`: checkers of recorded histories. What was written and read goes in, anomalies come out. Pure.
+"""`tidelog.verify`: finds anomalies in recorded histories of writes and reads. Pure.
 
     checker = tidelog.verify.HistoryChecker()
     for line in open("history.jsonl"):
@@ -6,14 +6,15 @@
     verdict = checker.verdict()
     assert verdict.is_good, verdict.anomalies
 
-A history is events, as dicts or as lines of JSON (`encode_event`). Writers number the records of each partition and put
-run and number into the value (`value_of`, `parse_value`). Two kinds of readers can be checked, in one history or alone:
+A history consists of events, as dicts or as lines of JSON (`encode_event`). Writers number the records of each
+partition and put run and number into the value (`value_of`, `parse_value`). It checks two kinds of readers, in one
+history or alone:
 
-    Checker         who reads whole partitions: `client.history` has its events and what is found
-    GroupChecker    members of a consumer group: see `client.group_history`; `GroupRecorder` notes them
+    Checker         readers of whole partitions: see `client.history`
+    GroupChecker    members of a consumer group: see `client.group_history`; `GroupRecorder` logs their events
 
-`HistoryChecker` gives each event to those that know it. `tidelog verify` is the same as commands. A checker keeps all
-numbers in memory.
+`HistoryChecker` passes each event to the checkers that know it. `tidelog verify` does the same on the command line. A
+checker keeps all numbers in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _WRITER_EVENTS = frozenset({"send", "ack", "fail"})
 
 
 class HistoryChecker:
-    """Of topics and groups together; the verdict has the kinds of both, those of groups only if there are members."""
+    """Checks topics and groups together. The verdict has the kinds of both, those of groups only if there are
+    members."""
 
     def __init__(self) -> None:
         self._log = Checker()
@@ -53,7 +55,7 @@ class HistoryChecker:
         self._has_members = self._has_readers = False
 
     def feed_line(self, line: str, *, where: str = "") -> None:
-        """A line of a history; `InvalidRequestError` says what is wrong with it."""
+        """Feed one line of a history. Raises `InvalidRequestError` for a malformed one."""
         try:
             self.feed(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
@@ -72,22 +74,22 @@ class HistoryChecker:
             self._has_readers = True
 
     def verdict(self) -> Verdict:
-        found = self._log.verdict()
+        verdict = self._log.verdict()
         if not self._has_members:
-            return found
+            return verdict
         group = self._group.verdict()
         if not self._has_readers:
             return group
-        found.read += group.read
-        found.checked_complete = found.checked_complete or group.checked_complete
+        verdict.read += group.read
+        verdict.checked_complete = verdict.checked_complete or group.checked_complete
         for kind, count in group.counts.items():
-            found.counts[kind] = found.counts.get(kind, 0) + count
-        found.anomalies += group.anomalies
-        return found
+            verdict.counts[kind] = verdict.counts.get(kind, 0) + count
+        verdict.anomalies += group.anomalies
+        return verdict
 
 
 def check(history: Iterable[str | Mapping[str, Any]]) -> Verdict:
-    """The verdict on events, or lines of them."""
+    """Return the verdict on events, or on lines of them."""
     checker = HistoryChecker()
     for number, event in enumerate(history, start=1):
         if isinstance(event, str):

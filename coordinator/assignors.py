@@ -1,8 +1,8 @@
-"""Who shall hold which partition: pure functions from topics, members and the last target to a new one.
+"""Assigns partitions to members: pure functions from topics, members and the last target to a new target. Pure.
 
     range        each topic by itself: consecutive partitions, the first members get one more. Members with the same
                  subscriptions hold the same numbers of every topic, as joins of topics want it.
-    roundrobin   all partitions of all topics, dealt one by one.
+    roundrobin   all partitions of all topics, assigned one by one.
     uniform      balanced first, then as few moves as possible, then near: prefers a member in a rack of a replica.
 
 Topics go by name, members by instance id (static ones first), then by member id. `range` and `roundrobin` follow from
@@ -37,7 +37,7 @@ class Subscriber:
 
 Topics = Mapping[TopicId, TopicShape]
 Subscribers = Mapping[str, Subscriber]
-Dealt = dict[str, list[PartitionId]]
+Assigned = dict[str, list[PartitionId]]
 _NONE_FREE = bytearray()
 
 
@@ -50,14 +50,14 @@ def _partitions(topic_id: TopicId, count: int) -> tuple[PartitionId, ...]:
 def assign(
     name: str, topics: Topics, members: Subscribers, previous: Mapping[str, Partitions]
 ) -> dict[str, Partitions]:
-    """What each member shall hold. Every partition of a topic that somebody reads goes to one who reads it."""
+    """Return the target of each member. Each partition of a subscribed topic goes to one of its subscribers."""
     ordered = sorted(members, key=lambda member_id: _place(member_id, members[member_id]))
-    dealt = ASSIGNORS[name](topics, {member_id: members[member_id] for member_id in ordered}, previous)
+    assigned = ASSIGNORS[name](topics, {member_id: members[member_id] for member_id in ordered}, previous)
     made: dict[str, Partitions] = {}
     for member_id in members:
-        partitions = dealt.get(member_id, [])
+        partitions = assigned.get(member_id, [])
         before = previous.get(member_id, NO_PARTITIONS)
-        # The very set of before, if it is that: who compares finds it at once.
+        # The same object for an equal set: callers compare by identity.
         is_same = len(partitions) == len(before) and before.issuperset(partitions)
         made[member_id] = before if is_same else frozenset(partitions)
     return made
@@ -82,21 +82,21 @@ def _by_name(topics: Topics, readers: Mapping[TopicId, object]) -> list[TopicSha
 # ---- range and roundrobin
 
 
-def assign_range(topics: Topics, members: Subscribers, previous: Mapping[str, Partitions]) -> Dealt:
-    dealt: Dealt = {member_id: [] for member_id in members}
+def assign_range(topics: Topics, members: Subscribers, previous: Mapping[str, Partitions]) -> Assigned:
+    assigned: Assigned = {member_id: [] for member_id in members}
     for topic_id, readers in _readers(members).items():
         partitions = _partitions(topic_id, topics[topic_id].partitions)
         share, extra = divmod(len(partitions), len(readers))
         start = 0
         for number, member_id in enumerate(readers):
             end = start + share + (number < extra)
-            dealt[member_id] += partitions[start:end]
+            assigned[member_id] += partitions[start:end]
             start = end
-    return dealt
+    return assigned
 
 
-def assign_roundrobin(topics: Topics, members: Subscribers, previous: Mapping[str, Partitions]) -> Dealt:
-    dealt: Dealt = {member_id: [] for member_id in members}
+def assign_roundrobin(topics: Topics, members: Subscribers, previous: Mapping[str, Partitions]) -> Assigned:
+    assigned: Assigned = {member_id: [] for member_id in members}
     readers = {topic_id: frozenset(of) for topic_id, of in _readers(members).items()}
     order = list(members)
     turn = 0
@@ -105,15 +105,15 @@ def assign_roundrobin(topics: Topics, members: Subscribers, previous: Mapping[st
         for partition in _partitions(shape.topic_id, shape.partitions):
             while order[turn] not in of:
                 turn = (turn + 1) % len(order)
-            dealt[order[turn]].append(partition)
+            assigned[order[turn]].append(partition)
             turn = (turn + 1) % len(order)
-    return dealt
+    return assigned
 
 
 # ---- uniform
 
 
-def assign_uniform(topics: Topics, members: Subscribers, previous: Mapping[str, Partitions]) -> Dealt:
+def assign_uniform(topics: Topics, members: Subscribers, previous: Mapping[str, Partitions]) -> Assigned:
     if not members:
         return {}
     first = next(iter(members.values()))
@@ -148,19 +148,19 @@ class _Even:
         self.share, self.extra = divmod(sum(map(len, self.parts.values())), len(members))
         self.has_racks = _with_racks(topics, members)
 
-    def deal(self) -> Dealt:
-        dealt = self._kept()
+    def deal(self) -> Assigned:
+        assigned = self._kept()
         rest = [self.parts[topic][n] for topic, free in self.free.items() for n, is_free in enumerate(free) if is_free]
-        room = {member_id: self.share - len(partitions) for member_id, partitions in dealt.items()}
-        # Whoever has one more already has taken an extra place; the others go to the first that are not full.
+        room = {member_id: self.share - len(partitions) for member_id, partitions in assigned.items()}
+        # A member with one partition more has used an extra; the rest go to the first members that are not full.
         spare = self.extra - sum(1 for places in room.values() if places < 0)
         if self.has_racks:
-            rest, spare = self._deal_near(dealt, rest, room, spare)
-        self._deal_rest(dealt, rest, room, spare)
-        return dealt
+            rest, spare = self._deal_near(assigned, rest, room, spare)
+        self._deal_rest(assigned, rest, room, spare)
+        return assigned
 
-    def _kept(self) -> Dealt:
-        """What stays where it is: as much as the member's number allows, near ones first. Takes it out of `free`."""
+    def _kept(self) -> Assigned:
+        """Return what each member keeps: as many as its share allows, near ones first. Removes them from `free`."""
         old = {member_id: self._old(member_id) for member_id in self.members}
         extra = self.extra
         for member_id, partitions in old.items():
@@ -191,9 +191,9 @@ class _Even:
         return mine
 
     def _deal_near(
-        self, dealt: Dealt, rest: list[PartitionId], room: dict[str, int], spare: int
+        self, assigned: Assigned, rest: list[PartitionId], room: dict[str, int], spare: int
     ) -> tuple[list[PartitionId], int]:
-        """To whom has most room in a rack of the partition; among equals by rack, then in the members' order."""
+        """Assign to the least loaded member in a rack of the partition; on a tie by rack, then in member order."""
         in_rack: dict[str, list[tuple[int, int, str]]] = {}
         for order, (member_id, member) in enumerate(self.members.items()):
             if member.rack:
@@ -212,10 +212,10 @@ class _Even:
             spare -= room[member_id] <= 0
             room[member_id] -= 1
             heapreplace(heap, (taken + 1, order, member_id))
-            dealt[member_id].append(partition)
+            assigned[member_id].append(partition)
         return far, spare
 
-    def _deal_rest(self, dealt: Dealt, rest: list[PartitionId], room: dict[str, int], spare: int) -> None:
+    def _deal_rest(self, assigned: Assigned, rest: list[PartitionId], room: dict[str, int], spare: int) -> None:
         """In turns, so that the partitions of one topic spread."""
         turns = deque(member_id for member_id in self.members if room[member_id] > 0)
         left = iter(rest)
@@ -223,7 +223,7 @@ class _Even:
             member_id = turns.popleft()
             partition = next(left, None)
             assert partition is not None, "the rooms of all are as many as the partitions"
-            dealt[member_id].append(partition)
+            assigned[member_id].append(partition)
             room[member_id] -= 1
             if room[member_id] > 0:
                 turns.append(member_id)
@@ -231,7 +231,7 @@ class _Even:
         for partition in left:
             assert spare > 0, "the rooms of all are as many as the partitions"
             spare -= 1
-            dealt[next(places)].append(partition)
+            assigned[next(places)].append(partition)
 
 
 class _Uneven:
@@ -246,9 +246,9 @@ class _Uneven:
         self.order = {member_id: number for number, member_id in enumerate(members)}
         self.heaps: dict[tuple[str, ...], list[tuple[int, int, str]]] = {}
 
-    def deal(self) -> Dealt:
+    def deal(self) -> Assigned:
         taken = self._keep()
-        # The fewer can read a topic, the earlier it is dealt: the others can still make up for it.
+        # The fewer can read a topic, the earlier it is assigned: the others can still make up for it.
         shapes = sorted(_by_name(self.topics, self.readers), key=lambda shape: len(self.readers[shape.topic_id]))
         for shape in shapes:
             for partition in _partitions(shape.topic_id, shape.partitions):
@@ -301,17 +301,17 @@ class _Uneven:
 
         Each move lowers the sum of the squares of the loads, so it ends; and it ends where no such way is left.
         """
-        settled: set[str] = set()
-        while left := [member_id for member_id in self.members if member_id not in settled]:
+        balanced: set[str] = set()
+        while left := [member_id for member_id in self.members if member_id not in balanced]:
             most = max(self.load[member_id] for member_id in left)
             givers = [member_id for member_id in left if self.load[member_id] == most]
             way = self._way(givers)
             if way:
                 for giver, topic_id, taker in way:
                     self._move(giver, taker, topic_id)
-                settled.clear()
+                balanced.clear()
             else:
-                settled.update(givers)
+                balanced.update(givers)
 
     def _way(self, givers: list[str]) -> list[tuple[str, TopicId, str]]:
         """Steps (giver, topic, taker) from one of these, who have equally much, to the least loaded member in reach;
@@ -353,7 +353,7 @@ class _Uneven:
         self._give(taker, partition)
 
 
-ASSIGNORS: dict[str, Callable[[Topics, Subscribers, Mapping[str, Partitions]], Dealt]] = {
+ASSIGNORS: dict[str, Callable[[Topics, Subscribers, Mapping[str, Partitions]], Assigned]] = {
     "uniform": assign_uniform,
     "range": assign_range,
     "roundrobin": assign_roundrobin,

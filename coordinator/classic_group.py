@@ -1,26 +1,26 @@
-"""A classic group: its members deal the partitions among themselves, the coordinator keeps the rounds.
+"""A classic group: its leader assigns the partitions, the coordinator runs the rebalance rounds. Pure.
 
-    empty       --join--> preparing (waits a little for more members to come)
-    preparing   --all have joined, or the time is over--> completing (a new generation; joins are answered)
-                --nobody is left--> empty
-    completing  --the leader has handed in the assignment and it is stored--> stable (syncs are answered)
-                --a join with something new, a leave, a lost member--> preparing (syncs: REBALANCE_IN_PROGRESS)
-    stable      --the same--> preparing (heartbeats: REBALANCE_IN_PROGRESS, so that everybody joins again)
-    any         --the coordinator moves on, or the group becomes a consumer group (`close`)--> dead
+    empty       --join--> preparing (waits briefly for more members)
+    preparing   --all have joined, or the timeout has passed--> completing (a new generation; joins are answered)
+                --no member is left--> empty
+    completing  --the leader has sent the assignment and it is stored--> stable (syncs are answered)
+                --a join with changes, a leave, an expired member--> preparing (syncs: REBALANCE_IN_PROGRESS)
+    stable      --the same--> preparing (heartbeats: REBALANCE_IN_PROGRESS, so that all members join again)
+    any         --the coordinator moves, or the group becomes a consumer group (`close`)--> dead
 
 A group that was a consumer group begins in preparing.
 
 Events in (`classic_requests`, `tick`, `stored`), effects out: answers to waiting requests, and a generation to store.
-Nothing of a round is stored but its outcome, and, for the sake of its offsets, that an empty group has begun one. A new
-coordinator loads the last generation as stable, and its members go on without noticing. Time is given with each event;
-`deadline_ms` says when `tick` is wanted.
+Only the outcome of a round is stored and, because of its offsets, that an empty group has begun one. A new coordinator
+loads the last generation as stable, and its members continue. Time is an argument of each event; `deadline_ms` is when
+`tick` is due.
 
 Invariants:
-- the leader is the first that joined, and stays as long as it takes part;
-- members get nothing but their own assignment, and not before it is stored;
-- a protocol is chosen that all members know; most members' first choice among those;
-- a member is out if it does not heartbeat in its session, or does not join or sync in the longest rebalance timeout of
-  the group. Who waits for an answer is alive. A static member is out only by its session;
+- the leader is the first member that joined, and stays while it is a member;
+- members get only their own assignment, after it is stored;
+- the protocol is one that all members support: the first choice of most members;
+- a member is removed if it sends no heartbeat in its session, or does not join or sync in the longest rebalance timeout
+  of the group. A member with a waiting request is alive. Only its session removes a static member;
 - every ticket is answered once.
 """
 
@@ -32,7 +32,6 @@ from enum import Enum
 
 from tidelog.coordinator.classic_requests import (
     ClassicEffects,
-    ClassicHeartbeat,
     GroupMigratedError,
     JoinedMember,
     JoinGroup,
@@ -81,12 +80,25 @@ class _Member:
     expires_ms: int
     assignment: bytes = b""
     epoch: int = -1
-    """Its member epoch in the consumer group that this group was, until it joins again."""
+    """Its member epoch in the former consumer group, until it joins again."""
     join_ticket: int | None = None
     sync_ticket: int | None = None
 
     def metadata(self, protocol: str) -> bytes:
         return dict(self.protocols).get(protocol, b"")
+
+    def stored(self, protocol: str, *, is_shown: bool = True) -> ClassicMember:
+        """The member as of a generation; metadata and assignment only if they are shown."""
+        return ClassicMember(
+            self.member_id,
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.session_timeout_ms,
+            self.rebalance_timeout_ms,
+            self.metadata(protocol) if is_shown else b"",
+            self.assignment if is_shown else b"",
+        )
 
     @property
     def is_waiting(self) -> bool:
@@ -106,7 +118,7 @@ class _Out:
 
 class ClassicGroup:
     def __init__(self, group_id: str, limits: GroupLimits, *, stored: Group | None, now_ms: int) -> None:
-        """`stored` is the group in the committed state: its last generation goes on, with a full session for all."""
+        """`stored` is the group in the committed state: its last generation continues, with full sessions."""
         self.group_id = group_id
         self.limits = limits
         self.state = ClassicState.EMPTY
@@ -117,12 +129,12 @@ class ClassicGroup:
         self.members: dict[str, _Member] = {}
         """In the order in which they joined."""
         self.pending: dict[str, int] = {}
-        """Ids that were handed out and have not joined yet, and until when they may."""
+        """Member ids that were assigned and have not joined yet, with their deadlines."""
         self._round_ends_ms = -1
         self._round_began_ms = -1
         self._is_initial = False
         self._storing = -1
-        """The generation that is under way to the log."""
+        """The generation being stored; -1 for none."""
         if stored is not None and stored.classic is not None and stored.classic.members:
             self._load(stored.classic, now_ms)
 
@@ -148,7 +160,7 @@ class ClassicGroup:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When `tick` is wanted next."""
+        """When `tick` is due next."""
         times = [member.expires_ms for member in self.members.values() if not member.is_waiting]
         times += self.pending.values()
         # While a generation is on its way to the log, its outcome ends the round, not the time.
@@ -157,8 +169,7 @@ class ClassicGroup:
         return min(times, default=None)
 
     def catch_up(self, epoch: int) -> None:
-        """The group may have had members of the other protocol while nobody was in here: generations go on from its
-        epoch."""
+        """Continue generations from the stored epoch: the group may have been a consumer group while it was empty."""
         if self.state is ClassicState.EMPTY and not self.members:
             self.generation = max(self.generation, epoch)
 
@@ -180,14 +191,12 @@ class ClassicGroup:
             out.answers.append((request.ticket, error))
         return out.finish()
 
-    def heartbeat(self, request: ClassicHeartbeat) -> ClassicEffects:
-        try:
-            member = self._member(request.member_id, request.instance_id, request.generation)
-        except TidelogError as error:
-            return ClassicEffects(answers=((request.ticket, error),))
-        member.expires_ms = request.now_ms + member.session_timeout_ms
-        outcome = self._joining() if self.state is ClassicState.PREPARING else None
-        return ClassicEffects(answers=((request.ticket, outcome),))
+    def heartbeat(self, member_id: str, generation: int, now_ms: int, instance_id: str = "") -> None:
+        """Renew the member's session; raise if it has to join. It never waits, so it has no ticket."""
+        member = self._member(member_id, instance_id, generation)
+        member.expires_ms = now_ms + member.session_timeout_ms
+        if self.state is ClassicState.PREPARING:
+            raise self._joining()
 
     def leave(self, request: LeaveGroup) -> ClassicEffects:
         out = _Out()
@@ -198,7 +207,7 @@ class ClassicGroup:
                 errors.append(None)
             except TidelogError as error:
                 errors.append(error)
-        self._settle(request.now_ms, out)
+        self._complete_if_ready(request.now_ms, out)
         out.answers.append((request.ticket, tuple(errors)))
         return out.finish()
 
@@ -214,11 +223,11 @@ class ClassicGroup:
                 self._complete(now_ms, out)
             else:
                 self._drop_silent(now_ms, out)
-        self._settle(now_ms, out)
+        self._complete_if_ready(now_ms, out)
         return out.finish()
 
     def stored(self, generation: int, now_ms: int, error: TidelogError | None = None) -> ClassicEffects:
-        """The outcome of `store`; of one that was overtaken by another round nobody waits any more."""
+        """Take the outcome of `store`. A generation that another round has replaced is ignored."""
         out = _Out()
         if self._storing != generation:
             return out.finish()
@@ -232,7 +241,7 @@ class ClassicGroup:
             for member in self.members.values():
                 member.assignment = b""
             self._prepare(now_ms, out)
-            self._settle(now_ms, out)
+            self._complete_if_ready(now_ms, out)
             return out.finish()
         self.state = ClassicState.STABLE
         self._round_ends_ms = -1
@@ -244,7 +253,7 @@ class ClassicGroup:
         return out.finish()
 
     def close(self, error: TidelogError) -> ClassicEffects:
-        """This coordinator is done with the group: whoever waits hears why."""
+        """End the group on this coordinator; waiting requests get the error."""
         out = _Out()
         for member in self.members.values():
             self._supersede(member, out, error)
@@ -255,7 +264,7 @@ class ClassicGroup:
         return out.finish()
 
     def check_commit(self, member_id: str, generation: int, now_ms: int, instance_id: str = "") -> None:
-        """Raises unless this member may commit now; asked before `CommitOffsets` of a classic member is submitted."""
+        """Raise unless this member may commit now; called before `CommitOffsets` of a classic member is submitted."""
         member = self._member(member_id, instance_id, generation)
         if self.state is ClassicState.COMPLETING:
             raise RebalanceInProgressError(f"group {self.group_id!r} waits for the assignment of a new generation")
@@ -337,7 +346,7 @@ class ClassicGroup:
             longest = self._round_began_ms + self._longest_ms()
             self._round_ends_ms = min(request.now_ms + self.limits.initial_rebalance_delay_ms, longest)
         self._prepare(request.now_ms, out)
-        self._settle(request.now_ms, out)
+        self._complete_if_ready(request.now_ms, out)
 
     def _join_again(self, member: _Member, request: JoinGroup, out: _Out) -> None:
         is_same = member.protocols == request.protocols or (
@@ -355,15 +364,15 @@ class ClassicGroup:
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         if goes_on:
-            # Its answer was lost, or it wanted to be sure: nothing has changed for the others.
+            # A repeated join with unchanged metadata (the reply was lost, or the client retried): no rebalance.
             out.answers.append((request.ticket, self._join_reply(member)))
             return
         member.join_ticket = request.ticket
         self._prepare(request.now_ms, out)
-        self._settle(request.now_ms, out)
+        self._complete_if_ready(request.now_ms, out)
 
     def _take_place(self, old: _Member, request: JoinGroup, out: _Out) -> None:
-        """A static member is back under a new id; if it is what it was, the group does not notice."""
+        """Replace a static member that returns under a new id; if it is unchanged, no rebalance follows."""
         self._supersede(old, out, FencedInstanceIdError(f"another member took the instance id {old.instance_id!r}"))
         is_same = old.metadata(self.protocol) == dict(request.protocols).get(self.protocol)
         new = replace(
@@ -377,7 +386,7 @@ class ClassicGroup:
             topics=request.topics,
             expires_ms=request.now_ms + request.session_timeout_ms,
         )
-        # In the same place of the order: who was first stays first.
+        # The new member keeps the position of the old one: the order of the members stays.
         self.members = {(new if m is old else m).member_id: new if m is old else m for m in self.members.values()}
         was_leader = self.leader == old.member_id
         if was_leader:
@@ -388,10 +397,10 @@ class ClassicGroup:
             return
         new.join_ticket = request.ticket
         self._prepare(request.now_ms, out)
-        self._settle(request.now_ms, out)
+        self._complete_if_ready(request.now_ms, out)
 
     def _supersede(self, member: _Member, out: _Out, error: TidelogError) -> None:
-        """Older requests of the member that wait still are answered: it has asked again."""
+        """Fail older waiting requests of the member: it has sent a newer one."""
         for ticket in (member.join_ticket, member.sync_ticket):
             if ticket is not None:
                 out.answers.append((ticket, error))
@@ -400,7 +409,7 @@ class ClassicGroup:
     # Rounds.
 
     def _prepare(self, now_ms: int, out: _Out) -> None:
-        """Everybody has to join again."""
+        """Begin a rebalance: every member has to join again."""
         if self.state is ClassicState.PREPARING:
             return
         if self.state is ClassicState.COMPLETING:
@@ -416,8 +425,8 @@ class ClassicGroup:
             seen = ClassicValue(generation=self.generation, protocol_type=self.protocol_type, empty_since_ms=now_ms)
             out.store = StoreGeneration(group=self.group_id, value=seen, now_ms=now_ms)
 
-    def _settle(self, now_ms: int, out: _Out) -> None:
-        """A round is over as soon as nobody is missing; the first one of an empty group waits for its time."""
+    def _complete_if_ready(self, now_ms: int, out: _Out) -> None:
+        """Complete the round once all members have joined; the first round of an empty group waits for its delay."""
         if self.state is not ClassicState.PREPARING:
             return
         is_complete = not self.pending and all(m.join_ticket is not None for m in self.members.values())
@@ -425,7 +434,7 @@ class ClassicGroup:
             self._complete(now_ms, out)
 
     def _complete(self, now_ms: int, out: _Out) -> None:
-        """A new generation of those who have joined; of static members also of those who have not."""
+        """Begin a new generation of the joined members, and of static members that have not joined."""
         for member in list(self.members.values()):
             if member.join_ticket is None and not member.instance_id:
                 del self.members[member.member_id]
@@ -455,7 +464,7 @@ class ClassicGroup:
                 member.expires_ms = now_ms + member.session_timeout_ms
 
     def _drop_silent(self, now_ms: int, out: _Out) -> None:
-        """The time for syncs is over: who has not asked for its assignment is out."""
+        """Remove members that have not synced in time."""
         self._round_ends_ms = -1
         silent = [m for m in self.members.values() if m.sync_ticket is None and not m.instance_id]
         for member in silent:
@@ -478,9 +487,9 @@ class ClassicGroup:
         self._supersede(member, out, RebalanceInProgressError("the member has asked again"))
         member.sync_ticket = request.ticket
         if member.member_id == self.leader and self._storing < 0:
-            dealt = dict(request.assignments)
+            assignments = dict(request.assignments)
             for each in self.members.values():
-                each.assignment = dealt.get(each.member_id, b"")
+                each.assignment = assignments.get(each.member_id, b"")
             self._storing = self.generation
             out.store = self._to_store(request.now_ms)
 
@@ -575,19 +584,7 @@ class ClassicGroup:
         return SyncReply(self.protocol_type, self.protocol, member.assignment)
 
     def _to_store(self, now_ms: int) -> StoreGeneration:
-        members = tuple(
-            ClassicMember(
-                each.member_id,
-                each.instance_id,
-                each.client_id,
-                each.client_host,
-                each.session_timeout_ms,
-                each.rebalance_timeout_ms,
-                each.metadata(self.protocol),
-                each.assignment,
-            )
-            for each in self.members.values()
-        )
+        members = tuple(each.stored(self.protocol) for each in self.members.values())
         value = ClassicValue(
             generation=self.generation,
             protocol_type=self.protocol_type,

@@ -1,7 +1,7 @@
 """Members of the classic protocol in a consumer group: JoinGroup, SyncGroup and Heartbeat on its targets. Pure.
 
 The coordinator assigns, as for all members of the group. The generation of a classic member is its member epoch;
-members of one group have different ones. A member has no leader's work to do.
+members of one group have different ones. No classic member is a group leader here.
 
     heartbeat  nothing to do                  no error
                its target has changed         REBALANCE_IN_PROGRESS, until it joins
@@ -13,12 +13,12 @@ Why the join alone gives nothing away. A member that gives up everything before 
 nothing, a cooperative one all that it has. A join may be late: its connection has broken, and the member has joined
 again on another one and holds partitions since then. So what is not declared becomes free only with the sync, which
 carries the epoch of that very join and so comes from a member that has no other answer. Until then the member owns what
-it owned. A cooperative member that has to revoke hears so from the assignment, gives up, and joins again without it.
+it owned. A cooperative member that has to revoke sees that in the assignment, revokes, and joins again without it.
 
-What a sync was answered with stays as it is until the next join: a repeated sync gets the same answer. Commits carry
-the epoch of the last sync, or of the join after it.
+The reply to a sync is stable until the next join: a repeated sync gets the same reply. Commits carry the epoch of the
+last sync, or of the join after it.
 
-Timers are the shell's: a member that `is_pending` for longer than its rebalance timeout is removed.
+The caller has the timers: a member that `is_pending` for longer than its rebalance timeout is removed.
 """
 
 from __future__ import annotations
@@ -35,24 +35,18 @@ from tidelog.coordinator.classic_requests import (
     SyncReply,
     check_size,
 )
-from tidelog.coordinator.consumer_protocol import (
-    PROTOCOL_TYPE,
-    Subscription,
-    encode_assignment,
-    parse_subscription,
+from tidelog.coordinator.consumer_protocol import PROTOCOL_TYPE, Subscription, encode_assignment, parse_subscription
+from tidelog.coordinator.group_change import (
+    BORN,
+    GroupChange,
+    Records,
+    needs_new_target,
+    next_epoch,
+    replace_static_member,
+    retarget,
 )
-from tidelog.coordinator.group_change import BORN, GroupChange, Records, is_redealt, retarget, take_place
 from tidelog.coordinator.limits import GroupLimits
-from tidelog.coordinator.records import (
-    NO_PARTITIONS,
-    CurrentValue,
-    GroupRecord,
-    Kind,
-    MemberValue,
-    Partitions,
-    TargetValue,
-    group_key,
-)
+from tidelog.coordinator.records import NO_PARTITIONS, CurrentValue, Kind, MemberValue, Partitions, TargetValue
 from tidelog.coordinator.requests import TopicsView
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.coordinator.subscriptions import Resolver
@@ -73,23 +67,22 @@ from tidelog.model.ids import PartitionId
 
 
 def join(state: CoordinatorState, request: ClassicJoin, limits: GroupLimits) -> tuple[Records, JoinReply]:
-    group, wanted = _consumer_group(state, request.group), request.join
-    _check_join(group, wanted, limits)
-    protocol = _protocol(group, wanted.protocols)
-    member_id = wanted.member_id or wanted.new_member_id
+    group, join_request = _consumer_group(state, request.group), request.join
+    _check_join(group, join_request, limits)
+    protocol = _protocol(group, join_request.protocols)
+    member_id = join_request.member_id or join_request.new_member_id
     change = GroupChange(group)
-    declared = _declared(wanted, request.view)
-    if declared and wanted.member_id and wanted.member_id not in group.members:
+    declared = _declared(join_request, request.view)
+    if declared and join_request.member_id and join_request.member_id not in group.members:
         # It was removed and does not know it yet: others may own what it holds. It gives that up before it joins.
-        raise UnknownMemberIdError(f"{wanted.member_id!r} is not in group {group.group_id!r} any more: join again")
-    before = _enter(change, member_id, wanted, _member_value(wanted, protocol), limits)
-    if before is None or is_redealt(group, before, change.group.members[member_id], change.group):
+        raise UnknownMemberIdError(
+            f"{join_request.member_id!r} is not in group {group.group_id!r} any more: join again"
+        )
+    before = _enter(change, member_id, join_request, _member_value(join_request, protocol), limits)
+    if before is None or needs_new_target(group, before, change.group.members[member_id], change.group):
         retarget(change, Resolver(request.view))
     else:
-        # Nobody else is affected by it: a member's epoch follows only when its own part changes.
-        assert change.group.info is not None, "a consumer group"
-        info = replace(change.group.info, epoch=change.group.epoch + 1)
-        change.add([GroupRecord(group_key(group.group_id), info)])
+        next_epoch(change)
     current = change.group.currents[member_id]
     own = current.assigned | current.revoking
     joined = replace(
@@ -105,16 +98,16 @@ def join(state: CoordinatorState, request: ClassicJoin, limits: GroupLimits) -> 
 
 
 def sync(state: CoordinatorState, request: ClassicSync, limits: GroupLimits) -> tuple[Records, SyncReply]:
-    group, wanted = _consumer_group(state, request.group), request.sync
-    member, current = check_member(group, wanted.member_id, wanted.instance_id, wanted.generation)
+    group, sync_request = _consumer_group(state, request.group), request.sync
+    member, current = check_member(group, sync_request.member_id, sync_request.instance_id, sync_request.generation)
     protocol = _protocol(group, member.classic_protocols)
-    for given, ours in ((wanted.protocol_type, PROTOCOL_TYPE), (wanted.protocol, protocol)):
-        if given is not None and given != ours:
-            raise InconsistentGroupProtocolError(f"group {group.group_id!r} uses {ours!r}, not {given!r}")
+    for sent, ours in ((sync_request.protocol_type, PROTOCOL_TYPE), (sync_request.protocol, protocol)):
+        if sent is not None and sent != ours:
+            raise InconsistentGroupProtocolError(f"group {group.group_id!r} uses {ours!r}, not {sent!r}")
     change = GroupChange(group)
     if current.is_joining:
-        current = _after_sync(group, wanted.member_id)
-        change.add([change.put(Kind.CURRENT, wanted.member_id, current)])
+        current = _after_sync(group, sync_request.member_id)
+        change.add([change.put(Kind.CURRENT, sync_request.member_id, current)])
     return change.records, SyncReply(PROTOCOL_TYPE, protocol, assignment_of(current.assigned, request.view))
 
 
@@ -147,15 +140,15 @@ def is_pending(group: Group, member_id: str) -> bool:
 
 def check_member(group: Group, member_id: str, instance_id: str, generation: int) -> tuple[MemberValue, CurrentValue]:
     """The classic member that a request comes from; raises if it is none, or not in this generation."""
-    place = group.instances.get(instance_id) if instance_id else None
-    if place is not None and place != member_id:
+    former_id = group.instances.get(instance_id) if instance_id else None
+    if former_id is not None and former_id != member_id:
         raise FencedInstanceIdError(f"another member of group {group.group_id!r} has the instance id {instance_id!r}")
     member, current = group.members.get(member_id), group.currents.get(member_id)
     if member is None or current is None or not member.is_classic:
         raise UnknownMemberIdError(f"{member_id!r} is no classic member of group {group.group_id!r}: join again")
     if generation == current.epoch:
         return member, current
-    # Of a join whose answer the member has not seen, or of a round that ended when the group was converted.
+    # The generation of a join whose reply was lost, or of a round that the conversion of the group ended.
     if 0 <= generation == current.previous_epoch or current.epoch < generation <= group.epoch:
         raise RebalanceInProgressError(f"{member_id!r} of group {group.group_id!r} has to join again")
     raise IllegalGenerationError(
@@ -164,7 +157,7 @@ def check_member(group: Group, member_id: str, instance_id: str, generation: int
 
 
 def partitions_of(rows: Iterable[tuple[str, Sequence[int]]], view: TopicsView) -> Partitions:
-    """Those that exist."""
+    """Return the ids of those of these partitions that exist."""
     found: list[PartitionId] = []
     for topic, numbers in rows:
         shape = view.by_name(topic)
@@ -193,47 +186,48 @@ def _consumer_group(state: CoordinatorState, group_id: str) -> Group:
     return group
 
 
-def _check_join(group: Group, wanted: JoinGroup, limits: GroupLimits) -> None:
-    if not limits.session_timeout_min_ms <= wanted.session_timeout_ms <= limits.session_timeout_max_ms:
+def _check_join(group: Group, join_request: JoinGroup, limits: GroupLimits) -> None:
+    if not limits.session_timeout_min_ms <= join_request.session_timeout_ms <= limits.session_timeout_max_ms:
         raise InvalidSessionTimeoutError(
-            f"a session timeout of {wanted.session_timeout_ms} ms is outside of {limits.session_timeout_min_ms}"
+            f"a session timeout of {join_request.session_timeout_ms} ms is outside of {limits.session_timeout_min_ms}"
             f" to {limits.session_timeout_max_ms} ms"
         )
-    check_size(wanted, limits)
-    if wanted.protocol_type != PROTOCOL_TYPE or not wanted.protocols:
+    check_size(join_request, limits)
+    if join_request.protocol_type != PROTOCOL_TYPE or not join_request.protocols:
         raise InconsistentGroupProtocolError(
             f"group {group.group_id!r} is a consumer group: its members have the protocol type {PROTOCOL_TYPE!r},"
-            f" not {wanted.protocol_type!r}, and at least one protocol"
+            f" not {join_request.protocol_type!r}, and at least one protocol"
         )
 
 
 def _protocol(group: Group, protocols: Sequence[tuple[str, bytes]]) -> str:
-    """What a member is answered with: what it used in the classic group that this group was, or what it likes most."""
+    """Return the protocol of the reply: the one of the classic group that this group was, if the member supports it, or
+    the one that the member prefers."""
     before = "" if group.info is None else group.info.classic_protocol
     return next((name for name, _ in protocols if name == before), protocols[0][0])
 
 
-def _member_value(wanted: JoinGroup, protocol: str) -> MemberValue:
+def _member_value(join_request: JoinGroup, protocol: str) -> MemberValue:
     try:
-        subscription = parse_subscription(dict(wanted.protocols)[protocol])
+        subscription = parse_subscription(dict(join_request.protocols)[protocol])
     except InvalidRequestError as error:
         raise InconsistentGroupProtocolError(f"protocol {protocol!r}: {error}") from error
     return MemberValue(
-        instance_id=wanted.instance_id,
+        instance_id=join_request.instance_id,
         rack=subscription.rack,
-        client_id=wanted.client_id,
-        client_host=wanted.client_host,
+        client_id=join_request.client_id,
+        client_host=join_request.client_host,
         topics=tuple(sorted(set(subscription.topics))),
-        session_timeout_ms=wanted.session_timeout_ms,
-        rebalance_timeout_ms=wanted.rebalance_timeout_ms or wanted.session_timeout_ms,
-        classic_protocols=wanted.protocols,
+        session_timeout_ms=join_request.session_timeout_ms,
+        rebalance_timeout_ms=join_request.rebalance_timeout_ms or join_request.session_timeout_ms,
+        classic_protocols=join_request.protocols,
     )
 
 
-def _declared(wanted: JoinGroup, view: TopicsView) -> Partitions:
-    """What the member holds by any of its subscriptions: to claim too much takes nothing from anybody."""
+def _declared(join_request: JoinGroup, view: TopicsView) -> Partitions:
+    """Return what the member reports as owned under any protocol: a claim of too much takes nothing from others."""
     found = NO_PARTITIONS
-    for _, metadata in wanted.protocols:
+    for _, metadata in join_request.protocols:
         try:
             subscription = parse_subscription(metadata)
         except InvalidRequestError:
@@ -243,19 +237,19 @@ def _declared(wanted: JoinGroup, view: TopicsView) -> Partitions:
 
 
 def _enter(
-    change: GroupChange, member_id: str, wanted: JoinGroup, value: MemberValue, limits: GroupLimits
+    change: GroupChange, member_id: str, join_request: JoinGroup, value: MemberValue, limits: GroupLimits
 ) -> MemberValue | None:
     """The member is in the group; what it was before, or None of a new one."""
     group = change.group
-    place = group.instances.get(wanted.instance_id) if wanted.instance_id else None
-    if place is not None and not wanted.member_id:
-        # As in a classic group: the new process has the place, whichever protocol the former one spoke.
-        former = take_place(change, place, member_id, value)
+    former_id = group.instances.get(join_request.instance_id) if join_request.instance_id else None
+    if former_id is not None and not join_request.member_id:
+        # As in a classic group: the new process replaces the former one, whichever protocol that used.
+        former = replace_static_member(change, former_id, member_id, value)
         change.add([change.put(Kind.CURRENT, member_id, replace(change.group.currents[member_id], epoch=-1))])
         return former
-    if place is not None and place != wanted.member_id:
+    if former_id is not None and former_id != join_request.member_id:
         raise FencedInstanceIdError(
-            f"another member of group {group.group_id!r} has the instance id {wanted.instance_id!r}"
+            f"another member of group {group.group_id!r} has the instance id {join_request.instance_id!r}"
         )
     before = group.members.get(member_id)
     if before is not None:
@@ -266,7 +260,7 @@ def _enter(
         return before
     if len(group.members) >= limits.members_max:
         raise GroupFullError(f"group {group.group_id!r} has {len(group.members)} members, the most it may have")
-    if not wanted.member_id and wanted.needs_known_id and not wanted.instance_id:
+    if not join_request.member_id and join_request.needs_known_id and not join_request.instance_id:
         raise MemberIdRequiredError("join again with this member id", member_id=member_id)
     # An id that the group does not know was given out here, or by the classic group before: it holds nothing.
     change.add(

@@ -1,7 +1,7 @@
-"""What goes in and out of the rounds of a classic group (`classic_group.py`).
+"""Requests and effects of the rounds of a classic group (`classic_group.py`). Pure.
 
-A request carries a `ticket`, a number by which the shell finds who waits for the answer: joins and syncs are answered
-when their round is over, often by what another member does.
+A request carries a `ticket`, a number by which the shell finds the waiting caller: joins and syncs are answered when
+their round is over, often by an event of another member.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ class GroupMigratedError(RebalanceInProgressError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinGroup:
-    ticket: int
-    now_ms: int
+    """`ClassicRounds` sets `ticket`, `now_ms` and `new_member_id`, the group service what it knows of the client."""
+
+    ticket: int = 0
+    now_ms: int = 0
     member_id: str
     """Empty: a new member."""
-    new_member_id: str
-    """What to call a member that has no id yet; unique, made by the shell."""
+    new_member_id: str = ""
+    """Id for a member that has none; unique."""
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
-    """(name, the member's metadata under it), the most liked first."""
+    """(name, the member's metadata under it), in order of preference."""
     session_timeout_ms: int
     rebalance_timeout_ms: int
     instance_id: str = ""
@@ -38,11 +40,11 @@ class JoinGroup:
     needs_known_id: bool = True
     """A new dynamic member is given an id first and joins again with it (MEMBER_ID_REQUIRED)."""
     topics: tuple[str, ...] = ()
-    """What the member reads, as far as the door can tell."""
+    """Topics of the member's subscriptions, as far as they can be read (`consumer_protocol.subscribed_topics`)."""
 
 
 def check_size(request: JoinGroup, limits: GroupLimits) -> None:
-    """What a member asks to be kept of it is bounded."""
+    """Raise if what is stored for a member is over its limits."""
     names = (request.member_id, request.instance_id, request.client_id, request.client_host, request.protocol_type)
     longest = max(len(name) for name in (*names, *(name for name, _ in request.protocols)))
     if longest > limits.name_length_max:
@@ -70,23 +72,25 @@ class JoinReply:
     protocol: str
     leader: str
     members: tuple[JoinedMember, ...] = ()
-    """For the leader alone: who takes part."""
+    """For the leader only: the members of the generation."""
     skip_assignment: bool = False
-    """A static leader is back and nothing has changed: it need not deal again."""
+    """A static leader has returned and nothing has changed: it need not assign again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncGroup:
-    ticket: int
-    now_ms: int
+    """`ClassicRounds` sets `ticket` and `now_ms`."""
+
+    ticket: int = 0
+    now_ms: int = 0
     member_id: str
     generation: int
     instance_id: str = ""
     protocol_type: str | None = None
     protocol: str | None = None
-    """Checked if given."""
+    """None: `protocol` is not checked; the same holds for `protocol_type`."""
     assignments: tuple[tuple[str, bytes], ...] = ()
-    """From the leader: (member id, what it shall do)."""
+    """From the leader: (member id, assignment)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +98,7 @@ class SyncReply:
     protocol_type: str
     protocol: str
     assignment: bytes
-    """The member's own, nobody else's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassicHeartbeat:
-    """The answer is None."""
-
-    ticket: int
-    now_ms: int
-    member_id: str
-    generation: int
-    instance_id: str = ""
+    """The member's own assignment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +113,14 @@ class LeaveGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreGeneration:
-    """To the replicated machine. The reply is None."""
+    """A request to the replicated state machine: stores a generation. The reply is None."""
 
     group: str
     value: ClassicValue
     now_ms: int
 
 
-# ---- Classic members of consumer groups, to the replicated machine
+# ---- Requests of classic members of consumer groups to the replicated state machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +167,8 @@ class ClassicDetails:
 
 @dataclass(frozen=True, slots=True)
 class ClassicEffects:
-    """What there is to `store` is submitted, and its outcome goes to `ClassicGroup.stored`. The answers here wait for
-    it; those that are no errors turn into its error if it fails."""
+    """The caller submits `store` and passes its outcome to `ClassicGroup.stored`. The answers wait for it; if storing
+    fails, its error replaces the successful answers."""
 
     store: StoreGeneration | None = None
     answers: tuple[tuple[int, JoinReply | SyncReply | tuple[TidelogError | None, ...] | TidelogError | None], ...] = ()

@@ -1,11 +1,12 @@
-"""The classic groups of a shard at work: who waits for which answer, what is to be stored, when time is up.
+"""Drives the classic groups of a shard: answers waiting requests, stores generations, sets deadlines.
 
-    join, sync, heartbeat, leave --> ClassicGroup (pure) --> effects: a generation to store, answers by ticket
+    join, sync, leave            --> ClassicGroup (pure) --> effects: a generation to store, answers by ticket
     a deadline of the group      -->                              |
-    stored, or not               <--------------------------------'
+    stored, or failed            <--------------------------------'
 
-A ticket is a future here. Whoever waits for a round waits as long as the round takes; a caller that is gone is passed
-over. A group without members and without anybody on the way is not held: what is left of it stands in the log.
+A round is one rebalance of a classic group. A ticket is a future here: a join or a sync waits as long as the round
+takes; a cancelled caller is skipped. A group without members and without pending joins is not held: its state is in the
+log.
 
 Requests for a consumer group with members go to `mixed_groups`, and so does a join whose group becomes one meanwhile.
 """
@@ -16,13 +17,13 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
+from tidelog.coordinator.classic_invariants import validate_classic
 from tidelog.coordinator.classic_requests import (
     ClassicEffects,
-    ClassicHeartbeat,
     GroupMigratedError,
     JoinGroup,
     JoinReply,
@@ -31,61 +32,59 @@ from tidelog.coordinator.classic_requests import (
     SyncGroup,
     SyncReply,
 )
+from tidelog.coordinator.hosts import GroupShard, ShardHost
 from tidelog.coordinator.mixed_groups import DISPATCHES_MAX, MixedGroups
 from tidelog.model.errors import OverloadedError, TidelogError
 from tidelog.model.group_errors import IllegalGenerationError, UnknownMemberIdError
-
-if TYPE_CHECKING:
-    from tidelog.coordinator.shard import Shard, ShardHost
 
 LOGGER = logging.getLogger(__name__)
 
 STORE_RETRY_S = 0.5
 _OVERTAKEN = (GroupMigratedError, IllegalGenerationError)
-"""The log has members of a consumer group, or has had since: it knows of none of this group."""
+"""The group in the log is, or was meanwhile, a consumer group: this generation is void."""
 ROUND = "round"
-"""The first part of the keys of our deadlines; the second is the group."""
+"""First part of the timer keys of rounds; the second is the group."""
 
 
 class ClassicRounds:
-    """See the module. Belongs to a shard, and ends with it."""
+    """See the module. A shard owns it and ends it."""
 
-    def __init__(self, shard: Shard, host: ShardHost) -> None:
+    def __init__(self, shard: GroupShard, host: ShardHost) -> None:
         self._shard = shard
         self._host = host
         self._groups: dict[str, ClassicGroup] = {}
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._ticket = 0
         self._storing: Counter[str] = Counter()
-        """Generations that are under way to the log."""
+        """Generations being stored, by group."""
         self._idle: dict[str, asyncio.Future[None]] = {}
-        """Groups for whose generations somebody waits; resolved when none is under way."""
+        """By group: resolved when none of its generations is being stored."""
         self.mixed = MixedGroups(shard, host)
 
     def __len__(self) -> int:
-        """How many wait for an answer."""
+        """Return how many requests wait for an answer."""
         return len(self._waiting)
 
     @property
     def groups(self) -> int:
-        """How many are held, whether the log knows them yet or not."""
+        """The number of groups in memory, stored or not."""
         return len(self._groups)
 
     def get(self, group_id: str) -> ClassicGroup | None:
-        """The group, if it is held: it has members, or some are on their way."""
+        """Return the group if it is in memory: it has members, or pending joins."""
         return self._groups.get(group_id)
 
     # Requests.
 
-    async def join(self, group_id: str, **fields: Any) -> JoinReply:
-        """Fields of `JoinGroup`; the answer comes when the round is over."""
+    async def join(self, group_id: str, request: JoinGroup) -> JoinReply:
+        """Return when the round is over."""
         for _ in range(DISPATCHES_MAX):
             await self.mixed.thawed(group_id)
-            request = JoinGroup(
+            request = replace(
+                request,
                 ticket=self._new_ticket(),
                 now_ms=self._host.steady_ms(),
-                new_member_id=self._new_member_id(fields.get("client_id", "")),
-                **fields,
+                new_member_id=self._new_member_id(request.client_id),
             )
             try:
                 if self.mixed.has_members(group_id):
@@ -105,26 +104,27 @@ class ClassicRounds:
         reply: JoinReply = await self._wait(group, request.ticket, group.join(request))
         return reply
 
-    async def sync(self, group_id: str, **fields: Any) -> SyncReply:
+    async def sync(self, group_id: str, request: SyncGroup) -> SyncReply:
         await self.mixed.thawed(group_id)
-        request = SyncGroup(ticket=self._new_ticket(), now_ms=self._host.steady_ms(), **fields)
+        request = replace(request, ticket=self._new_ticket(), now_ms=self._host.steady_ms())
         if self.mixed.has_members(group_id):
             return await self.mixed.sync(group_id, request)
         group = self._find(group_id)
         reply: SyncReply = await self._wait(group, request.ticket, group.sync(request))
         return reply
 
-    async def heartbeat(self, group_id: str, **fields: Any) -> None:
-        # Answered also while the group is frozen: it changes nothing, and a conversion may wait for replicas for long.
+    async def heartbeat(self, group_id: str, *, member_id: str, generation: int, instance_id: str = "") -> None:
+        # Answered while the group is frozen, too: it changes nothing, and a conversion may wait long for replicas. It
+        # takes no ticket: the joins of one group must not end the sessions of others.
         if self.mixed.has_members(group_id):
-            self.mixed.heartbeat(group_id, **fields)
+            self.mixed.heartbeat(group_id, member_id=member_id, generation=generation, instance_id=instance_id)
             return
         group = self._find(group_id)
-        request = ClassicHeartbeat(ticket=self._new_ticket(), now_ms=self._host.steady_ms(), **fields)
-        await self._wait(group, request.ticket, group.heartbeat(request))
+        group.heartbeat(member_id, generation, self._host.steady_ms(), instance_id)
+        self._set_deadline(group)
 
     async def leave(self, group_id: str, members: tuple[tuple[str, str], ...]) -> tuple[TidelogError | None, ...]:
-        """(member id, instance id) of each; the errors are in their order."""
+        """Remove the members, given as (member id, instance id); return their errors in order."""
         await self.mixed.thawed(group_id)
         if self.mixed.has_members(group_id):
             raise GroupMigratedError(f"group {group_id!r} is a consumer group now")
@@ -134,7 +134,7 @@ class ClassicRounds:
         return errors
 
     def check_commit(self, group_id: str, member_id: str, generation: int, instance_id: str) -> None:
-        """Before offsets of a member of a classic group are committed."""
+        """Raise unless the member of a classic group may commit offsets."""
         group = self._groups.get(group_id)
         if group is not None and group.members:
             group.check_commit(member_id, generation, self._host.steady_ms(), instance_id)
@@ -165,7 +165,7 @@ class ClassicRounds:
             self._carry_out(group, effects)
             return await future
         finally:
-            self._waiting.pop(ticket, None)  # a caller that is gone does not count as waiting
+            self._waiting.pop(ticket, None)  # a cancelled caller does not count as waiting
 
     # Effects.
 
@@ -179,14 +179,14 @@ class ClassicRounds:
     async def _store(self, group: ClassicGroup, store: StoreGeneration, effects: ClassicEffects) -> None:
         group_id = group.group_id
         if store.value.empty_since_ms >= 0:
-            # Rounds count in time that never jumps; what is stored is compared with the time of the wall.
+            # Rounds use monotonic time; stored times are wall clock times.
             store = replace(store, value=replace(store.value, empty_since_ms=self._host.now_ms()))
         store = replace(store, now_ms=self._host.now_ms())
         self._storing[group_id] += 1
         try:
             error = await self._try(store)
             while error is not None and not isinstance(error, _OVERTAKEN) and self._must_store(group, store):
-                LOGGER.info("group=%s: that it is empty is not stored yet: %s", group_id, error)
+                LOGGER.info("group=%s: its empty generation is not stored yet: %s", group_id, error)
                 await asyncio.sleep(STORE_RETRY_S)
                 error = await self._try(store)
         finally:
@@ -195,7 +195,7 @@ class ClassicRounds:
                 del self._storing[group_id]
                 idle = self._idle.pop(group_id, None)
                 if idle is not None and not idle.done():
-                    # Not before its outcome is known to the group, below.
+                    # Only after the group has the outcome, below.
                     asyncio.get_running_loop().call_soon(_resolve, idle)
         self._answer(effects, error)
         if self._groups.get(group.group_id) is group:
@@ -204,12 +204,12 @@ class ClassicRounds:
     async def _try(self, store: StoreGeneration) -> TidelogError | None:
         try:
             await self._shard.submit(store, is_own=True)
-        except TidelogError as refusal:
-            return refusal
+        except TidelogError as rejection:
+            return rejection
         return None
 
     def _must_store(self, group: ClassicGroup, store: StoreGeneration) -> bool:
-        """The log still knows members of a group that has none: nobody but us will tell it."""
+        """Return whether an empty group still has members in the log: only this coordinator can correct it."""
         is_held = self._groups.get(group.group_id) is group
         return is_held and group.state is ClassicState.EMPTY and group.generation == store.value.generation
 
@@ -217,18 +217,18 @@ class ClassicRounds:
         for ticket, answer in effects.answers:
             future = self._waiting.pop(ticket, None)
             if future is None or future.done():
-                continue  # the caller is gone
+                continue  # the caller was cancelled
             error = answer if isinstance(answer, TidelogError) else failed
             if error is None:
                 future.set_result(answer)
             else:
                 future.set_exception(error)
-                future.exception()  # a caller that is gone must not make the loop complain
+                future.exception()  # marks it as retrieved: the caller may be gone
 
     # Time.
 
     async def stored(self, group_id: str) -> None:
-        """Returns when no generation of the group is under way to the log."""
+        """Return when no generation of the group is being stored."""
         while self._storing[group_id]:
             idle = self._idle.get(group_id)
             if idle is None:
@@ -255,10 +255,20 @@ class ClassicRounds:
         if group is not None and not self.mixed.is_frozen(group_id):
             self._carry_out(group, group.tick(self._host.steady_ms()))
 
-    # Life.
+    def validate(self) -> None:
+        """Assert the invariants of the groups, and that every ticket of theirs waits for an answer."""
+        for group_id, group in self._groups.items():
+            assert group.group_id == group_id, f"{group.group_id} is known as {group_id}"
+            assert group.state is not ClassicState.DEAD, f"{group_id}: dead, and in use"
+            validate_classic(group)
+            for member in group.members.values():
+                for ticket in (member.join_ticket, member.sync_ticket):
+                    assert ticket is None or ticket in self._waiting, f"{group_id}: nobody waits for ticket {ticket}"
+
+    # Lifecycle.
 
     def load(self, group_id: str) -> None:
-        """The last generation of a group that was read from the log goes on, with a full session for everybody."""
+        """Continue the last generation of a loaded group, with a full session for every member."""
         group = self._groups[group_id] = self._made(group_id)
         self._set_deadline(group)
 
@@ -267,13 +277,13 @@ class ClassicRounds:
         return group is not None and bool(group.members)
 
     def thaw(self, group_id: str) -> None:
-        """Deadlines that have passed while the group was frozen come up now."""
+        """Set the group's deadline again: it may have passed while the group was frozen."""
         group = self._groups.get(group_id)
         if group is not None:
             self._set_deadline(group)
 
     def drop(self, group_id: str, error: TidelogError) -> None:
-        """The rounds of the group are over; waiting requests get the error."""
+        """End the rounds of the group; waiting requests get the error."""
         group = self._groups.pop(group_id, None)
         if group is not None:
             self._answer(group.close(error))

@@ -1,11 +1,11 @@
-"""Consumer groups: members say what they read and hold; the coordinator decides who shall hold what.
+"""Consumer groups: members report what they read and own; the coordinator assigns partitions. Pure.
 
 State of a group (`state.Group`): its epoch, which counts changes of membership, subscriptions and topics; a target for
-each member, made by the assignor with that epoch; and what each member was told (`CurrentValue`):
+each member, made by the assignor with that epoch; and what each member was sent (`CurrentValue`):
 
-    assigned   what it shall hold                        } both are its own: nobody else has them
-    revoking   what it shall give up, until it says so   }
-    epoch      the group's epoch when its part last changed; `previous_epoch`: the one before
+    assigned   partitions it may use                         } the member owns both: no other member has them
+    revoking   partitions it must revoke, until it reports   }
+    epoch      the group's epoch when its assignment last changed; `previous_epoch`: the one before
 
 Transitions of a member, on a heartbeat that carries its epoch (`_reconcile`):
 
@@ -15,33 +15,37 @@ Transitions of a member, on a heartbeat that carries its epoch (`_reconcile`):
                                     epoch := group's;  assigned |= what is free
     otherwise                       nothing: no record
 
-So: give up first, then take over, and what is not free yet comes as soon as it is (`pending_news`). A member whose part
-of the target has not changed is left alone, and so is its epoch: a change in a group of a thousand members costs as
-many records as members that it moves.
+So a member revokes first and takes over then; partitions that are not free yet follow as soon as they are
+(`members_to_notify`). A member with an unchanged target keeps its epoch: a change in a group of a thousand members
+costs one record per affected member.
 
-Why an old report gives nothing away. What a member has to give up is always told under a new epoch. A report counts
-only if it carries that epoch, so it was sent by a member that has seen the answer, and with it all answers before it:
-nothing that it was told to take over earlier can still be on its way. On a stream answers and heartbeats cross; one
-with the previous epoch is answered with everything again, counts for nothing and leads nowhere. For that reason a
-member is never more than one epoch behind what it was told.
+Why a late report frees nothing: a revocation always has a new epoch. A report counts only with that epoch, so its
+member has received that answer and all answers before it: no earlier assignment can still be in flight. On a stream
+answers and heartbeats cross; a heartbeat with the previous epoch gets the full assignment again and changes nothing.
+So a member is never more than one epoch behind the last one sent.
 
-What that asks of a member: it takes answers in their order; a heartbeat carries the epoch of the last answer taken; its
-`owned` is all that it holds at that moment, so also what it is still giving up; once it has taken an answer it takes
-nothing over that only an older one gave it. After a break it says `owned`; after FENCED_MEMBER_EPOCH or
-UNKNOWN_MEMBER_ID it lets go of everything and joins.
+A join may be late, too: its connection has broken, and the member has joined again on another one and owns partitions
+since then. So what a known member had and does not get back becomes free only with the next heartbeat of the member
+under the new epoch of that join (`is_joining`), which proves that it has the answer. A heartbeat with the previous
+epoch proves that the member lives and knows of no such join: from then on only its report counts.
+
+Duties of a member: it applies answers in order; a heartbeat carries the epoch of the last applied answer; `owned` is
+everything that it owns at that moment, including partitions it is revoking; after it has applied an answer it takes
+over nothing that only an older one assigned. After a reconnect it sends `owned`; after FENCED_MEMBER_EPOCH or
+UNKNOWN_MEMBER_ID it revokes everything and joins.
 
 Invariants (`state.validate`, and the property tests):
-- a partition has at most one owner: taken over only if nobody holds it, given up only by a report as above, by leaving,
-  or when the member is put out;
-- what is in a member's old and new target is never revoked;
-- when all members answer, every one ends at its target, and every subscribed partition has an owner.
+- a partition has at most one owner: it is assigned only while free, and freed only by a report or a confirmed join as
+  above, by a leave, or by the removal of the member;
+- a partition in a member's old and new target is never revoked;
+- when all members answer, each reaches its target, and every subscribed partition has an owner.
 
 Members of the classic protocol live in a consumer group too (`classic_members`), while the group changes from one
 protocol to the other (`migration`).
 
-Static members: one that leaves with -2 is away: it holds nothing, but keeps its place (`epoch` -2) until its session is
-over; who joins under the same instance id gets the place, with no change for the others. What a new target takes from
-a member that is away is free at once.
+Static members: a member that leaves with epoch -2 is away. It owns nothing, but keeps its target until its session
+expires; a member that joins with the same instance id inherits it, without a change for the others. Partitions that a
+new target takes from a member that is away are free at once.
 """
 
 from __future__ import annotations
@@ -57,9 +61,10 @@ from tidelog.coordinator.group_change import (
     MEMBER_KINDS,
     GroupChange,
     Records,
-    is_redealt,
+    needs_new_target,
+    next_epoch,
+    replace_static_member,
     retarget,
-    take_place,
 )
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.migration import upgrade_records
@@ -100,7 +105,7 @@ from tidelog.model.group_errors import (
     UnsupportedAssignorError,
 )
 
-_NOBODY = MemberValue()
+_EMPTY_MEMBER = MemberValue()
 
 
 # ---- Requests
@@ -115,7 +120,7 @@ def heartbeat(state: CoordinatorState, request: Heartbeat, limits: GroupLimits) 
         raise UnknownMemberIdError(f"{request.member_id!r} is no member of classic group {request.group!r}: join it")
     if request.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
         return _leave(group, request)
-    return _go_on(group, request, limits)
+    return _renew(group, request, limits)
 
 
 def expire_member(state: CoordinatorState, request: ExpireMember, limits: GroupLimits) -> tuple[Records, None]:
@@ -125,7 +130,7 @@ def expire_member(state: CoordinatorState, request: ExpireMember, limits: GroupL
         return [], None
     is_classic = group.members[request.member_id].is_classic
     if request.is_rebalance and not (is_pending(group, request.member_id) if is_classic else current.revoking):
-        return [], None  # its report and the timer have crossed
+        return [], None  # its report arrived before the timer fired
     return _without(group, [request.member_id], request.view, request.now_ms), None
 
 
@@ -162,16 +167,16 @@ def refresh_topics(state: CoordinatorState, request: RefreshTopics, limits: Grou
     return change.records, None
 
 
-def pending_news(before: CoordinatorState, after: CoordinatorState, group_id: str) -> tuple[str, ...]:
-    """The members of the group, in order, for whom a heartbeat on `after` would change something: something to give up,
-    or something that has become free for them. Empty if the group is the same as `before`."""
+def members_to_notify(before: CoordinatorState, after: CoordinatorState, group_id: str) -> tuple[str, ...]:
+    """Return the sorted members for which a heartbeat on `after` would change something: partitions to revoke, or
+    partitions that became free for them. Empty if the group is the same as `before`."""
     group = after.group(group_id)
     if group is None or group is before.group(group_id):
         return ()
-    return tuple(sorted(member_id for member_id in group.currents if _has_news(group, member_id)))
+    return tuple(sorted(member_id for member_id in group.currents if _has_changes(group, member_id)))
 
 
-def _has_news(group: Group, member_id: str) -> bool:
+def _has_changes(group: Group, member_id: str) -> bool:
     current, target = group.currents[member_id], group.targets.get(member_id)
     if target is None or current.epoch == STATIC_LEAVE_EPOCH or group.members[member_id].is_classic:
         return False
@@ -180,11 +185,11 @@ def _has_news(group: Group, member_id: str) -> bool:
     return _reconcile(group, member_id) is not current
 
 
-# ---- Joining, going on, leaving
+# ---- Join, heartbeat, leave
 
 
 def _check(request: Heartbeat, limits: GroupLimits) -> None:
-    """What can be said of a heartbeat without looking at the group."""
+    """Validate a heartbeat without its group."""
     if not request.group or len(request.group) > limits.name_length_max:
         raise InvalidGroupIdError(f"a group id has 1 to {limits.name_length_max} characters")
     if not request.member_id:
@@ -195,7 +200,7 @@ def _check(request: Heartbeat, limits: GroupLimits) -> None:
     if request.member_epoch < STATIC_LEAVE_EPOCH:
         raise InvalidRequestError(f"there is no member epoch {request.member_epoch}")
     if request.member_epoch == JOIN_EPOCH and request.owned:
-        raise InvalidRequestError("who joins holds nothing: give up what you hold first")
+        raise InvalidRequestError("a joining member owns nothing: revoke your partitions first")
     if request.member_epoch == STATIC_LEAVE_EPOCH and not request.instance_id:
         raise InvalidRequestError("only a member with an instance id can leave for a while (epoch -2)")
     if request.topics is not None and sum(map(len, request.topics)) > limits.subscription_bytes_max:
@@ -219,30 +224,32 @@ def _check(request: Heartbeat, limits: GroupLimits) -> None:
 
 
 def _join(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
-    """A new member, one under the instance id of a member that is away, or one that begins again: it holds nothing.
+    """Add a new member, replace a static member that is away, or restart a known member; it owns nothing.
 
-    A classic group with members becomes a consumer group by it. A classic member under the same instance id is replaced
-    whether it is away or not: the classic protocol has no way to say so."""
+    A join converts a classic group with members to a consumer group. It replaces a classic member with the same
+    instance id whether that is away or not: the classic protocol cannot express it."""
     member_id = request.member_id
-    value = _wanted(request, _NOBODY, limits)
+    value = _requested_value(request, _EMPTY_MEMBER, limits)
     before: MemberValue | None
     change = GroupChange(group)
     if group.classic is not None and group.classic.members:
         change.add(upgrade_records(group, group.classic, request, limits))
         group = change.group
-    place = group.instances.get(request.instance_id) if request.instance_id else None
-    if place is not None and place != member_id:
-        if group.currents[place].epoch != STATIC_LEAVE_EPOCH and not group.members[place].is_classic:
+    may_be_late = False
+    former_id = group.instances.get(request.instance_id) if request.instance_id else None
+    if former_id is not None and former_id != member_id:
+        if group.currents[former_id].epoch != STATIC_LEAVE_EPOCH and not group.members[former_id].is_classic:
             raise UnreleasedInstanceIdError(
-                f"member {place!r} lives under the instance id {request.instance_id!r} of group {group.group_id!r}"
+                f"member {former_id!r} lives under the instance id {request.instance_id!r} of group {group.group_id!r}"
             )
         is_there = member_id in group.members
-        before = take_place(change, place, member_id, value)
+        before = replace_static_member(change, former_id, member_id, value)
         if is_there:
-            before = None  # what it had itself has to be dealt anew
+            before = None  # its own former partitions need a new target
     elif member_id in group.members:
         before = group.members[member_id]
-        change.add(_begin_again(change, member_id, value))
+        may_be_late = group.currents[member_id].epoch != STATIC_LEAVE_EPOCH
+        change.add(_rejoin(change, member_id, value))
     else:
         if len(group.members) >= limits.members_max:
             raise GroupFullError(f"group {group.group_id!r} has {len(group.members)} members, the most it may have")
@@ -254,15 +261,15 @@ def _join(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Record
                 change.put(Kind.CURRENT, member_id, BORN),
             )
         )
-    if before is None or is_redealt(group, before, value, change.group):
+    if before is None or needs_new_target(group, before, value, change.group):
         retarget(change, Resolver(request.view))
-    _let_go(change, member_id)
+    _free_partitions(change, member_id, may_be_late=may_be_late)
     _move_on(change, member_id)
-    return change.records, _reply(change.group, member_id, is_told=True)
+    return change.records, _reply(change.group, member_id, sends_assignment=True)
 
 
-def _begin_again(change: GroupChange, member_id: str, value: MemberValue) -> Records:
-    """The answer to a join was lost, or the member was fenced and has let go of everything."""
+def _rejoin(change: GroupChange, member_id: str, value: MemberValue) -> Records:
+    """Restart a known member: the answer to its join was lost, or it was fenced and revoked everything."""
     group = change.group
     records: Records = []
     if value != group.members[member_id]:
@@ -273,17 +280,28 @@ def _begin_again(change: GroupChange, member_id: str, value: MemberValue) -> Rec
     return records
 
 
-def _let_go(change: GroupChange, member_id: str) -> None:
-    """Who joins holds nothing: what it does not get back is free at once."""
-    group = change.group
-    current = group.currents[member_id]
-    kept = current.assigned & group.targets[member_id].partitions
-    if current.revoking or len(kept) < len(current.assigned):
-        began = CurrentValue(epoch=group.epoch, assigned=kept, extra=current.extra)
-        change.add([change.put(Kind.CURRENT, member_id, began)])
+def _free_partitions(change: GroupChange, member_id: str, *, may_be_late: bool) -> None:
+    """Free the partitions that a joining member had and that are not in its target; if the join may be late, only when
+    the member confirms it."""
+    current, target = change.group.currents[member_id], change.group.targets[member_id].partitions
+    own = current.assigned | current.revoking
+    leaving = own - target
+    if not leaving or (current.is_joining and leaving == current.revoking):
+        return
+    if may_be_late and current.epoch == change.group.epoch:
+        next_epoch(change)
+    began = CurrentValue(
+        epoch=change.group.epoch,
+        previous_epoch=current.epoch if may_be_late else -1,
+        assigned=own & target,
+        revoking=leaving if may_be_late else NO_PARTITIONS,
+        is_joining=may_be_late,
+        extra=current.extra,
+    )
+    change.add([change.put(Kind.CURRENT, member_id, began)])
 
 
-def _go_on(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
+def _renew(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Records, HeartbeatReply]:
     member_id = request.member_id
     before, current = _member(group, request)
     held = current.assigned | current.revoking
@@ -296,21 +314,24 @@ def _go_on(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Recor
             f" its epoch is {current.epoch}"
         )
     change = GroupChange(group)
-    value = _wanted(request, before, limits)
+    value = _requested_value(request, before, limits)
     if value != before:
         change.add([change.put(Kind.MEMBER, member_id, value)])
-        if is_redealt(group, before, value, change.group):
+        if needs_new_target(group, before, value, change.group):
             retarget(change, Resolver(request.view))
     if not is_behind:
-        _move_on(change, member_id, owned=request.owned)
+        is_confirmed = current.is_joining and not request.is_on_behalf
+        _move_on(change, member_id, owned=NO_PARTITIONS if is_confirmed and request.owned is None else request.owned)
+    elif current.is_joining:
+        change.add([change.put(Kind.CURRENT, member_id, replace(current, is_joining=False))])
     after = change.group.currents[member_id]
-    is_told = (
+    sends_assignment = (
         is_behind
         or bool(after.revoking)
         or after.assigned != current.assigned
         or (request.owned is not None and request.owned != after.assigned)
     )
-    return change.records, _reply(change.group, member_id, is_told=is_told)
+    return change.records, _reply(change.group, member_id, sends_assignment=sends_assignment)
 
 
 def _leave(group: Group, request: Heartbeat) -> tuple[Records, HeartbeatReply]:
@@ -329,10 +350,10 @@ def _leave(group: Group, request: Heartbeat) -> tuple[Records, HeartbeatReply]:
 
 
 def _member(group: Group, request: Heartbeat) -> tuple[MemberValue, CurrentValue]:
-    """The member that a heartbeat comes from; raises if it is not, or not any more."""
+    """Return the member of a heartbeat; raise if the group does not have it."""
     if request.instance_id:
-        place = group.instances.get(request.instance_id)
-        if place is not None and place != request.member_id:
+        former_id = group.instances.get(request.instance_id)
+        if former_id is not None and former_id != request.member_id:
             raise FencedInstanceIdError(
                 f"another member has taken the place of {request.member_id!r} under the instance id"
                 f" {request.instance_id!r} of group {group.group_id!r}"
@@ -346,8 +367,8 @@ def _member(group: Group, request: Heartbeat) -> tuple[MemberValue, CurrentValue
     return member, current
 
 
-def _wanted(request: Heartbeat, before: MemberValue, limits: GroupLimits) -> MemberValue:
-    """What the member wants now; what a heartbeat leaves out is as before."""
+def _requested_value(request: Heartbeat, before: MemberValue, limits: GroupLimits) -> MemberValue:
+    """Return the member's new value; fields that the heartbeat leaves out are unchanged."""
     return replace(
         before,
         instance_id=before.instance_id or request.instance_id,
@@ -370,15 +391,15 @@ def _without(group: Group, leaving: Iterable[str], view: TopicsView, now_ms: int
     return change.records
 
 
-# ---- The target, and the way there
+# ---- Reconciliation with the target
 
 
 def _move_on(change: GroupChange, member_id: str, *, owned: Partitions | None = None) -> None:
-    """Lead the member on its way; `owned` is what it holds, as reported with its present epoch."""
+    """Reconcile the member with its target; `owned` is its report with the current epoch."""
     group = change.group
     before = group.currents[member_id]
     if before.revoking and owned is not None and not before.revoking & owned:
-        before = replace(before, revoking=NO_PARTITIONS)
+        before = replace(before, revoking=NO_PARTITIONS, is_joining=False)
         change.add([change.put(Kind.CURRENT, member_id, before)])
     after = _reconcile(change.group, member_id)
     if after is not before:
@@ -386,7 +407,7 @@ def _move_on(change: GroupChange, member_id: str, *, owned: Partitions | None = 
 
 
 def _reconcile(group: Group, member_id: str) -> CurrentValue:
-    """What the member shall be told now; the very same object if there is nothing new."""
+    """Return the member's next assignment; the same object if nothing changes."""
     current, target = group.currents[member_id], group.targets[member_id].partitions
     if current.epoch == JOIN_EPOCH:
         current = replace(current, epoch=group.epoch, previous_epoch=-1)
@@ -419,12 +440,12 @@ def _reconcile(group: Group, member_id: str) -> CurrentValue:
     )
 
 
-def _reply(group: Group, member_id: str, *, is_told: bool) -> HeartbeatReply:
+def _reply(group: Group, member_id: str, *, sends_assignment: bool) -> HeartbeatReply:
     member, current = group.members[member_id], group.currents[member_id]
     return HeartbeatReply(
         member_id,
         current.epoch,
-        tuple(sorted_partitions(current.assigned)) if is_told else None,
+        tuple(sorted_partitions(current.assigned)) if sends_assignment else None,
         member.session_timeout_ms,
         is_revoking=bool(current.revoking),
         rebalance_timeout_ms=member.rebalance_timeout_ms,

@@ -92,6 +92,17 @@ def parse_subscription(data: bytes) -> Subscription:
         raise InvalidRequestError(f"the subscription of a classic member cannot be read: {error}") from error
 
 
+def subscribed_topics(data: bytes) -> tuple[str, ...]:
+    """Return the topics of a subscription; none for other bytes: members may send what they like."""
+    reader = _Reader(data)
+    try:
+        reader.number(_INT16)
+        names = [reader.sized(_INT16) for _ in range(reader.count(_INT16.size))]
+        return () if None in names else tuple((name or b"").decode() for name in names)
+    except (ValueError, struct.error):
+        return ()
+
+
 def parse_assignment(data: bytes) -> Assignment:
     """No bytes at all are an empty assignment."""
     if not data:

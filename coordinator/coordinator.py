@@ -1,16 +1,16 @@
 """The group coordinator of a broker: a shard for each partition of `__consumer_offsets` that it leads.
 
-    replicas: led, left --> shards come and go          metadata --> groups whose topics have changed are dealt anew,
-    one timer heap, one sweep for offsets that expire              offsets of deleted topics go, settings follow
+    replicas: led, left --> shards are created and ended    metadata --> groups with changed topics are reassigned,
+    one timer heap, one sweep for expired offsets                        offsets of deleted topics expire, configs apply
 
-Nothing is held for a partition without groups beyond the shard itself.
+A partition without groups costs only its shard.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -21,22 +21,23 @@ from tidelog.coordinator.timers import Timers
 from tidelog.coordinator.topics_view import ImageTopics, reshaped_topics
 from tidelog.metadata import configs
 from tidelog.metadata.delta import ImageDelta
-from tidelog.metadata.describe import FindTopics, FoundTopics
 from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.queries import FindTopics, FoundTopics
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.ids import NodeId, TopicId
-from tidelog.replication.leading import Leading
+from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.replicas import Replicas
+from tidelog.replication.tasks import ReplicaTasks
 from tidelog.world.clock import Clock
 
 LOGGER = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 MINUTE_MS = 60_000
-SWEEP_LOOK_S = 1.0
+SWEEP_CHECK_S = 1.0
 LOADS_MAX = 4
-"""Partitions that are read at once."""
-TOPICS_PER_QUESTION = 10_000
+"""Partitions loaded concurrently."""
+TOPICS_PER_REQUEST = 10_000
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class CoordinatorCounts:
 
 
 class GroupCoordinator:
-    """See the module. Made before `Replicas.start`; `start`, then `close`. Implements `ShardHost` and
+    """See the module. Created before `Replicas.start`; `start`, then `close`. Implements `ShardHost` and
     `LeadershipObserver`."""
 
     def __init__(self, replicas: Replicas, tail: MetadataTail, clock: Clock, *, waiting_max: int = 10_000) -> None:
@@ -64,67 +65,45 @@ class GroupCoordinator:
         self.counts = CoordinatorCounts()
         self.shards: dict[int, Shard] = {}
         """By partition."""
-        self.on_failure: Callable[[BaseException], None] | None = None
+        self.tasks = ReplicaTasks(self.me, replicas.tasks.on_crash)
         self._replicas = replicas
         self._tail = tail
         self._clock = clock
         self._began = clock.now_ms(), asyncio.get_running_loop().time()
         self._view = ImageTopics(tail.image)
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         replicas.observe(self)
 
-    # Life.
+    # Lifecycle.
 
     def start(self) -> None:
-        """Before `Replicas.start`: a shard finds the settings in place."""
+        """Start; called before `Replicas.start`, so that shards find the configs."""
         self._settings_changed(self._tail.image)
         self._tail.subscribe(self._metadata_changed)
         self.spawn(self._sweep(), name="expire-offsets")
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """End all shards, before the API servers close: streams that end because this broker stops remove no member,
+        and its requests get NOT_COORDINATOR."""
         self._is_closed = True
         for shard in list(self.shards.values()):
             shard.end()
         self.shards.clear()
+
+    async def close(self) -> None:
+        self.stop()
         self.timers.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self.tasks.cancel()
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Ended by `close`; an error that is our own stops the node."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def keep(self, task: asyncio.Task[None]) -> None:
-        """Ended by `close`; what it fails by is for its owner."""
-        self._tasks.add(task)
-
-        def ended(_task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled():
-                task.exception()
-
-        task.add_done_callback(ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self.failed(error)
+        """Start a task that `close` cancels; an unexpected error in it stops the node."""
+        return self.tasks.spawn(work, name=name)
 
     def failed(self, error: BaseException) -> None:
-        """An error of our own."""
-        LOGGER.critical("broker=%d the group coordinator has crashed: %r", self.me, error, exc_info=error)
-        if self.on_failure is not None:
-            self.on_failure(error)
+        """Handle an unexpected error: the node stops."""
+        self.tasks.crash("the group coordinator", error)
 
-    # Of the host of the shards.
+    # `ShardHost`.
 
     @property
     def image(self) -> ClusterImage:
@@ -132,7 +111,7 @@ class GroupCoordinator:
 
     @property
     def view(self) -> ImageTopics:
-        """Topics as they are now."""
+        """The topics of the current image."""
         if self._view.image is not self._tail.image:
             self._view = ImageTopics(self._tail.image, self._view)
         return self._view
@@ -159,18 +138,18 @@ class GroupCoordinator:
     def offsets_retention_ms(self) -> int:
         return self.setting("offsets.retention.minutes") * MINUTE_MS
 
-    def found_rot(self, leading: Leading, offset: int) -> None:
-        self._replicas.found_rot(leading.replica, offset)
+    def report_corruption(self, leader: LeaderReplica, offset: int) -> None:
+        self._replicas.report_corruption(leader.replica, offset)
 
     async def deleted_topics(self, topics: Sequence[TopicId]) -> list[TopicId]:
-        """Those of the topics that are deleted, as the active controller says; waits until one can be asked."""
+        """Return the deleted ones of these topics, by the active controller; wait until one answers."""
         deleted: list[TopicId] = []
-        for first in range(0, len(topics), TOPICS_PER_QUESTION):
-            asked = topics[first : first + TOPICS_PER_QUESTION]
-            reply = await self._replicas.agent.client.call(FindTopics(topic_ids=tuple(asked)), is_repeatable=True)
-            assert isinstance(reply, FoundTopics), "the reply to its question"
+        for first in range(0, len(topics), TOPICS_PER_REQUEST):
+            chunk = topics[first : first + TOPICS_PER_REQUEST]
+            reply = await self._replicas.agent.client.call(FindTopics(topic_ids=tuple(chunk)), is_repeatable=True)
+            assert isinstance(reply, FoundTopics), "FindTopics returns FoundTopics"
             existing = set(reply.topic_ids)
-            deleted += [topic for topic in asked if topic not in existing]
+            deleted += [topic for topic in chunk if topic not in existing]
         return deleted
 
     def loaded(self, shard: Shard, seconds: float, records: int) -> None:
@@ -184,7 +163,7 @@ class GroupCoordinator:
             "broker=%d coordinates partition=%d epoch=%d groups=%d: read %d records in %d ms",
             self.me,
             shard.number,
-            shard.leading.leader_epoch,
+            shard.leader.leader_epoch,
             groups,
             records,
             seconds * 1000,
@@ -192,23 +171,23 @@ class GroupCoordinator:
 
     # Leadership.
 
-    def led(self, leading: Leading) -> None:
-        if leading.replica.topic == OFFSETS_TOPIC and not self._is_closed:
-            number = leading.replica.partition_id.partition
+    def led(self, leader: LeaderReplica) -> None:
+        if leader.replica.topic == OFFSETS_TOPIC and not self._is_closed:
+            number = leader.replica.partition_id.partition
             former = self.shards.pop(number, None)
             if former is not None:
                 former.end()
-            self.shards[number] = Shard(self, leading)
+            self.shards[number] = Shard(self, leader)
 
-    def left(self, leading: Leading) -> None:
-        number = leading.replica.partition_id.partition
+    def left(self, leader: LeaderReplica) -> None:
+        number = leader.replica.partition_id.partition
         shard = self.shards.get(number)
-        if shard is not None and shard.leading is leading:
+        if shard is not None and shard.leader is leader:
             del self.shards[number]
             shard.end()
 
     def leading_shards(self) -> Iterator[Shard]:
-        """By partition, those that have been read."""
+        """Yield the loaded shards, by partition."""
         for _, shard in sorted(self.shards.items()):
             if shard.phase is Phase.LEADING:
                 yield shard
@@ -242,8 +221,8 @@ class GroupCoordinator:
         loop = asyncio.get_running_loop()
         last_s = loop.time()
         while True:
-            # Looked up each time: a shorter interval does not wait for the end of a longer one.
-            await asyncio.sleep(SWEEP_LOOK_S)
+            # Read each time: a shorter interval applies before the longer one has passed.
+            await asyncio.sleep(SWEEP_CHECK_S)
             if loop.time() - last_s >= self.setting("offsets.retention.check.interval.ms") / 1000:
                 last_s = loop.time()
                 for shard in self.leading_shards():

@@ -1,4 +1,4 @@
-"""Changes of a consumer group that several requests share: its records so far, a new target, a taken place. Pure."""
+"""Changes of a consumer group that several requests share: collected records, a new target, a static member. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BORN = CurrentValue(epoch=JOIN_EPOCH)
 
 
 class GroupChange:
-    """A group and the records that have led it where it is now."""
+    """A group and the records that changed it so far."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -38,7 +38,7 @@ class GroupChange:
 
     @property
     def records(self) -> Records:
-        """The last of each key, in the order in which they were made."""
+        """The last record of each key, in order of creation."""
         return list(self._last.values())
 
     def add(self, records: Iterable[GroupRecord]) -> None:
@@ -52,31 +52,31 @@ class GroupChange:
         return GroupRecord(member_key(kind, self.group.group_id, member_id), value)
 
 
-def take_place(change: GroupChange, place: str, member_id: str, value: MemberValue) -> MemberValue:
-    """The new member under the instance id of one that is away has its target, and holds what that one held."""
+def replace_static_member(change: GroupChange, former_id: str, member_id: str, value: MemberValue) -> MemberValue:
+    """Give a new member the target and partitions of the former member with its instance id; return the former."""
     group = change.group
-    before, target, current = group.members[place], group.targets[place], group.currents[place]
-    taken = replace(BORN, epoch=group.epoch, assigned=current.assigned)
-    change.add(change.put(kind, place, None) for kind in MEMBER_KINDS)
+    before, target, current = group.members[former_id], group.targets[former_id], group.currents[former_id]
+    inherited = replace(BORN, epoch=group.epoch, assigned=current.assigned)
+    change.add(change.put(kind, former_id, None) for kind in MEMBER_KINDS)
     change.add(
         (
             change.put(Kind.MEMBER, member_id, value),
             change.put(Kind.TARGET, member_id, target),
-            change.put(Kind.CURRENT, member_id, taken),
+            change.put(Kind.CURRENT, member_id, inherited),
         )
     )
     return before
 
 
-def is_redealt(group: Group, before: MemberValue, after: MemberValue, changed: Group) -> bool:
-    """Whether what a member wants now asks for a new target."""
+def needs_new_target(group: Group, before: MemberValue, after: MemberValue, changed: Group) -> bool:
+    """Return whether the change of a member requires a new target."""
     if (before.topics, before.pattern, before.rack) != (after.topics, after.pattern, after.rack):
         return True
     return group.info is None or chosen_assignor(changed.members) != group.info.assignor
 
 
 def chosen_assignor(members: Map[str, MemberValue]) -> str:
-    """The assignor that most members ask for; among equals the default, then by name."""
+    """Return the assignor that most members request; on a tie the default, then by name."""
     votes: dict[str, int] = {}
     for member in members.values():
         if member.assignor in ASSIGNORS:
@@ -86,8 +86,16 @@ def chosen_assignor(members: Map[str, MemberValue]) -> str:
     return min(votes, key=lambda name: (-votes[name], name != DEFAULT_ASSIGNOR, name))
 
 
+def next_epoch(change: GroupChange) -> None:
+    """Begin a new group epoch with the same targets, for one member: the epochs of others follow only when their own
+    assignment changes."""
+    assert change.group.info is not None, "a consumer group"
+    info = replace(change.group.info, epoch=change.group.epoch + 1)
+    change.add([GroupRecord(group_key(change.group.group_id), info)])
+
+
 def retarget(change: GroupChange, resolver: Resolver, *, now_ms: int = -1) -> None:
-    """A new epoch of the group, with a target for each of its members. `now_ms` is since when it is empty, if it is."""
+    """Begin a new group epoch with a target for each member. `now_ms`: `empty_since_ms` of an empty group."""
     group = change.group
     epoch = group.epoch + 1
     assignor = chosen_assignor(group.members)
@@ -110,11 +118,11 @@ def retarget(change: GroupChange, resolver: Resolver, *, now_ms: int = -1) -> No
         records.append(GroupRecord(classic_key(group.group_id), None))
     records.append(GroupRecord(group_key(group.group_id), info))
     for member_id, partitions in made.items():
-        if partitions is not previous[member_id]:  # `assign` gives the same set back if it is the same
+        if partitions is not previous[member_id]:  # `assign` returns the same object for an equal set
             target = TargetValue(partitions=partitions, extra=group.targets[member_id].extra)
             records.append(change.put(Kind.TARGET, member_id, target))
         current = group.currents[member_id]
         if current.epoch == STATIC_LEAVE_EPOCH and not current.assigned <= partitions:
-            trimmed = replace(current, assigned=current.assigned & partitions)
-            records.append(change.put(Kind.CURRENT, member_id, trimmed))
+            reduced = replace(current, assigned=current.assigned & partitions)
+            records.append(change.put(Kind.CURRENT, member_id, reduced))
     change.add(records)

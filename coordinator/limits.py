@@ -1,4 +1,4 @@
-"""What bounds a group; the defaults are Kafka's."""
+"""Limits of a group; the defaults are Kafka's. Pure."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ class GroupLimits:
     heartbeat_interval_ms: int = 3_000
     rebalance_timeout_ms: int = 300_000
     members_max: int = 1_000
-    """group.consumer.max.size; of classic groups group.max.size."""
+    """group.consumer.max.size; for classic groups group.max.size."""
     offset_metadata_bytes_max: int = 4_096
     initial_rebalance_delay_ms: int = 3_000
-    """Of a classic group: how long an empty one waits for more members before it deals."""
+    """How long an empty classic group waits for more members before its first generation."""
     name_length_max: int = 1_024
-    """Of group ids, member ids, instance ids, racks, client ids."""
+    """Characters of group ids, member ids, instance ids, racks and client ids."""
     subscription_bytes_max: int = 512 << 10
-    """Of the names in one; a group keeps those of all its members."""
+    """Bytes of the names in one subscription; a group keeps those of all its members."""
     pattern_length_max: int = 1_024
     expired_per_decision_max: int = 1_000
     protocols_max: int = 100
-    """That a classic member names."""
+    """Protocols of one classic member."""
     classic_metadata_bytes_max: int = 256 << 10
-    """Of one classic member: its subscriptions under all protocols, or its assignment."""
+    """Bytes of one classic member: its subscriptions under all protocols, or its assignment."""
     migration_policy: str = "bidirectional"
     """group.consumer.migration.policy."""
 
     @property
     def can_upgrade(self) -> bool:
-        """A classic group with members may become a consumer group."""
+        """Whether a classic group with members may become a consumer group."""
         return self.migration_policy in ("upgrade", "bidirectional")
 
     @property
     def can_downgrade(self) -> bool:
-        """A consumer group whose members all speak the classic protocol may become a classic group."""
+        """Whether a consumer group of classic members only may become a classic group."""
         return self.migration_policy in ("downgrade", "bidirectional")

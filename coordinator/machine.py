@@ -1,12 +1,12 @@
-"""The group coordinator's pure machine: requests in, decisions and replies out; and the questions on a state.
+"""The group coordinator's pure state machine: requests in, decisions and replies out. Pure.
 
     machine = GroupMachine(GroupLimits(...))
-    decisions, reply = machine.decide(state, request, offset=...)     raises the refusal; changes nothing
+    decisions, reply = machine.decide(state, request, offset=...)     raises the rejection; changes nothing
     state = machine.apply(state, decisions)
     entries = machine.encode(decisions)                               record batches for the log
     state = machine.replay(state, batch)                              one batch of the log, on every replica
 
-It runs in `world.replicated.ReplicatedMachine`, whose "records" are whole `records.Decision`s here: one for a request
+It runs in `raft.runtime.StateMachineRuntime`, whose "records" are whole `records.Decision`s here: one for a request
 that changes something, none for one that does not. So an entry is cut between decisions only, and one is atomic.
 
 Requests and their replies (requests.py, and `classic_requests.StoreGeneration`):
@@ -24,19 +24,18 @@ Requests and their replies (requests.py, and `classic_requests.StoreGeneration`)
     ClassicSync      SyncReply
     Downgrade        None
 
-What a shell does for members on streams: after each commit that has changed a group (compare `state.group(id)` before
-and after with `is`), for each member of `pending_news(before, after, group)` that has a stream here it submits, with
-`is_own`, a `Heartbeat` in the member's name: `member_epoch` is the last one that *the member itself has sent* on this
-stream, and nothing but group, member id, instance id, view and time is set. It sends the reply on the stream if
-`assignment` is not None or the epoch is another than it last sent. That the epoch is the member's own last one matters:
-`consumer_group` never leads a member on that has not shown yet that it knows the epoch before.
-A unary member hears the news with its next heartbeat.
+Duties of the shell for members on streams: after each commit that has changed a group (compare `state.group(id)` before
+and after with `is`), for each member of `members_to_notify(before, after, group)` that has a stream here it submits,
+with `is_own`, a `Heartbeat` in the member's name: `member_epoch` is the last one that *the member itself has sent* on
+this stream, and nothing but group, member id, instance id, view and time is set. It sends the reply on the stream if
+`assignment` is not None or the epoch differs from the last one sent. The epoch must be the member's own last one:
+`consumer_group` gives no new assignment to a member that has not confirmed the epoch before.
+A member without a stream gets the changes with its next heartbeat.
 
-Timers are the shell's: `session_timeout_ms` of a reply runs anew with each heartbeat of the member itself (not with
-those in its name); where a reply says `is_revoking`, `rebalance_timeout_ms` runs from the first such reply of that
-epoch until one that does not. When one is over: `ExpireMember` with the epoch of that reply (`is_rebalance` for the
-second). `timeouts(state)` tells a
-new coordinator for whom to start them.
+The shell owns the timers: `session_timeout_ms` of a reply restarts with each heartbeat of the member itself (not with
+those in its name); if a reply has `is_revoking`, `rebalance_timeout_ms` runs from the first such reply of that epoch
+until one without it. When a timer expires, the shell submits `ExpireMember` with the epoch of that reply
+(`is_rebalance` for the second). A new coordinator starts the session timers of all members.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tidelog.coordinator import classic_members, consumer_group, generations, migration, offsets
+from tidelog.coordinator import classic_members, consumer_group, migration, offsets
 from tidelog.coordinator.classic_requests import ClassicJoin, ClassicSync, Downgrade, StoreGeneration
-from tidelog.coordinator.consumer_group import pending_news
+from tidelog.coordinator.consumer_group import members_to_notify
 from tidelog.coordinator.limits import GroupLimits
-from tidelog.coordinator.queries import describe_group, fetch_offsets, list_groups, timeouts
+from tidelog.coordinator.queries import describe_group, fetch_offsets, summary_of
 from tidelog.coordinator.records import Decision, decision, decode_batch, empty_entry, encode_entries
 from tidelog.coordinator.requests import (
     JOIN_EPOCH,
@@ -67,7 +66,7 @@ from tidelog.model.errors import PolicyViolationError
 from tidelog.model.group_errors import GroupFullError
 from tidelog.model.ids import NO_TIMESTAMP, Offset
 
-__all__ = ["GroupMachine", "describe_group", "fetch_offsets", "list_groups", "pending_news", "timeouts"]
+__all__ = ["GroupMachine", "describe_group", "fetch_offsets", "members_to_notify", "summary_of"]
 
 Decide = Callable[[CoordinatorState, Any, GroupLimits], tuple[Iterable[Any], Any]]
 
@@ -80,7 +79,7 @@ DECISIONS: dict[type[Any], Decide] = {
     DeleteOffsets: offsets.delete,
     DeleteGroup: offsets.delete_group,
     ExpireOffsets: offsets.expire,
-    StoreGeneration: generations.store_generation,
+    StoreGeneration: migration.store_generation,
     ClassicJoin: classic_members.join,
     ClassicSync: classic_members.sync,
     Downgrade: migration.downgrade,
@@ -92,7 +91,7 @@ class GroupMachine:
         self.limits = limits or GroupLimits()
 
     def decide(self, state: CoordinatorState, request: Any, *, offset: Offset) -> tuple[Sequence[Decision], Any]:
-        """The one decision that a request makes, or none, and its reply; raises the refusal."""
+        """Return the decision of a request (none if nothing changes) and its reply; raise the error of a rejection."""
         decide = DECISIONS.get(type(request))
         assert decide is not None, f"no decision for {type(request).__name__}"
         records, reply = decide(state, request, self.limits)
@@ -117,5 +116,5 @@ class GroupMachine:
         return empty_entry()
 
     def replay(self, state: CoordinatorState, data: Buffer, position: int = 0) -> CoordinatorState:
-        """The state after the batch at `position`; `CorruptStateError` or an error of the batch."""
+        """Return the state after the batch at `position`; raises `CorruptStateError` or an error of the batch."""
         return apply(state, decode_batch(data, position))

@@ -1,13 +1,14 @@
-"""A group with members changes between the classic and the consumer protocol. Pure; each way is one decision.
+"""A group with members changes between the classic and the consumer protocol; a classic group stores a generation.
+Pure; each is one decision.
 
     classic group   --a member joins by the consumer protocol--> consumer group    `upgrade_records`, with the join
     consumer group  --all its members speak the classic protocol--> classic group  `downgrade`
 
 Upgrade: the last stored generation is the truth about who owns what. Its members that are still in the group become
 classic members of the consumer group (`classic_members`) with what they were assigned and their generation as epoch;
-they notice nothing until their target changes. What a member said that it holds and nobody was assigned is still its
-own (`revoking`): a cooperative member may be giving it up. A group cannot be converted if the policy forbids it, if it
-is not of the protocol type "consumer", or if a subscription or an assignment cannot be read
+they notice nothing until their target changes. A partition that a member reported as owned and that is assigned to
+nobody stays its own (`revoking`): a cooperative member may be about to revoke it. A group cannot be converted if the
+policy forbids it, if it is not of the protocol type "consumer", or if a subscription or an assignment cannot be read
 (INCONSISTENT_GROUP_PROTOCOL); or if its assignments carry data of a custom assignor, which would be lost
 (UNSUPPORTED_VERSION).
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidelog.coordinator.classic_members import assignment_of, partitions_of
-from tidelog.coordinator.classic_requests import Downgrade, GroupMigratedError
+from tidelog.coordinator.classic_requests import Downgrade, GroupMigratedError, StoreGeneration
 from tidelog.coordinator.consumer_protocol import PROTOCOL_TYPE, Subscription, parse_assignment, parse_subscription
 from tidelog.coordinator.group_change import MEMBER_KINDS, Records
 from tidelog.coordinator.limits import GroupLimits
@@ -43,12 +44,13 @@ from tidelog.coordinator.records import (
 from tidelog.coordinator.requests import Heartbeat, TopicsView
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.model.errors import InvalidRequestError, UnsupportedVersionError
-from tidelog.model.group_errors import InconsistentGroupProtocolError
+from tidelog.model.group_errors import IllegalGenerationError, InconsistentGroupProtocolError
 from tidelog.model.ids import PartitionId
 from tidelog.model.maps import Map, sorted_items
 
 STANDARD_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
-"""What they put into assignments is their own memory, of no use to members: librdkafka's sticky ones do so."""
+"""Only these assignors themselves read the user data that they put into assignments (librdkafka's sticky ones do), so
+dropping it is harmless."""
 
 
 # ---- Upgrade
@@ -181,7 +183,7 @@ def downgrade(state: CoordinatorState, request: Downgrade, limits: GroupLimits) 
 
 
 def _common_protocol(members: Map[str, MemberValue]) -> str:
-    """What most classic members like most of the protocols that all of them know; "" if there is none."""
+    """Return the protocol that most members prefer among those that all of them support; "" if there is none."""
     lists = [[name for name, _ in member.classic_protocols] for _, member in sorted_items(members)]
     common = set.intersection(*(set(names) for names in lists))
     votes: dict[str, int] = {}
@@ -206,3 +208,24 @@ def _downgraded(group: Group, member_id: str, protocol: str, view: TopicsView) -
         assignment_of(current.assigned | current.revoking, view),
         current.previous_epoch if is_between else current.epoch,
     )
+
+
+# ---- Generations of classic groups
+
+
+def check_kind(state: CoordinatorState, group_id: str) -> None:
+    """Raises while the group is a consumer group with members."""
+    group = state.group(group_id)
+    if group is not None and group.members:
+        raise GroupMigratedError(f"group {group_id!r} is a consumer group with {len(group.members)} members")
+
+
+def store_generation(state: CoordinatorState, request: StoreGeneration, limits: GroupLimits) -> tuple[Records, None]:
+    check_kind(state, request.group)
+    group = state.group(request.group) or Group(request.group)
+    if request.value.generation < group.epoch:
+        raise IllegalGenerationError(f"generation {request.value.generation} of group {request.group!r} is over")
+    records = [GroupRecord(classic_key(request.group), request.value)]
+    if group.info is not None:
+        records.append(GroupRecord(group_key(request.group), None))
+    return records, None

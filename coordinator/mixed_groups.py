@@ -1,13 +1,13 @@
-"""Classic members of the consumer groups of a shard, and groups that change their protocol, at work.
+"""Drives classic members of consumer groups, and conversions of groups between the two protocols, for a shard.
 
     JoinGroup, SyncGroup, Heartbeat --> ClassicRounds --the group is a consumer group--> here --> machine
     a consumer member joins a classic group with members --> freeze its rounds --> machine --> drop the rounds
     the last consumer member is gone                     --> machine --> load the rounds, which begin with a rebalance
 
-While a group is converted its rounds are frozen: requests that would change them wait, deadlines do not count. What the
-machine is given of the rounds is true until the conversion has committed or failed; the client that asked for it may be
-gone by then. A conversion that fails changes nothing, and the rounds go on. Requests that were dispatched to the
-protocol that the group had are dispatched again (`GroupMigratedError`).
+While a group is converted its rounds are frozen: requests that would change them wait, deadlines do not count. The
+snapshot of the rounds that the machine gets stays valid until the conversion has committed or failed; the requesting
+client may be gone by then. A failed conversion changes nothing, and the rounds go on. Requests that were dispatched to
+the former protocol of the group are dispatched again (`GroupMigratedError`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidelog.coordinator import classic_members
 from tidelog.coordinator.classic_requests import (
@@ -28,31 +28,30 @@ from tidelog.coordinator.classic_requests import (
     SyncGroup,
     SyncReply,
 )
+from tidelog.coordinator.hosts import GroupShard, ShardHost
 from tidelog.coordinator.migration import check_upgrade, is_downgrade_due
 from tidelog.coordinator.requests import JOIN_EPOCH, Heartbeat, HeartbeatReply, LiveClassicGroup
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.model.errors import PolicyViolationError, TidelogError
 from tidelog.model.group_errors import CoordinatorNotAvailableError, RebalanceInProgressError
-
-if TYPE_CHECKING:
-    from tidelog.coordinator.shard import Shard, ShardHost
+from tidelog.world.slicing import sliced
 
 LOGGER = logging.getLogger(__name__)
 
 DISPATCHES_MAX = 8
-"""Attempts to find the protocol of a group that changes all the time."""
+"""Attempts to dispatch a request while its group changes its protocol."""
 RETRY_S = 0.5
 GROUPS_PER_TURN = 1_000
 
 
 class MixedGroups:
-    """See the module. Belongs to a shard, and ends with it."""
+    """See the module. A shard owns it and ends it."""
 
-    def __init__(self, shard: Shard, host: ShardHost) -> None:
+    def __init__(self, shard: GroupShard, host: ShardHost) -> None:
         self._shard = shard
         self._host = host
         self._frozen: dict[str, asyncio.Future[None]] = {}
-        """Groups under conversion; resolved at the end of it."""
+        """Groups under conversion; resolved when it ends."""
         self._downgrading: set[str] = set()
         self._policy = host.limits.migration_policy
 
@@ -60,13 +59,13 @@ class MixedGroups:
         return group_id in self._frozen
 
     async def thawed(self, group_id: str) -> None:
-        """Returns when the group is not under conversion."""
+        """Return when the group is not under conversion."""
         while (frozen := self._frozen.get(group_id)) is not None:
             await asyncio.shield(frozen)
             self._shard.check()
 
     def has_members(self, group_id: str) -> bool:
-        """Whether it is a consumer group with members."""
+        """Return whether it is a consumer group with members."""
         group = self._shard.state.group(group_id)
         return group is not None and bool(group.members)
 
@@ -75,14 +74,14 @@ class MixedGroups:
     async def join(self, group_id: str, request: JoinGroup) -> JoinReply:
         work = ClassicJoin(group=group_id, join=request, view=self._host.view, now_ms=self._host.now_ms())
         reply: JoinReply = await self._shard.submit(work)
-        self._heard(group_id, reply.member_id)
+        self._renew(group_id, reply.member_id)
         return reply
 
     async def sync(self, group_id: str, request: SyncGroup) -> SyncReply:
         self._shard.renew((group_id, request.member_id))
         work = ClassicSync(group=group_id, sync=request, view=self._host.view, now_ms=self._host.now_ms())
         reply: SyncReply = await self._shard.submit(work)
-        self._heard(group_id, request.member_id)
+        self._renew(group_id, request.member_id)
         return reply
 
     def heartbeat(self, group_id: str, *, member_id: str, generation: int, instance_id: str = "") -> None:
@@ -91,12 +90,12 @@ class MixedGroups:
         try:
             classic_members.heartbeat(group, group_id, member_id, instance_id, generation)
         except RebalanceInProgressError:
-            self._heard(group_id, member_id)
+            self._renew(group_id, member_id)
             raise
-        self._heard(group_id, member_id)
+        self._renew(group_id, member_id)
 
-    def _heard(self, group_id: str, member_id: str) -> None:
-        """The member lives; if the group waits for it to join or to sync, its rebalance timeout runs."""
+    def _renew(self, group_id: str, member_id: str) -> None:
+        """Renew the member's session; start its rebalance timeout if the group waits for its join or sync."""
         group = self._shard.state.group(group_id)
         if group is None or member_id not in group.members:
             return
@@ -118,8 +117,7 @@ class MixedGroups:
     # Upgrades.
 
     async def consumer_heartbeat(self, request: Heartbeat) -> HeartbeatReply:
-        """Of a member of the consumer protocol. If it joins a classic group with members, that becomes a consumer
-        group."""
+        """Handle a heartbeat of the consumer protocol. A join to a classic group with members converts the group."""
         for _ in range(DISPATCHES_MAX):
             if request.member_epoch != JOIN_EPOCH:
                 break
@@ -132,7 +130,7 @@ class MixedGroups:
             except GroupMigratedError:
                 await self._shard.rounds.stored(request.group)
         else:
-            raise CoordinatorNotAvailableError(f"group {request.group!r} changes its protocol all the time")
+            raise CoordinatorNotAvailableError(f"group {request.group!r} keeps changing its protocol: try again")
         reply: HeartbeatReply = await self._shard.submit(request)
         return reply
 
@@ -146,7 +144,7 @@ class MixedGroups:
         return await outcome
 
     async def _convert(self, request: Heartbeat, outcome: asyncio.Future[HeartbeatReply]) -> None:
-        """Runs to the end, also if the client that asked for it is gone."""
+        """Convert the group; runs to the end even if the requesting client is gone."""
         try:
             await self._shard.rounds.stored(request.group)
             reply = await self._shard.submit(replace(request, live_classic=self._live(request.group)))
@@ -157,14 +155,14 @@ class MixedGroups:
             LOGGER.info("group=%s member=%s: not upgraded: %s", *_names(request), error)
             if not outcome.done():
                 outcome.set_exception(error)
-                outcome.exception()  # a caller that is gone must not make the loop complain
+                outcome.exception()  # marks it as retrieved: the caller may be gone
         finally:
             self._thaw(request.group)
             if not outcome.done():
                 outcome.cancel()
 
     def _live(self, group_id: str) -> LiveClassicGroup | None:
-        """None: nobody is in its rounds."""
+        """Return the live members of a classic group; None if none is in its rounds."""
         held, stored = self._shard.rounds.get(group_id), self._shard.state.group(group_id)
         if held is None or not held.members:
             return None
@@ -192,14 +190,12 @@ class MixedGroups:
             self._downgrade_soon(group_id)
 
     async def start(self, state: CoordinatorState) -> None:
-        """Downgrades that a former coordinator, or another policy, has left undone. Yields between groups: a shard may
-        have 100,000."""
+        """Start downgrades that a former coordinator or policy has left undone. Yields between groups: a shard may have
+        100,000."""
         due = []
-        for number, (group_id, group) in enumerate(state.groups.items(), start=1):
+        async for group_id, group in sliced(state.groups.items(), GROUPS_PER_TURN):
             if is_downgrade_due(group, self._host.limits):
                 due.append(group_id)
-            if number % GROUPS_PER_TURN == 0:
-                await asyncio.sleep(0)
         for group_id in sorted(due):
             self._downgrade_soon(group_id)
 
@@ -226,7 +222,7 @@ class MixedGroups:
                     LOGGER.warning("group=%s stays a consumer group: %s", group_id, error)
                     return
                 except TidelogError as error:
-                    self._shard.check()  # over: this ends here
+                    self._shard.check()  # raises if the shard has ended
                     LOGGER.info("group=%s is downgraded later: %s", group_id, error)
                     await asyncio.sleep(RETRY_S)
         except TidelogError as error:

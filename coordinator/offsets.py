@@ -1,22 +1,22 @@
-"""Committed offsets: taken from who may commit, kept by topic id, forgotten when nobody needs them.
+"""Commits, deletes and expires the offsets of groups. Pure.
 
 Who may commit (`check_commit`), for a group that has members:
 - a member of a consumer group with its epoch, for every partition that it holds, and for those that the group does not
-  read. What it has given up may belong to another one by now, or have belonged to another one and be on its way to the
-  next (STALE_MEMBER_EPOCH, of that partition): a commit that was late would take it back to where it once was. With its
-  previous epoch only for partitions that it has held since then: an answer with a new epoch and a commit may cross on
-  the way.
-- a classic member of a consumer group likewise; it hears ILLEGAL_GENERATION, or REBALANCE_IN_PROGRESS of a partition.
+  read. A partition that it revoked may have another owner now, or may be about to get one. A late commit would
+  overwrite the newer offset, so that partition gets STALE_MEMBER_EPOCH. With its previous epoch it may commit only
+  for partitions that it has held since then: its commit may have been sent before the reply with the new epoch arrived.
+- a classic member of a consumer group likewise; it gets ILLEGAL_GENERATION for the request, or REBALANCE_IN_PROGRESS
+  for a partition.
 - a member of a classic group with the stored generation (ILLEGAL_GENERATION), or with its member epoch if the group was
   a consumer group and the member has not joined a generation since.
-- nobody else (UNKNOWN_MEMBER_ID): a program without membership may commit only while the group has no members.
+- nobody else (UNKNOWN_MEMBER_ID): a client that is no member may commit only while the group has no members.
 
 A negative offset is stored as it is, as Kafka stores it: clients read it as "nothing committed", or as a position of
 their own (kafkajs: -1 latest, -2 earliest).
 
 Offsets of a group without members expire `retention_ms` after it became empty and after they were committed; those of a
-group that never had members (a "simple" one) after their commit. A group that is empty so long and has none left goes
-with them. Offsets of topics that are gone expire at once.
+group that never had members (a "simple" one) after their commit. A group that has been empty that long and
+has no offsets left is deleted with them. Offsets of deleted topics expire at once.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits)
     current = check_commit(group, request.member_id, request.member_epoch, request.instance_id)
     reply: PartitionErrors = {}
     records: Records = []
-    # What shall have an owner soon; asked for only by those that commit what is nobody's.
-    dealt = cache(lambda: frozenset().union(*(target.partitions for target in group.targets.values())))
+    # Partitions of all targets. Computed lazily: only a commit for an unowned partition needs them.
+    targeted = cache(lambda: frozenset().union(*(target.partitions for target in group.targets.values())))
     for partition, wanted in request.offsets.items():
-        error = _wrong(wanted, limits)
+        error = _metadata_error(wanted, limits)
         if error is None and current is not None:
-            error = _fenced(group, request, current, partition, dealt)
+            error = _stale_epoch_error(group, request, current, partition, targeted)
             if error is not None and group.members[request.member_id].is_classic:
-                error = RebalanceInProgressError(str(error))  # classic clients do not know the other one
+                error = RebalanceInProgressError(str(error))  # classic clients do not know STALE_MEMBER_EPOCH
         reply[partition] = error
         if error is None:
             value = OffsetValue(
@@ -97,7 +97,8 @@ def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits)
 
 
 def check_commit(group: Group, member_id: str, member_epoch: int, instance_id: str = "") -> CurrentValue | None:
-    """The member of a consumer group that commits, or None if it is another kind of program that may; raises if not."""
+    """Return the member of a consumer group that commits; None for a member of a classic group and for a client that is
+    no member. Raises if it may not commit."""
     if group.classic is not None and group.classic.members:
         _check_classic(group, member_id, member_epoch, instance_id)
         return None
@@ -112,15 +113,15 @@ def check_commit(group: Group, member_id: str, member_epoch: int, instance_id: s
             f"{member_id!r} is no member of group {group.group_id!r}; while it has members only they commit"
         )
     if member_epoch < 0 or member_epoch not in (current.epoch, current.previous_epoch):
-        refusal = IllegalGenerationError if group.members[member_id].is_classic else StaleMemberEpochError
-        raise refusal(
+        rejection = IllegalGenerationError if group.members[member_id].is_classic else StaleMemberEpochError
+        raise rejection(
             f"member {member_id!r} of group {group.group_id!r} comes with epoch {member_epoch}; it is {current.epoch}"
         )
     return current
 
 
 def check_fetch(group: Group | None, group_id: str, member_id: str, member_epoch: int) -> None:
-    """Raises unless the group knows the member in this epoch; nobody in particular (no id, epoch -1) may ask."""
+    """Raises unless the group has the member in this epoch. A client without membership (no id, epoch -1) may fetch."""
     if not member_id and member_epoch < 0:
         return
     if group is None or not group.member_count:
@@ -153,7 +154,7 @@ def _check_classic(group: Group, member_id: str, generation: int, instance_id: s
         )
 
 
-def _wrong(wanted: OffsetToCommit, limits: GroupLimits) -> TidelogError | None:
+def _metadata_error(wanted: OffsetToCommit, limits: GroupLimits) -> TidelogError | None:
     if len(wanted.metadata.encode()) > limits.offset_metadata_bytes_max:
         return OffsetMetadataTooLargeError(
             f"metadata of an offset has at most {limits.offset_metadata_bytes_max} bytes"
@@ -161,17 +162,17 @@ def _wrong(wanted: OffsetToCommit, limits: GroupLimits) -> TidelogError | None:
     return None
 
 
-def _fenced(
+def _stale_epoch_error(
     group: Group,
     request: CommitOffsets,
     current: CurrentValue,
     partition: PartitionId,
-    dealt: Callable[[], Partitions],
+    targeted: Callable[[], Partitions],
 ) -> TidelogError | None:
     owner = group.owners.get(partition)
     if owner is not None and owner != request.member_id:
         return StaleMemberEpochError(f"partition {partition.partition} belongs to another member now")
-    if owner is None and partition in dealt():
+    if owner is None and partition in targeted():
         return StaleMemberEpochError(f"partition {partition.partition} is on its way to its next owner")
     if request.member_epoch != current.epoch and (owner is None or partition in current.gained):
         return StaleMemberEpochError(
@@ -181,7 +182,7 @@ def _fenced(
     return None
 
 
-# ---- Forgetting
+# ---- Deletion and expiry
 
 
 def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits) -> tuple[Records, PartitionErrors]:
@@ -205,7 +206,7 @@ def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits)
         if not is_read and partition in group.offsets:
             records.append(GroupRecord(offset_key(request.group, partition), None))
     if records and len(records) == len(group.offsets) and group.info is None and group.classic is None:
-        # It stays, empty, as any group does until it is deleted or expires.
+        # The group itself stays, empty, until it is deleted or expires.
         empty = ClassicValue(generation=0, empty_since_ms=request.now_ms)
         records.append(GroupRecord(classic_key(request.group), empty))
     return records, reply
@@ -224,8 +225,8 @@ def delete_group(state: CoordinatorState, request: DeleteGroup, limits: GroupLim
 
 
 def _tombstones(group: Group) -> Iterator[GroupRecord]:
-    """Of everything but the offsets."""
-    # A former leader of another version may have left parts of members that are no more.
+    """Yield tombstones of all keys of the group except its offsets."""
+    # A former leader of another version may have left keys of members that do not exist any more.
     for kind, parts in ((Kind.MEMBER, group.members), (Kind.TARGET, group.targets), (Kind.CURRENT, group.currents)):
         for member_id in sorted(parts):
             yield GroupRecord(member_key(kind, group.group_id, member_id), None)

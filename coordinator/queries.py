@@ -1,14 +1,13 @@
-"""Questions on a state: pure, and changing nothing. The shell gives the committed state."""
+"""Read-only queries of a state. Pure; the shell passes the committed state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
 from tidelog.coordinator.classic_requests import ClassicDetails
 from tidelog.coordinator.offsets import check_fetch
-from tidelog.coordinator.records import ClassicMember, sorted_partitions
+from tidelog.coordinator.records import sorted_partitions
 from tidelog.coordinator.requests import STATIC_LEAVE_EPOCH, Committed, GroupDetails, GroupSummary, MemberSummary
 from tidelog.coordinator.state import CoordinatorState, Group
 from tidelog.model.group_errors import GroupIdNotFoundError
@@ -28,7 +27,7 @@ def fetch_offsets(
 ) -> dict[PartitionId, Committed]:
     """What the group has committed, of these partitions or (None) of all; -1 where it has nothing.
 
-    With a member epoch it is a member's question, refused if this state does not know it so: UNKNOWN_MEMBER_ID,
+    With a member epoch it is a member's request, rejected if this state does not know it so: UNKNOWN_MEMBER_ID,
     STALE_MEMBER_EPOCH (a consumer group), ILLEGAL_GENERATION (a classic one). A group that does not exist has nothing.
     """
     group = state.group(group_id)
@@ -48,12 +47,12 @@ def fetch_offsets(
 
 
 def group_state(group: Group) -> str:
-    """ "empty", "reconciling" or "stable"; of a classic group, as it is stored: the rounds know more."""
+    """ "empty", "reconciling" or "stable"; for a classic group the stored state: `ClassicGroup` has the live one."""
     if not group.member_count:
         return "empty"
     for member_id, current in group.currents.items():
         target = group.targets.get(member_id)
-        # A static member that is away takes nothing over: the group does not wait for it.
+        # A static member that left for a restart (epoch -2) takes nothing over: the group does not wait for it.
         is_away = current.epoch == STATIC_LEAVE_EPOCH
         is_under_way = bool(current.revoking) or current.is_joining
         if not is_away and (is_under_way or (target is not None and current.assigned != target.partitions)):
@@ -61,24 +60,12 @@ def group_state(group: Group) -> str:
     return "stable"
 
 
-def list_groups(
-    state: CoordinatorState, states: Iterable[str] = (), kinds: Iterable[str] = ()
-) -> tuple[GroupSummary, ...]:
-    """All groups, or those in these states and of these kinds, by name."""
-    in_states, of_kinds = frozenset(states), frozenset(kinds)
-    return tuple(
-        summary
-        for summary in (summary_of(group_id, group) for group_id, group in sorted_items(state.groups))
-        if (not in_states or summary.state in in_states) and (not of_kinds or summary.kind in of_kinds)
-    )
-
-
 def summary_of(group_id: str, group: Group) -> GroupSummary:
     return GroupSummary(group_id, group.kind, group_state(group), group.member_count, _protocol_type(group))
 
 
 def describe_group(state: CoordinatorState, group_id: str) -> GroupDetails:
-    """`GroupIdNotFoundError`. The assignments of classic members are their own bytes, and not shown here."""
+    """Raises `GroupIdNotFoundError`. Assignments of classic members are opaque bytes and are not shown here."""
     group = state.group(group_id)
     if group is None:
         raise GroupIdNotFoundError(f"there is no group {group_id!r} here")
@@ -99,19 +86,7 @@ def describe_classic(state: CoordinatorState, group_id: str, held: ClassicGroup 
     group = state.group(group_id)
     if held is not None and (held.members or group is None):
         is_stable = held.state is ClassicState.STABLE
-        members = tuple(
-            ClassicMember(
-                each.member_id,
-                each.instance_id,
-                each.client_id,
-                each.client_host,
-                each.session_timeout_ms,
-                each.rebalance_timeout_ms,
-                each.metadata(held.protocol) if is_stable else b"",
-                each.assignment if is_stable else b"",
-            )
-            for each in held.members.values()
-        )
+        members = tuple(each.stored(held.protocol, is_shown=is_stable) for each in held.members.values())
         protocol = held.protocol if is_stable else ""
         return ClassicDetails(group_id, held.state.value, held.protocol_type, protocol, members)
     if group is None:
@@ -154,34 +129,3 @@ def _members(group: Group) -> Iterator[MemberSummary]:
         yield MemberSummary(
             each.member_id, each.instance_id, "", each.client_id, each.client_host, generation, (), "", (), (), True
         )
-
-
-@dataclass(frozen=True, slots=True)
-class MemberTimeouts:
-    """For whom a new coordinator starts timers."""
-
-    group: str
-    member_id: str
-    member_epoch: int
-    instance_id: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    is_revoking: bool
-    is_streamed: bool
-
-
-def timeouts(state: CoordinatorState) -> Iterator[MemberTimeouts]:
-    """Of all members of consumer groups, in order."""
-    for group_id, group in sorted_items(state.groups):
-        for member_id, member in sorted_items(group.members):
-            current = group.currents.get(member_id)
-            yield MemberTimeouts(
-                group_id,
-                member_id,
-                0 if current is None else current.epoch,
-                member.instance_id,
-                member.session_timeout_ms,
-                member.rebalance_timeout_ms,
-                current is not None and bool(current.revoking),
-                member.is_streamed,
-            )

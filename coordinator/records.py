@@ -1,27 +1,27 @@
-"""The records of `__consumer_offsets`: the only way in which the state of groups changes.
+"""The records of `__consumer_offsets`: the only way in which the state of groups changes. Pure.
 
-A record has a key, so that the topic compacts: the last value of each key is all there is to know. On disk
+A record has a key, so that the topic compacts: the state is the last value of each key. On disk:
 
     key    msgpack [kind, group]                      GROUP, CLASSIC
                    [kind, group, member id]           MEMBER, TARGET, CURRENT
                    [kind, group, topic id, partition] OFFSET
-    value  msgpack [kind, version, {field id: value}], or null: the key is no more (a tombstone)
+    value  msgpack [kind, version, {field id: value}], or null (a tombstone): the key is deleted
 
-Field ids are the places of a class's fields, fixed for ever: a field is only ever added at the end, with a default. A
-reader keeps fields that it does not know (`extra`), and passes over kinds that it does not know, so that an older and a
-newer broker can share a log. A set of partitions is [[topic id, [partition, ...]], ...], sorted.
+A field id is the position of the field in its class and never changes: a field is only ever added at the end, with a
+default. A reader keeps fields that it does not know (`extra`), and skips kinds that it does not know, so that an older
+and a newer broker can share a log. A set of partitions is [[topic id, [partition, ...]], ...], sorted.
 
 The values are the state itself (`state.py`): nothing has to be translated on replay.
 
-A `Decision` is what one request changes. Its records stand in one record batch, all or none of them; a batch may hold
-several whole decisions. `DECISION_BYTES_MAX` bounds one as it stands on disk (max.message.bytes of the topic is 1 MiB),
-`RECORDS_BYTES_MAX` before compression.
+A `Decision` is what one request changes. All its records are in one record batch, so that they commit atomically; a
+batch may hold several whole decisions. `DECISION_BYTES_MAX` bounds one as it is on disk (max.message.bytes of the topic
+is 1 MiB), `RECORDS_BYTES_MAX` before compression.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -46,7 +46,7 @@ NO_PARTITIONS: Partitions = frozenset()
 
 class Kind(IntEnum):
     NOTHING = 0
-    """A key that has no value, ever: an entry that means nothing."""
+    """The key of a no-op record; it never has a value."""
     GROUP = 1
     MEMBER = 2
     TARGET = 3
@@ -81,16 +81,16 @@ class GroupValue(Value):
     epoch: int
     assignor: str = "uniform"
     topics_digest: bytes = b""
-    """Of the subscribed topics as they were when the target was made: tells whether they have changed since."""
+    """Hash of the subscribed topics when the target was computed; differs if they changed since."""
     empty_since_ms: int = -1
     """-1 while it has members."""
     classic_protocol: str = ""
-    """The protocol of the classic group that this group was; its classic members go on with it."""
+    """The protocol of the classic group that this group was; its classic members keep using it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberValue(Value):
-    """What a member of a consumer group wants."""
+    """The subscription and settings of a member of a consumer group."""
 
     KIND: ClassVar[Kind] = Kind.MEMBER
 
@@ -105,7 +105,7 @@ class MemberValue(Value):
     session_timeout_ms: int = 0
     rebalance_timeout_ms: int = 0
     is_streamed: bool = False
-    """Its heartbeats ride on a stream: while it lives it has one, or looks for the next coordinator."""
+    """Whether it sends heartbeats on a stream."""
     classic_protocols: tuple[tuple[str, bytes], ...] = ()
     """Of a member that speaks the classic protocol: (name, its subscription under it), the preferred one first."""
 
@@ -116,7 +116,7 @@ class MemberValue(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetValue(Value):
-    """What a member shall hold in the end, in the group's epoch."""
+    """The target assignment of a member in the group's epoch."""
 
     KIND: ClassVar[Kind] = Kind.TARGET
 
@@ -125,25 +125,25 @@ class TargetValue(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentValue(Value):
-    """What a member holds now, as far as the coordinator has told it."""
+    """The assignment that the coordinator last sent to a member."""
 
     KIND: ClassVar[Kind] = Kind.CURRENT
 
     epoch: int
-    """The member's epoch: which of the group's epochs it was last told about. -2: a static member that is away."""
+    """The member's epoch: the group's epoch of its last assignment. -2: a static member that is away."""
     previous_epoch: int = -1
-    """The one before: what the member may still know, if the last answer was lost or is on its way."""
+    """The epoch before: the member may still have it if the last answer was lost or is in flight."""
     assigned: Partitions = NO_PARTITIONS
-    """What it was told to hold."""
+    """Partitions assigned to it."""
     revoking: Partitions = NO_PARTITIONS
-    """What it was told to give up and has not said that it has: still its own."""
+    """Partitions it must revoke and has not reported as revoked: it still owns them."""
     gained: Partitions = NO_PARTITIONS
-    """Those of `assigned` that came to it under this epoch."""
+    """Partitions of `assigned` that were added in this epoch."""
     is_joining: bool = False
-    """A classic member has joined under this epoch and has not synced yet: `previous_epoch` is the last that it has
-    synced."""
+    """The member has joined under this epoch and has not confirmed it, a classic one by its sync, another one by a
+    heartbeat. Of a classic member `previous_epoch` is the last that it has synced."""
     declared: Partitions = NO_PARTITIONS
-    """What a joining member said that it holds, of what is its own. The rest becomes free when it syncs."""
+    """What a joining member said that it holds, of what is its own. The rest becomes free when it confirms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class ClassicMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassicValue(Value):
-    """A generation of a classic group, as its leader has dealt it; without members, the group is empty."""
+    """A generation of a classic group, as assigned by its leader; without members, the group is empty."""
 
     KIND: ClassVar[Kind] = Kind.CLASSIC
 
@@ -186,12 +186,12 @@ class ClassicValue(Value):
     members: tuple[ClassicMember, ...] = ()
     empty_since_ms: int = -1
     topics: tuple[str, ...] = ()
-    """What the members read, as far as the door could tell from their subscriptions."""
+    """Topics of the members' subscriptions, as far as the API server could parse them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """`key` has this value from here on; None: it is no more."""
+    """Sets the value of `key`; None removes it."""
 
     key: Key
     value: Value | None
@@ -229,7 +229,7 @@ def offset_key(group: str, partition: PartitionId) -> Key:
 
 
 def sort_key(partition: PartitionId) -> tuple[int, int]:
-    """An order of partitions that costs less than that of their UUIDs, and is the same one."""
+    """Return a sort key: the order of topic UUID and partition number, and cheaper to compare than a UUID."""
     return partition.topic_id.int, partition.partition
 
 
@@ -265,6 +265,12 @@ def _int(value: Any) -> int:
     return value
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
 # ---- Coding
 
 
@@ -283,14 +289,16 @@ def decode_key(data: bytes) -> Key | None:
     """None: of a kind that this version does not know."""
     try:
         parts = msgpack.unpackb(data, use_list=False)
+        if not isinstance(parts, tuple):
+            raise ValueError("a list of parts is needed")
         kind = _int(parts[0])
         if kind not in _KINDS:
             return None
         if kind == Kind.OFFSET:
             _, group, topic, partition = parts
-            return offset_key(str(group), PartitionId(_topic_id(topic), _int(partition)))
+            return offset_key(_text(group), PartitionId(_topic_id(topic), _int(partition)))
         group, member_id = (*parts[1:3], "", "")[:2]
-        return Key(kind, str(group), str(member_id))
+        return Key(kind) if kind == Kind.NOTHING else Key(kind, _text(group), _text(member_id))
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise CorruptStateError(f"the key of a group record cannot be read: {error}") from error
 
@@ -353,7 +361,7 @@ def decode_value(data: bytes) -> Value | None:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The records of one request, which stand or fall together; made by `decision`."""
+    """The records of one request, which commit together; created by `decision`."""
 
     records: tuple[GroupRecord, ...]
     now_ms: int
@@ -383,7 +391,7 @@ def decision(records: Iterable[GroupRecord], now_ms: int = NO_TIMESTAMP) -> Deci
 
 
 def encode_batch(decisions: Sequence[Decision]) -> bytes:
-    """These decisions as one record batch, without a producer; base offset and leader epoch are the log's to stamp."""
+    """Encode decisions as one record batch without a producer; the log sets base offset and leader epoch."""
     size = sum(each.size for each in decisions)
     return batch.encode_columns(
         [each.now_ms for each in decisions for _ in each.rows],
@@ -394,7 +402,7 @@ def encode_batch(decisions: Sequence[Decision]) -> bytes:
 
 
 def encode_entries(decisions: Sequence[Decision]) -> list[bytes]:
-    """Batches that hold these decisions in order, as few as the bound allows; a decision is never torn apart."""
+    """Encode decisions in order into as few batches as the limit allows; a decision is never split."""
     entries: list[bytes] = []
     gathered: list[Decision] = []
     size = 0
@@ -422,21 +430,20 @@ def decode_batch(data: Buffer, position: int = 0) -> tuple[GroupRecord, ...]:
     if batch.read_header(data, position).is_control:
         return ()
     columns = batch.decode_columns(data, position, decompressed_bytes_max=2 * RECORDS_BYTES_MAX)
-    return tuple(_decoded(columns.keys, columns.values))
+    decoded = map(decode_record, columns.keys, columns.values)
+    return tuple(record for record in decoded if record is not None)
 
 
-def _decoded(keys: Iterable[bytes | None], values: Iterable[bytes | None]) -> Iterator[GroupRecord]:
-    for raw_key, raw_value in zip(keys, values, strict=True):
-        if raw_key is None:
-            raise CorruptStateError("a group record has no key")
-        key = decode_key(raw_key)
-        if key is None or key.kind == Kind.NOTHING:
-            continue
-        if raw_value is None:
-            yield GroupRecord(key, None)
-            continue
-        value = decode_value(raw_value)
-        if value is not None:
-            if key.kind != value.KIND:
-                raise CorruptStateError(f"a {value.KIND.name} stands under the key of a {Kind(key.kind).name}")
-            yield GroupRecord(key, value)
+def decode_record(raw_key: bytes | None, raw_value: bytes | None) -> GroupRecord | None:
+    """Return the record; None for a no-op, and for a kind that this version does not know."""
+    if raw_key is None:
+        raise CorruptStateError("a group record has no key")
+    key = decode_key(raw_key)
+    if key is None or key.kind == Kind.NOTHING:
+        return None
+    value = None if raw_value is None else decode_value(raw_value)
+    if raw_value is not None and value is None:
+        return None
+    if value is not None and key.kind != value.KIND:
+        raise CorruptStateError(f"a {value.KIND.name} stands under the key of a {Kind(key.kind).name}")
+    return GroupRecord(key, value)

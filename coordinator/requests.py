@@ -1,10 +1,9 @@
-"""What can be asked of the group coordinator's pure core, and what it answers.
+"""Requests to the group coordinator's pure core, and their replies. Pure.
 
-Both doors and the shell's own timers speak in these. A request carries all that its decision depends on beside the
-state: the time, and the topics as the broker's image shows them. One request is one decision: its records commit
-together.
+Both API servers and the shell's own timers use these. A request carries everything that its decision depends on besides
+the state: the time, and the topics of the broker's image. One request is one decision: its records commit together.
 
-Errors of a whole request are raised (`model.errors`); errors of one partition stand in the reply.
+Errors of a whole request are raised (`model.errors`); errors of one partition are in the reply.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from tidelog.model.ids import PartitionId, TopicId
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
-NO_MEMBER_EPOCH = -1
-"""In a commit: of a program that is no member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +26,18 @@ class TopicShape:
     name: str
     partitions: int
     racks: tuple[frozenset[str], ...] = ()
-    """Of each partition's replicas; empty if no broker has a rack."""
+    """Racks of each partition's replicas; empty if no broker has a rack."""
 
 
 class TopicsView(Protocol):
-    """Topics as they are in one image. Immutable."""
+    """The topics of one image. Immutable."""
 
     def by_name(self, name: str) -> TopicShape | None: ...
 
     def by_id(self, topic_id: TopicId) -> TopicShape | None: ...
 
     def names(self) -> Iterable[str]:
-        """Of all topics that are not internal, in order."""
+        """Return the sorted names of all topics that are not internal."""
         ...
 
 
@@ -49,20 +46,19 @@ class TopicsView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveClassicGroup:
-    """What the shell knows of a classic group with members beyond the log. The group changes nothing while a request
-    that carries this is under way."""
+    """Live state of a classic group with members that the log lacks. The group is frozen while a request carries it."""
 
     stored_generation: int
-    """Of the record in the log that this belongs to."""
+    """Generation of the group's record in the log."""
     generation: int
-    """The latest that members have heard of."""
+    """The latest generation that members received."""
     protocols: Mapping[str, tuple[tuple[str, bytes], ...]]
-    """Of the members that are in the group now, with their subscriptions. Others in the log have left or expired."""
+    """Protocols and subscriptions of the current members. Others in the log have left or expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Join, go on, report or leave; the epochs are those of `HeartbeatRequest` in groups.proto."""
+    """Joins, renews, reports or leaves; the epochs are those of `HeartbeatRequest` in groups.proto."""
 
     group: str
     member_id: str
@@ -74,7 +70,7 @@ class Heartbeat:
     client_id: str = ""
     client_host: str = ""
     topics: tuple[str, ...] | None = None
-    """None: as before. So with the pattern; on joining they stand for nothing."""
+    """None: unchanged, and so for the pattern; on joining None means no subscription."""
     pattern: str | None = None
     assignor: str = ""
     session_timeout_ms: int = 0
@@ -82,9 +78,11 @@ class Heartbeat:
     owned: frozenset[PartitionId] | None = None
     """None: as before."""
     is_streamed: bool | None = None
-    """Whether it came on a stream. None: as before."""
+    """Whether it came on a stream. None: unchanged."""
+    is_on_behalf: bool = False
+    """Whether the coordinator made it in the member's name: it proves nothing about the member."""
     live_classic: LiveClassicGroup | None = None
-    """Set where the member joins a classic group with members, which becomes a consumer group by that."""
+    """Set if the member joins a classic group with members, which then becomes a consumer group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +90,16 @@ class HeartbeatReply:
     member_id: str
     member_epoch: int
     assignment: tuple[PartitionId, ...] | None
-    """None: as the member was told before."""
+    """None: unchanged since the last reply."""
     session_timeout_ms: int
     is_revoking: bool = False
-    """The member has to give something up: its rebalance timeout runs from when it was told."""
+    """The member must revoke partitions: its rebalance timeout runs from this reply."""
     rebalance_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireMember:
-    """A timer of the shell has found that a member's time is over. Nothing happens if its epoch has changed since."""
+    """Removes a member whose timer has expired. Does nothing if its epoch has changed since."""
 
     group: str
     member_id: str
@@ -109,13 +107,13 @@ class ExpireMember:
     view: TopicsView
     now_ms: int
     is_rebalance: bool = False
-    """It was the time to give something up: nothing happens either if that is done. Within an epoch a member is told
-    once what to give up, so that this cannot be something else that it was told later."""
+    """The rebalance timeout has expired: does nothing if the member has revoked its partitions. A member gets one
+    revocation per epoch, so this cannot be a later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveMembers:
-    """By an operator. Both empty: all of them. The reply is {name as asked: error or None}."""
+    """Removes members for an operator; both lists empty: all. The reply is {name as requested: error or None}."""
 
     group: str
     view: TopicsView
@@ -126,7 +124,7 @@ class RemoveMembers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshTopics:
-    """The image has changed: deal anew where the subscribed topics are not what they were. One group at a time."""
+    """Makes a new target for one group if its subscribed topics have changed in the image."""
 
     group: str
     view: TopicsView
@@ -173,14 +171,14 @@ class DeleteGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireOffsets:
-    """Of groups that have been without members for `retention_ms`, and of topics that are gone (`gone`). A bounded part
-    of them; the reply tells whether there is more."""
+    """Expires offsets of groups that were empty for `retention_ms`, and of deleted topics (`gone`). One request expires
+    a bounded number; the reply is whether more remain."""
 
     now_ms: int
     retention_ms: int
     gone: frozenset[TopicId] = frozenset()
     groups: tuple[str, ...] | None = None
-    """Those to look at, in this order; None: all."""
+    """Groups to scan, in this order; None: all."""
 
 
 # ---- Questions, answered from the committed state
@@ -188,7 +186,7 @@ class ExpireOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """An offset as it was committed; offset -1 if there is none."""
+    """A committed offset; -1 if there is none."""
 
     offset: int
     leader_epoch: int = -1
@@ -204,7 +202,7 @@ class GroupSummary:
     state: str
     members: int
     protocol_type: str = ""
-    """Of a classic group what its members say; "consumer" of a consumer group."""
+    """The protocol type of a classic group's members; "consumer" for a consumer group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,17 @@
-"""The state of the groups of one partition of `__consumer_offsets`: an immutable value, made by its records alone.
+"""The state of the groups of one partition of `__consumer_offsets`: an immutable value, the replay of its records.
+Pure.
 
-Every part of the state stands under one key, and the last record of a key is its value; a tombstone takes it away. So a
-replay of the whole log, of the compacted log, and the life of a former leader all end in the same state (C6).
+Every part of the state has one key. The last record of the key is its value; a tombstone removes it. So a replay of the
+whole log, a replay of the compacted log, and the changes that a former leader made all end in the same state.
 What is derived (`owners`, `instances`) follows from the values.
 
-Invariants of what decisions write (`validate`; replay of any other sequence does not fail, it only is as odd as that):
+Invariants of what decisions write (`validate`; replay of another sequence does not fail, but may violate them):
 - `assigned` and `revoking` of all members of a group are disjoint: a partition has at most one owner;
 - a consumer group has a GROUP record, and for each MEMBER a CURRENT and a TARGET;
 - no group has both a GROUP and a CLASSIC record: a group has one kind;
-- targets are disjoint; a member's epoch is not above the group's;
+- targets are disjoint; a member's epoch is not above the group's, and a member in the group's epoch is assigned only
+  what its target has (one that joins, or is of the classic protocol, keeps more until it confirms);
+- a stored generation of a classic group with members names one of them as leader;
 - an instance id names one member.
 """
 
@@ -47,7 +50,7 @@ _NO_OFFSETS: Map[PartitionId, OffsetValue] = Map()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group, of whatever kind: "consumer" if it has `info`, "classic" if it has `classic`, "simple" otherwise."""
+    """A group of any kind: "consumer" if it has `info`, "classic" if it has `classic`, "simple" otherwise."""
 
     group_id: str
     info: GroupValue | None = None
@@ -55,7 +58,7 @@ class Group:
     targets: Map[str, TargetValue] = _NO_TARGETS
     currents: Map[str, CurrentValue] = _NO_CURRENTS
     owners: Map[PartitionId, str] = _NO_OWNERS
-    """Derived: who holds a partition, or has not said yet that it has given it up."""
+    """Derived: partition -> member that is assigned it or is still revoking it."""
     instances: Map[str, str] = _NO_INSTANCES
     """Derived: instance id -> member id."""
     offsets: Map[PartitionId, OffsetValue] = _NO_OFFSETS
@@ -79,13 +82,13 @@ class Group:
 
     @property
     def empty_since_ms(self) -> int:
-        """-1: it has members, or is only offsets."""
+        """Time since when it has no members; -1 if it has members, or has only offsets."""
         if self.info is not None:
             return self.info.empty_since_ms
         return -1 if self.classic is None else self.classic.empty_since_ms
 
     @property
-    def is_nothing(self) -> bool:
+    def has_no_records(self) -> bool:
         return (
             self.info is None
             and self.classic is None
@@ -108,7 +111,7 @@ EMPTY = CoordinatorState()
 
 
 def apply(state: CoordinatorState, records: Iterable[GroupRecord]) -> CoordinatorState:
-    """The state after these records. Total: any sequence of records is taken."""
+    """Return the state after these records. Never raises, whatever the sequence."""
     changed: dict[str, _Draft] = {}
     for record in records:
         group_id = record.key.group
@@ -121,7 +124,7 @@ def apply(state: CoordinatorState, records: Iterable[GroupRecord]) -> Coordinato
     groups = state.groups.mutate()
     for group_id, draft in changed.items():
         group = draft.finish()
-        if group.is_nothing:
+        if group.has_no_records:
             groups.pop(group_id, None)
         else:
             groups[group_id] = group
@@ -129,7 +132,7 @@ def apply(state: CoordinatorState, records: Iterable[GroupRecord]) -> Coordinato
 
 
 def apply_to_group(group: Group, records: Iterable[GroupRecord]) -> Group:
-    """The group after these records, which are all of it."""
+    """Return the group after these records, all of which belong to it."""
     draft = _Draft(group)
     for record in records:
         assert record.key.group == group.group_id, "records of one group"
@@ -138,7 +141,7 @@ def apply_to_group(group: Group, records: Iterable[GroupRecord]) -> Group:
 
 
 class _Parts(Generic[K, V]):
-    """One map of a group that is being changed: copied with the first change, and the very same if there is none."""
+    """One map of a group, copied on the first write; the same object if nothing was written (copy on write)."""
 
     __slots__ = ("_before", "_copy")
 
@@ -217,7 +220,7 @@ class _Draft:
         after = frozenset[PartitionId]() if value is None else value.assigned | value.revoking
         if before is not None:
             for partition in (before.assigned | before.revoking) - after:
-                # Another one may have it already where a compacted log is half replayed.
+                # In the middle of replaying a compacted log, another member may have it already.
                 if self.owners.get(partition) == member_id:
                     self.owners.drop(partition)
         if value is None:
@@ -242,28 +245,50 @@ class _Draft:
         )
 
 
-def validate(state: CoordinatorState) -> None:
-    """Asserts the invariants of the module's docstring; for tests."""
+def validate(state: CoordinatorState, *, since: CoordinatorState = EMPTY) -> None:
+    """Asserts the invariants of the module's docstring, of the groups that differ from those in `since`."""
+    if state.groups is since.groups:
+        return
     for group_id, group in sorted_items(state.groups):
-        assert group.group_id == group_id
-        assert not group.is_nothing, f"{group_id}: a group of nothing"
-        assert group.info is None or group.classic is None, f"{group_id}: of two kinds"
-        assert set(group.members) == set(group.targets) == set(group.currents), f"{group_id}: half a member"
-        if group.members:
-            assert group.info is not None, f"{group_id}: members of no group"
-            assert group.info.empty_since_ms == -1, f"{group_id}: has members and is empty"
-        owners: dict[PartitionId, str] = {}
-        for member_id, current in sorted_items(group.currents):
-            assert not current.assigned & current.revoking, f"{group_id}/{member_id}: holds and gives up"
-            assert current.gained <= current.assigned, f"{group_id}/{member_id}: gained what it has not"
-            assert current.epoch <= group.epoch, f"{group_id}/{member_id}: ahead of its group"
-            for partition in current.assigned | current.revoking:
-                assert partition not in owners, f"{group_id}: {partition} has two owners"
-                owners[partition] = member_id
-        assert dict(group.owners) == owners, f"{group_id}: owners are not those of its members"
-        seen: set[PartitionId] = set()
-        for member_id, target in sorted_items(group.targets):
-            assert not seen & target.partitions, f"{group_id}/{member_id}: a partition in two targets"
-            seen |= target.partitions
-        named = {value.instance_id: member_id for member_id, value in group.members.items() if value.instance_id}
-        assert dict(group.instances) == named, f"{group_id}: instances are not those of its members"
+        if group is not since.groups.get(group_id):
+            assert group.group_id == group_id, f"{group.group_id} is known as {group_id}"
+            validate_group(group)
+
+
+def validate_group(group: Group) -> None:
+    group_id = group.group_id
+    assert not group.has_no_records, f"{group_id}: a group of nothing"
+    assert group.info is None or group.classic is None, f"{group_id}: of two kinds"
+    assert set(group.members) == set(group.targets) == set(group.currents), f"{group_id}: half a member"
+    if group.members:
+        assert group.info is not None, f"{group_id}: members of no group"
+        assert group.info.empty_since_ms == -1, f"{group_id}: has members and is empty"
+    owners: dict[PartitionId, str] = {}
+    for member_id, current in sorted_items(group.currents):
+        _validate_current(group, member_id, current)
+        for partition in current.assigned | current.revoking:
+            assert partition not in owners, f"{group_id}: {partition} has two owners"
+            owners[partition] = member_id
+    assert dict(group.owners) == owners, f"{group_id}: owners are not those of its members"
+    seen: set[PartitionId] = set()
+    for member_id, target in sorted_items(group.targets):
+        assert not seen & target.partitions, f"{group_id}/{member_id}: a partition in two targets"
+        seen |= target.partitions
+    named = {value.instance_id: member_id for member_id, value in group.members.items() if value.instance_id}
+    assert dict(group.instances) == named, f"{group_id}: instances are not those of its members"
+    if group.classic is not None and group.classic.members:
+        names = [member.member_id for member in group.classic.members]
+        assert len(set(names)) == len(names), f"{group_id}: a member twice in {names}"
+        assert group.classic.leader in (*names, ""), f"{group_id}: its leader is no member"
+        assert group.classic.empty_since_ms == -1, f"{group_id}: has members and is empty"
+
+
+def _validate_current(group: Group, member_id: str, current: CurrentValue) -> None:
+    who, target = f"{group.group_id}/{member_id}", group.targets[member_id].partitions
+    assert not current.assigned & current.revoking, f"{who}: holds and gives up"
+    assert current.gained <= current.assigned, f"{who}: gained what it has not"
+    assert current.epoch <= group.epoch, f"{who}: ahead of its group"
+    assert current.previous_epoch <= group.epoch, f"{who}: was ahead of its group"
+    if current.epoch == group.epoch and not (current.is_joining or group.members[member_id].is_classic):
+        assert current.assigned <= target, f"{who}: in the newest epoch it keeps what its target lacks"
+        assert not current.revoking & target, f"{who}: in the newest epoch it gives up what its target has"

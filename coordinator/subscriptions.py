@@ -1,4 +1,4 @@
-"""What the members of a group read, as topics of one image."""
+"""Resolves the subscriptions of a group's members to the topics of one image. Pure."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from tidelog.model.ids import TopicId
 
 @dataclass(slots=True)
 class Resolver:
-    """The topics behind subscriptions, in one view; equal subscriptions are looked up once."""
+    """Resolves subscriptions in one view; equal subscriptions are resolved once."""
 
     view: TopicsView
     topics: dict[TopicId, TopicShape] = field(default_factory=dict)
-    """All that somebody reads."""
+    """All topics resolved so far."""
     _known: dict[tuple[tuple[str, ...], str], tuple[TopicId, ...]] = field(default_factory=dict)
     _last: tuple[tuple[str, ...], str, tuple[TopicId, ...]] = ((), "", ())
-    """What was asked for last, and found: most members of a group ask for the same."""
+    """The last subscription and its topics: most members of a group have the same."""
 
     def of(self, member: MemberValue) -> tuple[TopicId, ...]:
-        """Ordered by the topics' names. Names without a topic stand for nothing until there is one."""
-        topics, pattern, found = self._last
+        """Return the member's topics, ordered by name. Names without a topic are ignored until it exists."""
+        topics, pattern, topic_ids = self._last
         if member.topics == topics and member.pattern == pattern:
-            return found
-        asked = (member.topics, member.pattern)
-        known = self._known.get(asked)
+            return topic_ids
+        key = (member.topics, member.pattern)
+        known = self._known.get(key)
         if known is None:
-            known = self._known[asked] = self._find(*asked)
-        self._last = (*asked, known)
+            known = self._known[key] = self._find(*key)
+        self._last = (*key, known)
         return known
 
     def _find(self, names: tuple[str, ...], pattern: str) -> tuple[TopicId, ...]:
-        wanted = set(names)
+        topic_names = set(names)
         if pattern:
             matches = compile_pattern(pattern)
-            wanted.update(name for name in self.view.names() if matches(name))
+            topic_names.update(name for name in self.view.names() if matches(name))
         ids: list[TopicId] = []
-        for name in sorted(wanted):
+        for name in sorted(topic_names):
             shape = self.view.by_name(name)
             if shape is not None:
                 self.topics[shape.topic_id] = shape
@@ -52,9 +52,9 @@ class Resolver:
 
 
 def digest(topics: Iterable[TopicShape], *, with_racks: bool) -> bytes:
-    """Tells apart what members read before and after a change of the image: another topic, size, or place.
+    """Return a digest that changes with the topics, their sizes or the racks of their replicas.
 
-    Places matter only to a group whose members have racks."""
+    Racks matter only to a group whose members have racks."""
     rows = [
         [
             shape.name,
@@ -69,7 +69,7 @@ def digest(topics: Iterable[TopicShape], *, with_racks: bool) -> bytes:
 
 
 def group_digest(members: Mapping[str, MemberValue], resolver: Resolver) -> bytes:
-    """`resolver` has been asked about all of the members, or is now."""
+    """Return the digest of all topics of these members; resolves those that are not resolved yet."""
     for member in members.values():
         resolver.of(member)
     return digest(resolver.topics.values(), with_racks=any(member.rack for member in members.values()))

@@ -1,30 +1,30 @@
 """Deadlines of all groups of a broker: one heap, one timer of the event loop.
 
-A deadline that is only moved to later (a heartbeat does that) costs one assignment: its place in the heap stays, and
-is looked at again when it comes up. Nothing else is held for an idle member.
+A deadline that only moves later (by a heartbeat) costs one assignment: its heap entry stays and is checked again when
+it is reached. An idle member holds nothing else.
 
     Timers          the heap, of the broker
-      TimerSet      the deadlines of one shard, by key; gone at once with `clear`
+      TimerSet      the deadlines of one shard, by key; removed at once with `clear`
 
-When the timer comes late by more than `LATE_S` the process was stopped (a frozen machine, SIGSTOP), or the loop stood
-still. Members could not be heard meanwhile: their heartbeats wait in the sockets. So all deadlines are put off by the
-time that it is late, at most `LATE_MAX_S`, and once: a loop that is always late still ends sessions.
+A timer that fires more than `LATE_S` late means that the process was stopped (a frozen machine, SIGSTOP) or the event
+loop was blocked. Heartbeats of members wait in the sockets meanwhile. So all deadlines are postponed by the delay, at
+most `LATE_MAX_S`, and once: a loop that is always late still expires sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 _SLACK = 64
 LATE_S = 1.0
 LATE_MAX_S = 10.0
-"""Two heartbeat intervals of a member, by default."""
+"""About three default heartbeat intervals of a member."""
 
 
 class Timers:
-    """Used on one event loop. `close` at the end."""
+    """Belongs to one event loop; `close` at the end."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, TimerSet, Hashable]] = []
@@ -32,20 +32,20 @@ class Timers:
         self._live = 0
         self._handle: asyncio.Handle | None = None
         self._armed_s = 0.0
-        """When `_handle` is called; not every loop's handle tells it."""
+        """When `_handle` is called; not every loop's handle shows it."""
         self._expected_s = 0.0
-        """When it is called if the loop is not late: a deadline may have passed when it is set."""
+        """When `_handle` is called if the loop is not late: a deadline may be set after it has passed."""
         self._put_off_s = 0.0
-        """Nothing is due before this."""
+        """No deadline is due before this time."""
         self._was_put_off = False
         self._is_closed = False
 
     def __len__(self) -> int:
-        """How many deadlines there are."""
+        """Return the number of deadlines."""
         return self._live
 
     def new_set(self, on_due: Callable[[Hashable], None]) -> TimerSet:
-        """`on_due` is called with the key of each deadline that has passed; it is not set any more then."""
+        """Create a set. `on_due` is called with the key of each passed deadline, after it is removed."""
         return TimerSet(self, on_due)
 
     def close(self) -> None:
@@ -69,13 +69,13 @@ class Timers:
         self._arm()
 
     def _rebuild(self) -> None:
-        """Most of the heap speaks of deadlines that are gone."""
+        """Drop heap entries of removed deadlines."""
         kept: dict[tuple[TimerSet, Hashable], tuple[float, int, TimerSet, Hashable]] = {}
         for entry in sorted(self._heap):
             _, _, owner, key = entry
             if owner.at(key) is not None:
                 kept.setdefault((owner, key), entry)
-        self._heap = list(kept.values())  # what is sorted is a heap
+        self._heap = list(kept.values())  # a sorted list is a heap
 
     def _arm(self) -> None:
         first = max(self._heap[0][0], self._put_off_s) if self._heap else None
@@ -86,10 +86,10 @@ class Timers:
             self._handle = None
         if first is not None:
             loop = asyncio.get_running_loop()
-            self._handle = loop.call_at(first, self._look)
+            self._handle = loop.call_at(first, self._fire)
             self._armed_s, self._expected_s = first, max(first, loop.time())
 
-    def _look(self) -> None:
+    def _fire(self) -> None:
         self._handle = None
         now_s = asyncio.get_running_loop().time()
         late_s = now_s - self._expected_s
@@ -124,11 +124,14 @@ class TimerSet:
     def __len__(self) -> int:
         return len(self._at)
 
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._at)
+
     def at(self, key: Hashable) -> float | None:
         return self._at.get(key)
 
     def set(self, key: Hashable, at_s: float) -> None:
-        """In the place of the former one, if there is one."""
+        """Set or replace the deadline of a key."""
         before = self._at.get(key)
         self._at[key] = at_s
         if before is None:

@@ -1,6 +1,6 @@
-"""Topics as the coordinator's core sees them, and which groups look at which topics. Pure.
+"""Topics as the coordinator's pure core sees them, and an index of groups by subscribed topic. Pure.
 
-A view costs nothing to make: shapes are looked up as they are asked for, the sorted names once for each set of topics.
+A view is cheap: shapes are computed on demand, sorted names once per set of topics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ImageTopics:
     __slots__ = ("_has_racks", "_names", "_shapes", "image")
 
     def __init__(self, image: ClusterImage, older: ImageTopics | None = None) -> None:
-        """`older`: a view of an image before this one; what has not changed is taken from it."""
+        """`older` is a view of a former image; unchanged names are reused from it."""
         self.image = image
         self._has_racks = any(broker.rack for broker in image.brokers.values())
         is_same = older is not None and older.image.topic_ids is image.topic_ids
@@ -59,8 +59,8 @@ class ImageTopics:
 
 
 def reshaped_topics(delta: ImageDelta, older: ClusterImage, newer: ClusterImage) -> set[str]:
-    """Names of the topics that have come, gone, or have another number of partitions or, where brokers have racks,
-    replicas elsewhere."""
+    """Return the names of topics that were created, deleted or resized; if brokers have racks, also of those with other
+    replicas."""
     has_racks = any(broker.rack for broker in newer.brokers.values())
     names = {older.topics[topic_id].name for topic_id in delta.removed_topics}
     names.update(name for _, name in delta.created_topics)
@@ -78,7 +78,7 @@ def _has_moved(before: Topic, changed: Mapping[int, Partition]) -> bool:
 
 
 class SubscriptionIndex:
-    """Which groups of a shard a topic concerns. A topic that nobody looks at costs one look and one match a pattern."""
+    """Finds the groups of a shard by topic. A topic without subscribers costs one lookup and one match per pattern."""
 
     def __init__(self) -> None:
         self._groups: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
@@ -87,11 +87,11 @@ class SubscriptionIndex:
         self._by_pattern: dict[str, dict[str, None]] = {}
 
     def __iter__(self) -> Iterator[str]:
-        """The groups with a subscription, in the order in which they came."""
+        """Iterate over the groups with a subscription, in insertion order."""
         return iter(self._groups)
 
     def put(self, group_id: str, group: Group | None) -> None:
-        """The group is this now; None: it is gone."""
+        """Set the subscriptions of a group; None removes it."""
         members = () if group is None else group.members.values()
         names = frozenset(name for member in members for name in member.topics)
         patterns = frozenset(member.pattern for member in members if member.pattern)
@@ -102,7 +102,7 @@ class SubscriptionIndex:
         _move(self._by_pattern, group_id, before[1], patterns)
 
     def concerned(self, topics: Iterable[str]) -> list[str]:
-        """The groups that one of these topics concerns, each once, sorted."""
+        """Return the groups subscribed to one of these topics, each once, sorted."""
         found: set[str] = set()
         names = list(topics)
         for name in names:

@@ -1,4 +1,4 @@
-"""Topics, settings and groups.
+"""Manages topics, configs and groups.
 
 python examples/admin.py [HOST:PORT]
 """
@@ -17,25 +17,23 @@ def main() -> None:
         try:
             created = admin.create_topic(TOPIC, partitions=2, configs={"retention.ms": 86_400_000})
             print(f"{created.name}: created, {created.partitions} partitions")
-        except tidelog.TidelogError as error:
-            if error.code is not tidelog.errors.ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
-            print(f"{TOPIC}: is there already")
+        except tidelog.errors.TopicAlreadyExistsError:
+            print(f"{TOPIC}: exists already")
 
         topic = tidelog.ConfigResource("topic", TOPIC)
         admin.alter_config(topic, sets={"retention.ms": 3_600_000})
         retention = admin.describe_config(topic, ["retention.ms"])["retention.ms"]
         print(f"retention.ms: {retention.value}, set on the {retention.source}")
 
-        # Of several, those that fail do not hide those that do not.
+        # `partial=True` returns results and errors side by side.
         outcomes = admin.describe_topics([TOPIC, "no-such-topic"], partial=True)
-        for name, description in outcomes.done.items():
+        for name, description in outcomes.succeeded.items():
             leaders = [partition.leader for partition in description.partitions]
             print(f"{name}: led by {leaders}")
         for name, failed in outcomes.errors.items():
             print(f"{name}: {failed.code.name}")
 
-        # A group of one that has read a part.
+        # A group that has read 4 of 10 records.
         with tidelog.Producer(BOOTSTRAP) as producer:
             producer.send_many(TOPIC, values=["x"] * 10, partition=0).result(timeout=30)
         partition = tidelog.TopicPartition(TOPIC, 0)

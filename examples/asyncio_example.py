@@ -1,4 +1,4 @@
-"""The same clients on an event loop: a task that writes and one that reads.
+"""Uses the asyncio clients: one task produces, one consumes.
 
 python examples/asyncio_example.py [HOST:PORT]
 """
@@ -36,7 +36,7 @@ async def read() -> None:
 
 async def main() -> None:
     async with aio.Admin(BOOTSTRAP) as admin:
-        await admin.create_topics([tidelog.NewTopic(TOPIC, partitions=2)], partial=True)  # it may be there
+        await admin.create_topics([tidelog.NewTopic(TOPIC, partitions=2)], if_not_exists=True)
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(read())
         tasks.create_task(write())

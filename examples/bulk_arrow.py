@@ -1,4 +1,4 @@
-"""Tables in, tables out: pyarrow columns without a Python object for each record. Needs `tidelog[arrow]`.
+"""Produces and reads pyarrow tables, without a Python object for each record. Needs `tidelog[arrow]`.
 
 python examples/bulk_arrow.py [HOST:PORT]
 """
@@ -17,7 +17,7 @@ ROWS = 20_000
 
 def main() -> None:
     with tidelog.Admin(BOOTSTRAP) as admin:
-        admin.create_topics([tidelog.NewTopic(TOPIC, partitions=4)], partial=True)  # it may be there
+        admin.create_topics([tidelog.NewTopic(TOPIC, partitions=4)], if_not_exists=True)
 
     numbers = range(ROWS)
     table = pyarrow.table(
@@ -30,18 +30,18 @@ def main() -> None:
         done = producer.send_many(TOPIC, table).result(timeout=60)
     print(f"stored {done.count} rows in {len(done.ranges)} batches")
 
-    # All of the last hour, up to what is the end now.
-    found = tidelog.read_arrow(TOPIC, since="1h", columns=["partition", "offset", "key", "value"], bootstrap=BOOTSTRAP)
-    print(f"read {found.num_rows} rows of {len(compute.unique(found['partition']))} partitions")
-    total = compute.sum(found["value"].cast("string").cast("int64")).as_py()
+    # Reads the records of the last hour, up to the current end.
+    recent = tidelog.read_arrow(TOPIC, since="1h", columns=["partition", "offset", "key", "value"], bootstrap=BOOTSTRAP)
+    print(f"read {recent.num_rows} rows of {len(compute.unique(recent['partition']))} partitions")
+    total = compute.sum(recent["value"].cast("string").cast("int64")).as_py()
     print(f"sum of the values: {total}")
 
-    # The same as a stream, a table at a time.
+    # Reads the same records as a stream of tables.
     with tidelog.Consumer(BOOTSTRAP, auto_offset_reset="earliest") as consumer:
         consumer.assign(consumer.partitions_for(TOPIC))
         rows = 0
-        while rows < found.num_rows:
-            rows += consumer.poll_arrow(timeout_ms=1_000, max_records=5_000).num_rows
+        while rows < recent.num_rows:
+            rows += consumer.poll_arrow(timeout=1.0, max_records=5_000).num_rows
     print(f"streamed {rows} rows")
 
 

@@ -1,4 +1,4 @@
-"""A member of a consumer group: reads, handles, commits. Start it twice, and the two share the partitions.
+"""Consumes as a member of a group and commits. Start it twice: the two share the partitions.
 
 python examples/consume_group.py [HOST:PORT] [COUNT]
 
@@ -31,8 +31,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: consumer.wakeup())
     handled = 0
 
-    def given_up(partitions: list[tidelog.TopicPartition]) -> None:
-        # Their next owner begins at what is committed when this returns.
+    def revoked(partitions: list[tidelog.TopicPartition]) -> None:
+        # The next owner starts at the offsets that are committed when this returns.
         print(f"gives up {', '.join(map(str, partitions))}")
         consumer.commit()
 
@@ -40,8 +40,8 @@ def main() -> None:
         consumer.subscribe(
             [TOPIC],
             on_assigned=lambda partitions: print(f"reads {', '.join(map(str, partitions))}"),
-            on_revoked=given_up,
-            on_lost=lambda partitions: print(f"others have {', '.join(map(str, partitions))} already"),
+            on_revoked=revoked,
+            on_lost=lambda partitions: print(f"lost {', '.join(map(str, partitions))}: other members have them"),
         )
         try:
             for record in consumer:
@@ -51,7 +51,7 @@ def main() -> None:
                     try:
                         consumer.commit()
                     except tidelog.errors.CommitFailedError:
-                        print("the group has gone on without this member; what was not committed is read again")
+                        print("the group continued without this member; uncommitted records are read again")
                 if handled == COUNT:
                     break
         except tidelog.errors.WakeupError:

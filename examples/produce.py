@@ -1,4 +1,4 @@
-"""Records into a topic: one by one with a future or a callback, then many at once.
+"""Produces records: one by one with a future or a callback, then many at once.
 
 python examples/produce.py [HOST:PORT]
 """
@@ -11,7 +11,7 @@ BOOTSTRAP = sys.argv[1] if len(sys.argv) > 1 else "localhost:9292"
 TOPIC = "example-orders"
 
 
-def told(error: Exception | None, metadata: tidelog.RecordMetadata) -> None:
+def report_delivery(error: Exception | None, metadata: tidelog.RecordMetadata) -> None:
     if error is None:
         print(f"callback: stored in partition {metadata.partition} at offset {metadata.offset}")
     else:
@@ -20,25 +20,25 @@ def told(error: Exception | None, metadata: tidelog.RecordMetadata) -> None:
 
 def main() -> None:
     with tidelog.Admin(BOOTSTRAP) as admin:
-        admin.create_topics([tidelog.NewTopic(TOPIC, partitions=3)], partial=True)  # it may be there
+        admin.create_topics([tidelog.NewTopic(TOPIC, partitions=3)], if_not_exists=True)
 
     with tidelog.Producer(BOOTSTRAP, linger_ms=5, compression="zstd") as producer:
-        # A record is on its way when `send` returns, and on disk when its result is there.
+        # `send` queues a record; when `result` returns, the record is on disk.
         metadata = producer.send(TOPIC, b"first", key="42", headers={"trace": b"1"}).result(timeout=30)
         print(f"future: stored in partition {metadata.partition} at offset {metadata.offset}")
 
-        # Records of one key stay in order, whatever is retried meanwhile.
+        # Records of one key keep their order, also across retries.
         for number in range(3):
-            producer.send(TOPIC, f"order {number}", key="42", on_delivery=told)
+            producer.send(TOPIC, f"order {number}", key="42", on_delivery=report_delivery)
         producer.flush(timeout=30)
 
-        # Columns are several times faster than one by one.
+        # Columns are several times faster than single records.
         done = producer.send_many(
             TOPIC, keys=[f"{number % 10}" for number in range(1000)], values=["bulk"] * 1000
         ).result(timeout=30)
         print(f"bulk: {done.count} records in {len(done.ranges)} batches")
 
-    # Anything else than bytes and text needs a serializer.
+    # Values other than bytes and str need a serializer.
     with tidelog.Producer(BOOTSTRAP, value_serializer=tidelog.serializers.json) as producer:
         producer.send(TOPIC, {"amount": 10, "currency": "EUR"}, key="43").result(timeout=30)
     print("json: stored")

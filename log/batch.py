@@ -1,7 +1,7 @@
-"""Record batches: encode records or columns, decode them, control batches, a changed codec.
+"""Record batches: encodes and decodes records or columns, control batches, and recompresses. Pure.
 
-`batch_header.py` has the header and the checks that need no record, and its names are exported from here as well;
-`columns.py` has what decoding gives; `kernel.py` and `kernel_bulk.py` have the loops.
+`batch_header.py` has the header and the checks that need no record; its names are exported from here as well.
+`columns.py` has the result of decoding; `kernel.py` and `kernel_bulk.py` have the loops.
 
 Decoding takes a batch that has passed `check_batch`. It does not compute the CRC again, but trusts nothing else: any
 bytes give records or an error of the catalogue.
@@ -71,8 +71,9 @@ __all__ = [
     "decode_columns",
     "encode",
     "encode_columns",
+    "encode_columns_unsealed",
     "encode_control",
-    "encode_packed",
+    "encode_packed_unsealed",
     "murmur2",
     "parse_control",
     "partition_of",
@@ -100,11 +101,11 @@ decode_records = kernel.decode_loop if kernel.COMPILED else kernel_bulk.decode_b
 
 
 class BatchFields(TypedDict, total=False):
-    """The fields of a batch's header that encoding can be told."""
+    """The fields of a batch's header that the caller may set."""
 
     codec: Codec
     level: int | None
-    """Level of the codec; None is its usual one."""
+    """Level of the codec; None is its default."""
     base_offset: int
     leader_epoch: int
     producer_id: int
@@ -116,15 +117,15 @@ class BatchFields(TypedDict, total=False):
     max_timestamp: int | None
     """None: the largest of the records. With log-append time, the time of appending."""
     last_offset_delta: int | None
-    """None: that of the last record. Larger where compaction took the last records out."""
+    """None: that of the last record. Larger where compaction removed the last records."""
     base_timestamp: int | None
     """None: the first record's."""
     delete_horizon_ms: int | None
-    """Set, it is the base timestamp, and the batch says so."""
+    """If set, it is the base timestamp, and attribute bit 6 is set."""
 
 
 def encode(records: Iterable[Record], **fields: Unpack[BatchFields]) -> bytes:
-    """A batch of `records`, whose offsets rise from the batch's `base_offset` on; gaps are kept."""
+    """A batch of `records`, whose offsets ascend from `base_offset`; gaps are kept."""
     rows = list(records)
     base_offset = fields.get("base_offset", 0)
     has_headers = any(record.headers for record in rows)
@@ -146,12 +147,24 @@ def encode_columns(
     offset_deltas: Sequence[int] | None = None,
     **fields: Unpack[BatchFields],
 ) -> bytes:
-    """A batch of the records whose fields stand in these columns of equal length: the bulk form of `encode`.
+    """A batch of the records in these columns of equal length: the bulk form of `encode`.
 
     `keys` and `values` are lists of bytes, or the columns of a decoded batch; `headers` may be its `header_blocks`.
-    `offset_deltas` rise, counted from the base offset; without them they are 0, 1, 2, ... Raises RecordTooLargeError
-    if the batch would not fit into 2 GiB, and ValueError or OverflowError for columns that are no records.
+    `offset_deltas` ascend from the base offset; the default is 0, 1, 2, ... Raises RecordTooLargeError if the batch
+    would not fit into 2 GiB, and ValueError or OverflowError for invalid columns.
     """
+    return _sealed(encode_columns_unsealed(timestamps, keys, values, headers, offset_deltas, **fields))
+
+
+def encode_columns_unsealed(
+    timestamps: Sequence[int],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    headers: Sequence[Iterable[tuple[str, bytes | None]]] | BinaryColumn | None = None,
+    offset_deltas: Sequence[int] | None = None,
+    **fields: Unpack[BatchFields],
+) -> bytearray:
+    """As `encode_columns`, without the CRC: for a producer, which sets its id and sequence before it calls `seal`."""
     count = len(values)
     last_delta = _last_delta(count, offset_deltas, fields.get("last_offset_delta"))
     horizon = fields.get("delete_horizon_ms")
@@ -170,29 +183,34 @@ def encode_columns(
         base_timestamp,
         HEADER_BYTES,
     )
-    return _finished(batch, count, last_delta, base_timestamp, max_timestamp, fields)
+    return _with_header(batch, count, last_delta, base_timestamp, max_timestamp, fields)
 
 
-def encode_packed(
+def encode_packed_unsealed(
     rows: "array[int]",
     timestamps: "array[int]",
     keys: tuple["array[int]", bytes, bytes],
     values: tuple["array[int]", bytes, bytes],
     **fields: Unpack[BatchFields],
-) -> bytes:
-    """A batch of these rows of packed columns (`kernel.py` says what they are), in this order, without an object for
-    each. Only where the kernel is compiled is it the faster way."""
+) -> bytearray:
+    """A batch, without the CRC, of these rows of packed columns (see `kernel.py`), in this order; no object is created
+    for a record. It is fast only where the kernel is compiled."""
     batch = kernel.encode_packed(rows, timestamps, *keys, *values, HEADER_BYTES)
     newest = fields.get("max_timestamp")
     if newest is None:
         newest = max(map(timestamps.__getitem__, rows))
-    return _finished(batch, len(rows), len(rows) - 1, timestamps[rows[0]], newest, fields)
+    return _with_header(batch, len(rows), len(rows) - 1, timestamps[rows[0]], newest, fields)
 
 
-def _finished(
+def _sealed(batch: bytearray) -> bytes:
+    seal(batch, size=len(batch))
+    return bytes(batch)
+
+
+def _with_header(
     batch: bytearray, count: int, last_delta: int, base_timestamp: int, max_timestamp: int, fields: BatchFields
-) -> bytes:
-    """The records behind the room for the header: compressed, with their header, sealed."""
+) -> bytearray:
+    """Compress the records behind the space for the header, and write the header; its CRC is not set."""
     codec = Codec(fields.get("codec", Codec.NONE))
     if codec is not Codec.NONE and count:
         with memoryview(batch) as view:
@@ -218,8 +236,7 @@ def _finished(
         fields.get("base_sequence", -1),
         count,
     )
-    seal(batch, size=len(batch))
-    return bytes(batch)
+    return batch
 
 
 def _last_delta(count: int, offset_deltas: Sequence[int] | None, wanted: int | None) -> int:
@@ -233,7 +250,7 @@ def _last_delta(count: int, offset_deltas: Sequence[int] | None, wanted: int | N
             previous = last
     if wanted is None:
         if count == 0:
-            raise ValueError("a batch without records has to be told its last offset delta")
+            raise ValueError("a batch without records needs last_offset_delta")
         return last
     if wanted < last:
         raise ValueError(f"last offset delta {wanted} where the last record has {last}")
@@ -296,7 +313,7 @@ def decode_columns(buffer: Buffer, position: int = 0, *, decompressed_bytes_max:
 
 
 def _body(buffer: Buffer, position: int, header: BatchHeader, bytes_max: int) -> tuple[bytes, int, int]:
-    """The records of the batch as bytes, decompressed, and from where to where they stand in them."""
+    """The records of the batch as decompressed bytes, and their start and end in them."""
     start, end = position + HEADER_BYTES, position + header.size
     if end > len(buffer):
         raise CorruptBatchError(f"a batch of {header.size} bytes ends after {len(buffer) - position}")
@@ -315,9 +332,9 @@ def _body(buffer: Buffer, position: int, header: BatchHeader, bytes_max: int) ->
 def validate_records(
     buffer: Buffer, position: int = 0, *, decompressed_bytes_max: int, needs_keys: bool = False
 ) -> Columns:
-    """Decode the batch, for a log that must look inside: `needs_keys` (a compacted topic) refuses null keys.
+    """Decode the batch, for a log that inspects records: `needs_keys` (a compacted topic) rejects null keys.
 
-    InvalidRecordError for those, otherwise as `decode_columns`, whose result it gives.
+    Raises InvalidRecordError for those, otherwise as `decode_columns`, and returns the same.
     """
     columns = decode_columns(buffer, position, decompressed_bytes_max=decompressed_bytes_max)
     if needs_keys and columns.keys.null_count:
@@ -334,8 +351,8 @@ def recompress(
     level: int | None = None,
     needs_keys: bool = False,
 ) -> bytes:
-    """The batch at `position` with its records under another codec; all other fields stay. The records are checked, as
-    `validate_records` does it."""
+    """The batch at `position` with its records under another codec; other fields stay. Checks the records as
+    `validate_records` does."""
     columns = validate_records(buffer, position, decompressed_bytes_max=decompressed_bytes_max, needs_keys=needs_keys)
     header = columns.batch
     data, start, end = _body(buffer, position, header, decompressed_bytes_max)
@@ -351,7 +368,7 @@ def recompress(
 
 
 class ControlKind(IntEnum):
-    """What a control record says; the first two end a transaction, the others belong to Raft logs."""
+    """The kind of a control record; the first two end a transaction, the others belong to Raft logs."""
 
     UNKNOWN = -1
     ABORT = 0
@@ -373,10 +390,6 @@ class ControlMarker:
     @property
     def is_abort(self) -> bool:
         return self.kind is ControlKind.ABORT
-
-    @property
-    def is_commit(self) -> bool:
-        return self.kind is ControlKind.COMMIT
 
     @property
     def ends_transaction(self) -> bool:
@@ -412,10 +425,10 @@ def encode_control(
 
 
 def parse_control(buffer: Buffer, position: int = 0) -> ControlMarker | None:
-    """What the control batch at `position` says; None if compaction has left nothing but its header.
+    """The content of the control batch at `position`; None if compaction has left only its header.
 
-    A newer version may have more fields at the end; a kind that this code does not know is UNKNOWN, and to be passed
-    over. CorruptBatchError for anything that is no control record.
+    A newer version may have more fields at the end; an unknown kind is UNKNOWN, to be skipped. Raises CorruptBatchError
+    for anything else.
     """
     if not read_header(buffer, position).is_control:
         raise CorruptBatchError("not a control batch")

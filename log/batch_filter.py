@@ -1,25 +1,23 @@
-"""What compaction leaves of each batch. Pure: a batch goes in, the batch as it is to be stored comes out, or nothing.
+"""Filters batches for compaction. Pure: takes a batch, returns the batch to store, or nothing.
 
-A record goes when a later record has its key; when it has no key (only a topic that was not always compacted holds
-such); when its transaction was aborted; or when it is a tombstone (a key with no value) whose time is over and that no
-replica needs any more (`deletes_bound`). What
-stays keeps its offset, its place and its timestamp. A batch that loses records is encoded again with the same
-codec and header: base offset, last offset delta, producer id, epoch and sequence, leader epoch, so offsets and
-sequences still tell what was there. A batch that loses none is kept byte for byte.
+A record is removed if a later record has its key; if it has no key (only in a topic that was not always compacted); if
+its transaction was aborted; or if it is a tombstone (a key without a value) whose time is over and that no replica
+needs any more (`deletes_bound`). Remaining records keep offset, order and timestamp. A batch that loses records is
+encoded again with the same codec and header: base offset, last offset delta, producer id, epoch and sequence, leader
+epoch. A batch that loses none is kept byte for byte.
 
-A tombstone must be seen by a reader that started before the cleaning, so it stays for `delete.retention.ms` from the
-first cleaning that has seen it. That moment is kept where Kafka keeps it, in the batch: attribute bit 6 is set and the
-base timestamp is the time from which its tombstones may go (timestamps of records are relative to the base, and stay
-what they are). Any reader of the format reads such a batch; a replica that copies it, or Kafka's own tools, know what
-it means; and no state beside the log can get lost or disagree.
+A reader that started before the cleaning must see a tombstone, so it stays for `delete.retention.ms` from the first
+cleaning that has seen it. As in Kafka that time is in the batch: attribute bit 6 is set and the base timestamp is the
+time from which its tombstones may go (timestamps of records are relative to the base and do not change). Every reader
+of the format reads such a batch, replicas and Kafka's tools understand it, and no state beside the log can be lost or
+disagree.
 
-Transactions. Records of aborted ones go at once. A marker stays as long as a batch of its transaction was there when
-this cleaning came by, then for `delete.retention.ms` more by the same horizon, so that no reader finds data without
-its end.
+Transactions: records of aborted ones are removed at once. A marker stays as long as this cleaning found a batch of its
+transaction, then for `delete.retention.ms` more, so that no reader finds data without its end.
 
-A batch left without records is dropped, except where its header still says something, and then the bare header stays:
-- the last batch of an active producer: it holds the last sequence and epoch, for a replica that rebuilds its state
-- the last batch of a cleaned segment: the file itself then tells the offset where the next one begins
+A batch without records is dropped, except where its header is still needed; then the bare header stays: - the last
+batch of an active producer: it has the last sequence and epoch, for a replica that rebuilds its state - the last batch
+of a cleaned segment: the file then shows the offset where the next one begins
 """
 
 from bisect import bisect_right
@@ -33,29 +31,11 @@ from tidelog.log.transactions import AbortedTransaction
 
 
 class BatchFilter:
-    """Filters the batches of a log from its start up, in order. Counters and `settle_at_ms` add up over all of them.
+    """Filters the batches of a log in order, from its start. Counters and `waiting_until_ms` add up over all of them.
 
-    `unfinished` are the producers whose transactional batches have been seen and whose marker has not: it is what one
-    group of segments hands to the next. `settle_at_ms` is the latest horizon of a tombstone or marker that waits.
+    `unfinished` are the producers with transactional batches whose marker was not seen yet; one group of segments
+    passes it to the next. `waiting_until_ms` is the latest horizon of a waiting tombstone or marker.
     """
-
-    __slots__ = (
-        "_aborted",
-        "_decompressed_bytes_max",
-        "_delete_retention_ms",
-        "_deletes_bound",
-        "_keys",
-        "_last_batches",
-        "_now_ms",
-        "aborted_here",
-        "deletes_end",
-        "keyless",
-        "records_kept",
-        "records_read",
-        "settle_at_ms",
-        "unfinished",
-        "waiting_from",
-    )
 
     def __init__(
         self,
@@ -78,10 +58,10 @@ class BatchFilter:
         self._decompressed_bytes_max = decompressed_bytes_max
         self.unfinished = set(unfinished)
         self.aborted_here: list[AbortedTransaction] = []
-        """Aborted transactions whose marker was kept and whose data was there: the new transaction index."""
-        self.settle_at_ms: int | None = None
+        """The new transaction index: aborted transactions whose marker was kept and whose data existed."""
+        self.waiting_until_ms: int | None = None
         self.waiting_from: int | None = None
-        """Where the first batch ends whose tombstones or marker wait."""
+        """End of the first batch whose tombstones or marker wait for their removal."""
         self.deletes_end = 0
         """Tombstones and markers below this may have been removed; all others were kept."""
         self.records_read = 0
@@ -89,7 +69,7 @@ class BatchFilter:
         self.keyless = 0
 
     def filter(self, header: BatchHeader, batch: Buffer, *, is_last_of_segment: bool) -> Buffer | None:
-        """The batch as it is to be stored: itself, a smaller one, a bare header, or None."""
+        """The batch to store: itself, a smaller one, a bare header, or None."""
         self.records_read += header.count
         if header.is_control:
             kept = self._filter_control(header, batch)
@@ -117,7 +97,7 @@ class BatchFilter:
         return batch if len(rows) == len(columns) else _rebuild(columns, rows, header.delete_horizon_ms)
 
     def _choose_rows(self, header: BatchHeader, columns: Columns) -> tuple[list[int], bool]:
-        """Which records stay, and whether a tombstone is among them."""
+        """The records that stay, and whether a tombstone is among them."""
         keeps_tombstones = not self._is_over(header)
         present = columns.values.present
         is_newest = self._keys.is_newest
@@ -165,12 +145,12 @@ class BatchFilter:
         return self._wait(header, batch, columns, range(len(columns)))
 
     def _wait(self, header: BatchHeader, batch: Buffer, columns: Columns, rows: Sequence[int]) -> Buffer:
-        """Keep a batch whose tombstones or marker wait for their horizon; the first time, write that into it."""
+        """Keep a batch whose tombstones or marker wait for their horizon; the first time, write the horizon into it."""
         horizon = header.delete_horizon_ms
         is_marked = horizon is not None
         if horizon is None:
             horizon = self._now_ms + self._delete_retention_ms
-        self.settle_at_ms = horizon if self.settle_at_ms is None else max(self.settle_at_ms, horizon)
+        self.waiting_until_ms = horizon if self.waiting_until_ms is None else max(self.waiting_until_ms, horizon)
         if self.waiting_from is None:
             self.waiting_from = header.next_offset
         if is_marked and len(rows) == len(columns):
@@ -187,7 +167,7 @@ class BatchFilter:
 
 
 class AbortedRanges:
-    """Looks up whether a batch belongs to an aborted transaction: by producer, then by offset."""
+    """Finds whether a batch belongs to an aborted transaction: by producer, then by offset."""
 
     __slots__ = ("_by_producer",)
 
@@ -197,11 +177,11 @@ class AbortedRanges:
             self._by_producer.setdefault(entry.producer_id, []).append(entry)
 
     def covers(self, header: BatchHeader) -> bool:
-        """Is this batch of data part of an aborted transaction?"""
+        """Whether this data batch is part of an aborted transaction."""
         return header.is_transactional and self._find(header) is not None
 
     def ending_at(self, marker: BatchHeader) -> AbortedTransaction | None:
-        """The aborted transaction that this marker has ended."""
+        """The aborted transaction that this marker ended."""
         entry = self._find(marker)
         return entry if entry is not None and entry.last_offset == marker.base_offset else None
 
@@ -232,7 +212,7 @@ def empty_batch(header: BatchHeader) -> bytes:
 
 
 def _rebuild(columns: Columns, rows: Sequence[int], horizon_ms: int | None) -> bytes:
-    """The batch with these of its records only, and with this delete horizon, if any."""
+    """The batch with only these records, and with this delete horizon, if any."""
     header = columns.batch
     is_append_time = header.timestamp_type is TimestampType.LOG_APPEND
     keys, values, headers = columns.keys.to_list(), columns.values.to_list(), columns.headers()

@@ -1,4 +1,5 @@
 """The header of a record batch (Kafka's format, magic 2): read it, check a whole batch, stamp it. No record is decoded.
+Pure.
 
     position  bytes  field
     0         8      base offset           \\  not covered by the CRC: the leader stamps
@@ -18,8 +19,8 @@
     61               the records, compressed as a whole if the codec says so
 
 All integers are big endian. The batch length counts what follows it, so a whole batch is 12 bytes longer; `size` here
-always means the whole batch. The offsets of a batch are base offset to base offset + last offset delta, both kept when
-compaction takes records out: there are at most, and in a batch from a client exactly, last offset delta + 1 records.
+always means the whole batch. The offsets of a batch are base offset to base offset + last offset delta; compaction
+keeps both. A batch has at most, and from a client exactly, last offset delta + 1 records.
 """
 
 from collections.abc import Iterator
@@ -86,17 +87,17 @@ _CODEC_LAST = int(Codec.ZSTD)
 
 class TimestampType(IntEnum):
     CREATE = 0
-    """Each record has the time that its producer gave it."""
+    """Each record has the timestamp of its producer."""
     LOG_APPEND = 1
-    """All records have the batch's max timestamp, the leader's time of appending."""
+    """All records have the batch's max timestamp, the leader's time of the append."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class BatchHeader:
-    """The header's fields as they stand in the bytes; `size` is that of the whole batch, in bytes.
+    """The fields of the header; `size` is that of the whole batch, in bytes.
 
-    A value, although it is not frozen: one is made for each batch that passes, and to make a frozen one takes eight
-    times as long (2.5 us, a tenth of an append).
+    A value, although it is not frozen: one is created for each batch, and creating a frozen one takes eight times as
+    long (2.5 us, a tenth of an append).
     """
 
     base_offset: int
@@ -158,7 +159,7 @@ class BatchHeader:
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`: bounds, magic and the signs of its numbers are checked, the CRC is not.
+    """The header at `position`; checks bounds, magic and the signs of its numbers, not the CRC.
 
     The records need not be there: 61 bytes are enough.
     """
@@ -211,11 +212,11 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_batch(buffer: Buffer, position: int = 0, *, size_max: int, from_client: bool = False) -> BatchHeader:
-    """All that can be known about the batch at `position` without decoding a record, in one pass over its bytes.
+    """Check the batch at `position` as far as possible without decoding a record, in one pass over its bytes.
 
     Raises CorruptBatchError (length, CRC, impossible numbers), UnsupportedMagicError, UnsupportedCompressionError,
-    RecordTooLargeError (over `size_max` bytes, as compressed) and, for a batch `from_client`, InvalidRecordError: there
-    the count must be positive and fill the offsets, a producer needs epoch and sequence, and control is not allowed.
+    RecordTooLargeError (over `size_max` bytes, compressed) and, for a batch `from_client`, InvalidRecordError: its
+    count must be positive and fill the offsets, a producer needs epoch and sequence, and control is not allowed.
     """
     header = read_header(buffer, position)
     if header.size > size_max:
@@ -254,9 +255,9 @@ def _check_client(header: BatchHeader) -> None:
 
 
 def split_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch from `position` on; stops before a batch that the buffer cuts off.
+    """Position and header of each whole batch from `position` on; stops before an incomplete batch.
 
-    CRCs are not checked. Bytes that cannot be the beginning of a batch raise as in `read_header`.
+    Does not check CRCs. Bytes that cannot be the beginning of a batch raise as in `read_header`.
     """
     end = len(buffer)
     while end - position > _MAGIC_POSITION:
@@ -272,13 +273,13 @@ def split_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Batc
 
 
 def stamp(batch: bytearray | memoryview, *, base_offset: int, leader_epoch: int, position: int = 0) -> None:
-    """Give the batch at `position` its place in the log. Neither field is under the CRC."""
+    """Set base offset and leader epoch of the batch at `position`. The CRC does not cover them."""
     _BASE_OFFSET.pack_into(batch, position, base_offset)
     _LEADER_EPOCH.pack_into(batch, position + _LEADER_EPOCH_POSITION, leader_epoch)
 
 
 def stamp_append_time(batch: bytearray | memoryview, timestamp_ms: int, *, position: int = 0) -> None:
-    """Turn the batch at `position` to log-append time: all its records now have `timestamp_ms`. Renews the CRC."""
+    """Change the batch at `position` to log-append time: all records have `timestamp_ms`. Updates the CRC."""
     header = read_header(batch, position)
     attributes = header.attributes | LOG_APPEND_TIME_BIT
     _ATTRIBUTES.pack_into(batch, position + _ATTRIBUTES_POSITION, attributes)

@@ -1,29 +1,25 @@
-"""Carries out a `CleaningPlan` on the files: a function of values for a helper process, on segments that nobody writes.
+"""Runs a `CleaningPlan` on the files: functions of values for a helper process, on sealed segments. Pure.
 
-How the owner cleans a log, with one extra segment on the disk at any time:
+A cleaning takes the space of one more segment at any time:
 
-1. `plan_cleaning` says what to do; with the aborted transactions that overlap it, the last batch of each active
-   producer and the limits it makes a `CleaningTask`.
-2. `map_keys` reads the dirty part and leaves the key map in a file. It says how far the map reached.
+1. `plan_cleaning` makes the plan; with the aborted transactions that overlap it, the last batch of each active producer
+   and the limits it becomes a `CleaningTask`.
+2. `map_keys` reads the dirty part and writes the key map to a file. It returns how far the map reaches.
 3. For each group below that, oldest first: `clean_group` writes the new segment and its indexes beside the old files,
-   with the suffix `.cleaned`, synced; the owner swaps them in (and keeps the CRC of the whole file), then goes on with
-   the next. `unfinished` of one goes into the next. A group that would come out as it went in is left alone.
-4. The new checkpoint is stored, and `discard_cleaned` removes the key map.
+   with the suffix `.cleaned`, synced; the owner swaps them in (and keeps the CRC of the whole file). `unfinished` of
+   one group is passed to the next. A group that would not change is left alone.
+4. The owner stores the new checkpoint, and `discard_cleaned` removes the key map.
 
 The order matters: an old value must go before its tombstone gets its horizon. If anything fails, or the process dies,
-the groups that were swapped stay, `discard_cleaned` removes the rest, and the checkpoint is the old one: the next
-cleaning does the same work again and removes nothing that it should not.
+the groups that were swapped in stay, `discard_cleaned` removes the rest, and the checkpoint is the old one: the next
+cleaning repeats the work and removes nothing that it should not.
 
-`clean` does all of it but the swap in one call: for small logs and for tests.
-
-A batch that fails its CRC or is out of its place stops the cleaning with an error that names the file and the position;
-nothing is swapped. Memory: the key map, one batch encoded and decoded (both bounded), one chunk of reading and one of
-writing. Throttling: after each chunk the function sleeps for as long as the limit gives those bytes, so it never runs
-faster than the limit; it needs no clock.
+A batch that fails its CRC or is misplaced stops the cleaning with an error that names file and position; nothing is
+swapped in. Memory: the key map, one batch encoded and decoded (both bounded), one chunk each for reading and writing.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from crc32c import crc32c
@@ -51,8 +47,6 @@ from tidelog.world.disk import Disk, File
 KEY_MAP_NAME = "keys" + CLEANED
 _POSITION_MAX = (1 << 31) - 1
 
-Sleep = Callable[[float], None]
-
 
 @dataclass(frozen=True, slots=True)
 class CleanerLimits:
@@ -67,10 +61,10 @@ class CleanerLimits:
 
 @dataclass(frozen=True, slots=True)
 class CleaningTask:
-    """All that the helper process needs to know; picklable.
+    """The input of the helper process; picklable.
 
-    `aborted`: every aborted transaction with an offset in the plan's segments, also those whose marker lies behind.
-    `last_batches`: as `ProducerState.last_batches()` gives it.
+    `aborted`: every aborted transaction with an offset in the plan's segments, also those whose marker is later.
+    `last_batches`: from `ProducerState.last_batches()`.
     """
 
     path: str
@@ -90,10 +84,10 @@ class KeysMapped:
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
-    """A segment as written, to stand in for those in `replaces` (base offsets; the first is its own).
+    """A new segment that replaces those in `replaces` (base offsets; the first is its own).
 
-    `suffixes` are those of its files, each with `.cleaned` after it; a `.txnindex` is written only if it has entries.
-    `info` is final: next offset and modification time are those of the last one replaced.
+    `suffixes` are those of its files, each followed by `.cleaned`; a `.txnindex` is written only if it has entries.
+    `info` is final: next offset and modification time are those of the last segment replaced.
     """
 
     info: SegmentInfo
@@ -103,12 +97,12 @@ class CleanedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CleanedGroup:
-    """`segment` is None if the group is clean as it stands. `settle_at_ms` and `waiting_from`: see `Checkpoint`, of
-    this group. `deletes_end`: tombstones and markers below it are missing from `segment`, if any are."""
+    """`segment` is None if the group is clean already. `waiting_until_ms` and `waiting_from`: see `Checkpoint`, for
+    this group. `deletes_end`: tombstones and markers below it may be missing from `segment`."""
 
     segment: CleanedSegment | None
     unfinished: frozenset[int]
-    settle_at_ms: int | None
+    waiting_until_ms: int | None
     waiting_from: int | None
     deletes_end: Offset
     bytes_read: int
@@ -118,105 +112,24 @@ class CleanedGroup:
     keyless: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cleaned:
-    """The result of `clean`: `checkpoint` holds once every segment of `groups` is swapped in."""
-
-    groups: tuple[CleanedGroup, ...]
-    checkpoint: Checkpoint
-    keys: int
-
-    @property
-    def segments(self) -> tuple[CleanedSegment, ...]:
-        return tuple(group.segment for group in self.groups if group.segment is not None)
-
-
-def map_keys(disk: Disk, task: CleaningTask, sleep: Sleep | None = None) -> KeysMapped:
-    """Read the keys of the dirty part into a map and leave it in a file for `clean_group`."""
-    keys = _read_keys(disk, task, sleep)
+def map_keys(disk: Disk, task: CleaningTask) -> KeysMapped:
+    """Read the keys of the dirty part into a map and write it to a file for `clean_group`."""
+    keys = _read_keys(disk, task)
     name = f"{task.path}/{KEY_MAP_NAME}"
     disk.remove(name)
-    file = disk.open(name, create=True)
-    try:
+    with closing(disk.open(name, create=True)) as file:
         for chunk in keys.to_chunks():
             file.append(chunk)
-    finally:
-        file.close()
     return KeysMapped(keys.end, len(keys))
 
 
 def clean_group(
-    disk: Disk,
-    task: CleaningTask,
-    group: Sequence[SegmentInfo],
-    unfinished: frozenset[int],
-    sleep: Sleep | None = None,
+    disk: Disk, task: CleaningTask, group: Sequence[SegmentInfo], unfinished: frozenset[int]
 ) -> CleanedGroup:
     """Write the segment that replaces this group of the plan. Needs the file of `map_keys`."""
     name = f"{task.path}/{KEY_MAP_NAME}"
-    file = disk.open(name)
-    try:
+    with closing(disk.open(name)) as file:
         keys = KeyMap.from_bytes(file.read(0, file.size), path=name)
-    finally:
-        file.close()
-    return _clean_group(disk, task, group, unfinished, keys, sleep)
-
-
-def clean(disk: Disk, task: CleaningTask, sleep: Sleep | None = None) -> Cleaned:
-    """Clean the whole plan; the `.cleaned` files of all groups wait for the swap. On an error none is left."""
-    try:
-        keys = _read_keys(disk, task, sleep)
-        groups: list[CleanedGroup] = []
-        unfinished: frozenset[int] = frozenset()
-        for group in task.plan.groups_below(keys.end):
-            groups.append(_clean_group(disk, task, group, unfinished, keys, sleep))
-            unfinished = groups[-1].unfinished
-    except BaseException:
-        discard_cleaned(disk, task.path)
-        raise
-    return Cleaned(tuple(groups), checkpoint_after(keys.end, groups), len(keys))
-
-
-def checkpoint_after(end: Offset, groups: Sequence[CleanedGroup]) -> Checkpoint:
-    """What to store when all of a plan's groups below `end` are swapped in."""
-    waiting = [group.settle_at_ms for group in groups if group.settle_at_ms is not None]
-    offsets = [group.waiting_from for group in groups if group.waiting_from is not None]
-    return Checkpoint(end, max(waiting, default=None), min(offsets, default=0))
-
-
-def discard_cleaned(disk: Disk, path: str) -> None:
-    """Remove what a cleaning has written and nobody has swapped in."""
-    for name in disk.list(path):
-        if name.endswith(CLEANED):
-            disk.remove(f"{path}/{name}")
-
-
-def _read_keys(disk: Disk, task: CleaningTask, sleep: Sleep | None) -> KeyMap:
-    plan, limits = task.plan, task.limits
-    keys = KeyMap(bytes_max=limits.key_map_bytes_max, end=plan.end_offset)
-    aborted = AbortedRanges(task.aborted)
-    throttle = _Throttle(limits.io_bytes_per_second, sleep)
-    for segment in plan.segments:
-        if segment.next_offset <= plan.first_dirty_offset:
-            continue
-        for name, position, header, batch in _read_batches(disk, task, segment, throttle):
-            if header.next_offset <= plan.first_dirty_offset or header.is_control or aborted.covers(header):
-                continue
-            with _located(name, position):
-                columns = decode_columns(batch, decompressed_bytes_max=limits.decompressed_bytes_max)
-            if not keys.add_batch(Offset(header.base_offset), columns.keys.to_list(), columns.offsets):
-                return keys
-    return keys
-
-
-def _clean_group(
-    disk: Disk,
-    task: CleaningTask,
-    group: Sequence[SegmentInfo],
-    unfinished: frozenset[int],
-    keys: KeyMap,
-    sleep: Sleep | None,
-) -> CleanedGroup:
     plan, limits = task.plan, task.limits
     batches = BatchFilter(
         keys,
@@ -228,13 +141,12 @@ def _clean_group(
         deletes_bound=plan.deletes_bound,
         decompressed_bytes_max=limits.decompressed_bytes_max,
     )
-    throttle = _Throttle(limits.io_bytes_per_second, sleep)
     last_of_group = max((segment.base_offset for segment in group if segment.size), default=None)
-    writer = _SegmentWriter(disk, task.path, group, limits, throttle)
+    writer = _SegmentWriter(disk, task.path, group, limits)
     is_changed = sum(1 for segment in group if segment.size) > 1
     try:
         for source in group:
-            for name, position, header, batch in _read_batches(disk, task, source, throttle):
+            for name, position, header, batch in _read_batches(disk, task, source):
                 is_last = source.base_offset == last_of_group and position + header.size == source.size
                 with _located(name, position):
                     kept = batches.filter(header, batch, is_last_of_segment=is_last)
@@ -250,7 +162,7 @@ def _clean_group(
     return CleanedGroup(
         segment=segment,
         unfinished=frozenset(batches.unfinished),
-        settle_at_ms=batches.settle_at_ms,
+        waiting_until_ms=batches.waiting_until_ms,
         waiting_from=batches.waiting_from,
         deletes_end=Offset(batches.deletes_end),
         bytes_read=sum(source.size for source in group),
@@ -261,17 +173,48 @@ def _clean_group(
     )
 
 
-def _read_batches(
-    disk: Disk, task: CleaningTask, segment: SegmentInfo, throttle: "_Throttle"
-) -> Iterator[tuple[str, int, BatchHeader, memoryview]]:
-    """(file, position, header, bytes) of each batch of a segment, checked: CRC, and offsets that rise inside it.
+def checkpoint_after(end: Offset, groups: Sequence[CleanedGroup]) -> Checkpoint:
+    """The checkpoint to store when all of a plan's groups below `end` are swapped in."""
+    waiting = [group.waiting_until_ms for group in groups if group.waiting_until_ms is not None]
+    offsets = [group.waiting_from for group in groups if group.waiting_from is not None]
+    return Checkpoint(end, max(waiting, default=None), min(offsets, default=0))
 
-    At the end the CRC of the whole file is held against the one it was sealed with: offsets and epochs are outside of
-    the batches' own, and rot in them must not be copied into a segment that looks sound.
+
+def discard_cleaned(disk: Disk, path: str) -> None:
+    """Remove what a cleaning has written and nobody has swapped in."""
+    for name in disk.list(path):
+        if name.endswith(CLEANED):
+            disk.remove(f"{path}/{name}")
+
+
+def _read_keys(disk: Disk, task: CleaningTask) -> KeyMap:
+    plan, limits = task.plan, task.limits
+    keys = KeyMap(bytes_max=limits.key_map_bytes_max, end=plan.end_offset)
+    aborted = AbortedRanges(task.aborted)
+    for segment in plan.segments:
+        if segment.next_offset <= plan.first_dirty_offset:
+            continue
+        for name, position, header, batch in _read_batches(disk, task, segment):
+            if header.next_offset <= plan.first_dirty_offset or header.is_control or aborted.covers(header):
+                continue
+            with _located(name, position):
+                columns = decode_columns(batch, decompressed_bytes_max=limits.decompressed_bytes_max)
+            if not keys.add_batch(Offset(header.base_offset), columns.keys.to_list(), columns.offsets):
+                return keys
+    return keys
+
+
+def _read_batches(
+    disk: Disk, task: CleaningTask, segment: SegmentInfo
+) -> Iterator[tuple[str, int, BatchHeader, memoryview]]:
+    """(file, position, header, bytes) of each batch of a segment, checked: CRC, and ascending offsets within the
+    segment.
+
+    At the end the CRC of the whole file is compared with the one it was sealed with: offsets and epochs are outside of
+    the batch CRCs, and rot in them must not be copied into a segment that looks sound.
     """
     name = file_path(task.path, segment.base_offset, LOG)
-    file = disk.open(name)
-    try:
+    with closing(disk.open(name)) as file:
         if file.size != segment.size:
             raise CorruptBatchError(f"{name} has {file.size} bytes, not {segment.size}")
         position = 0
@@ -280,7 +223,6 @@ def _read_batches(
         while position < segment.size:
             with _located(name, position):
                 data = _read_chunk(file, position, segment.size - position, task.limits)
-            throttle.count(len(data))
             view = memoryview(data)
             at = 0
             while at < len(data):
@@ -303,12 +245,10 @@ def _read_batches(
             position += at
         if segment.crc is not None and crc != segment.crc:
             raise CorruptBatchError(f"{name} has CRC-32C {crc:#010x}, it was sealed with {segment.crc:#010x}")
-    finally:
-        file.close()
 
 
 def _read_chunk(file: File, position: int, available: int, limits: CleanerLimits) -> bytes:
-    """At least one whole batch, if the file holds it; a length field alone never decides how much memory is taken."""
+    """At least one whole batch, if the file has it. A length field alone never decides how much memory is used."""
     data = file.read(position, min(limits.chunk_bytes, available))
     if len(data) < min(HEADER_BYTES, available):
         raise CorruptBatchError("the file is shorter than it was")
@@ -326,7 +266,7 @@ def _read_chunk(file: File, position: int, available: int, limits: CleanerLimits
 
 @contextmanager
 def _located(name: str, position: int) -> Iterator[None]:
-    """Says where, in errors about a batch."""
+    """Add file and position to errors about a batch."""
     try:
         yield
     except (
@@ -339,31 +279,15 @@ def _located(name: str, position: int) -> Iterator[None]:
         raise type(error)(f"{name} at position {position}: {error}") from error
 
 
-class _Throttle:
-    __slots__ = ("_bytes_per_second", "_sleep")
-
-    def __init__(self, bytes_per_second: int | None, sleep: Sleep | None) -> None:
-        assert bytes_per_second is None or bytes_per_second > 0
-        self._bytes_per_second = bytes_per_second
-        self._sleep = sleep
-
-    def count(self, size: int) -> None:
-        if self._bytes_per_second is not None and self._sleep is not None and size:
-            self._sleep(size / self._bytes_per_second)
-
-
 class _SegmentWriter:
     """Writes one cleaned segment and its indexes."""
 
-    def __init__(
-        self, disk: Disk, path: str, group: Sequence[SegmentInfo], limits: CleanerLimits, throttle: _Throttle
-    ) -> None:
+    def __init__(self, disk: Disk, path: str, group: Sequence[SegmentInfo], limits: CleanerLimits) -> None:
         self._disk = disk
         self._path = path
         self._group = group
         self._base = group[0].base_offset
         self._chunk_bytes = limits.chunk_bytes
-        self._throttle = throttle
         self._index = IndexBuilder(self._base, limits.index_interval_bytes)
         self._buffer = bytearray()
         self._crc = 0
@@ -419,7 +343,7 @@ class _SegmentWriter:
 
     def _create(self, suffix: str) -> File:
         name = file_path(self._path, self._base, suffix, CLEANED)
-        self._disk.remove(name)  # what a cleaning that died has left
+        self._disk.remove(name)  # left by a cleaning that died
         self._suffixes.append(suffix)
         file = self._disk.open(name, create=True)
         self._files.append(file)
@@ -429,7 +353,6 @@ class _SegmentWriter:
         if self._buffer:
             self._log.append(self._buffer)
             self._crc = crc32c(self._buffer, self._crc)
-            self._throttle.count(len(self._buffer))
             self._buffer.clear()
 
     def _close(self) -> None:

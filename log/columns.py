@@ -1,4 +1,4 @@
-"""Records as columns: what bulk clients and Spark want, with no Python object per record.
+"""Records as columns, for bulk clients and Spark: no Python object for each record. Pure.
 
 A `BinaryColumn` has Arrow's layout for variable-size binary, so that a later conversion copies nothing:
 
@@ -20,7 +20,8 @@ _BINARY_DIGITS = bytes([ord("0")]) + bytes([ord("1")]) * 255
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record; `timestamp` in ms since 1970. Header names that are not UTF-8 hold the odd bytes as surrogates."""
+    """One record; `timestamp` in ms since 1970. Header names that are not UTF-8 have the invalid bytes as
+    surrogates."""
 
     offset: int
     timestamp: int
@@ -30,10 +31,10 @@ class Record:
 
 
 class BinaryColumn(Sequence[bytes | None]):
-    """A column of byte strings, some of which may be null. Not to be changed.
+    """A column of byte strings, some of which may be null. Immutable.
 
     Row i is data[ends[i]:ends[i + 1]]: `ends` has one entry more than there are rows and begins with 0. `present` has
-    one byte per row, 0 for null; it is None if no row is null.
+    one byte for each row, 0 for null; it is None if no row is null.
     """
 
     __slots__ = ("data", "ends", "present")
@@ -77,7 +78,7 @@ class BinaryColumn(Sequence[bytes | None]):
         return int(digits, 2).to_bytes((len(self) + 7) // 8, "little")
 
     def arrow_buffers(self) -> tuple[bytes | None, "array[int]", bytes | bytearray]:
-        """Validity bitmap, offsets (int32) and data, as `pyarrow.Array.from_buffers` takes them."""
+        """Validity bitmap, offsets (int32) and data, for `pyarrow.Array.from_buffers`."""
         return self.validity(), self.ends, self.data
 
 
@@ -85,8 +86,8 @@ class BinaryColumn(Sequence[bytes | None]):
 class Columns:
     """The records of one batch. `offsets` and `timestamps` are arrays of 64-bit integers (buffers, for Arrow).
 
-    `header_blocks` holds the headers of each record as encoded, an empty row for none; it is None if no record of the
-    batch has headers. `headers()` decodes them.
+    `header_blocks` has the encoded headers of each record, an empty row for none; it is None if no record has headers.
+    `headers()` decodes them.
     """
 
     batch: BatchHeader
@@ -106,7 +107,7 @@ class Columns:
         return [kernel.decode_headers(block or b"") for block in self.header_blocks.to_list()]
 
     def to_list(self) -> list[Record]:
-        """The same as one object per record."""
+        """The same as one object for each record."""
         headers = self.headers()
         rows = zip(self.offsets, self.timestamps, self.keys.to_list(), self.values.to_list(), strict=True)
         if headers is None:

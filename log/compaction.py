@@ -1,26 +1,26 @@
-"""When and what to compact. A pure decision; `cleaner` carries it out on the files.
+"""Decides when and what to compact. Pure; `cleaner` runs the plan on the files.
 
-The log of a compacted topic has a clean part, up to the checkpoint, where each key stands once, and a dirty part after
-it. A cleaning reads the keys of the dirty part, then copies every segment up to the end of the dirty part and leaves
-out the records that a later one of the same key has made obsolete.
+The log of a compacted topic has a clean part up to the checkpoint, where each key is once, and a dirty part after it. A
+cleaning reads the keys of the dirty part, then copies every segment up to the end of the dirty part without the records
+that have a later record of the same key.
 
         log start          first dirty offset        end             active segment
             |  clean part          |   dirty part     |  not yet         |
             +----------+-----------+--------+---------+--------+---------+-------->
 
-- The end is the first segment that reaches to or past `bound` (the smaller of the high watermark and the first
-  unstable transaction), or that has a record younger than `min_compaction_lag_ms`, or the active one. Whole segments
-  only, so that nothing at or past the bound is ever touched.
+- The end is the first segment that reaches to or past `bound` (the smaller of the high watermark and the first unstable
+  transaction), or that has a record younger than `min_compaction_lag_ms`, or the active one. Whole segments only, so
+  nothing at or past the bound is rewritten.
 - A log is due when dirty / (clean + dirty) bytes is over `min_cleanable_dirty_ratio`; or when its oldest dirty record
-  is older than `max_compaction_lag_ms`; or when the last waiting tombstone may go (`Checkpoint.settle_at_ms`: Kafka
-  leaves tombstones of an idle log for ever, ours are gone after one more cleaning).
-- A tombstone or marker goes when its time is over *and* it lies below `deletes_bound`: no replica needs it any more
+  is older than `max_compaction_lag_ms`; or when its last waiting tombstone may go (`Checkpoint.waiting_until_ms`: Kafka
+  keeps the tombstones of an idle log for ever, here one more cleaning removes them).
+- A tombstone or marker goes when its time is over *and* it is below `deletes_bound`: no replica needs it any more
   (`replication.deletes`).
-- Neighbours are merged while their sizes fit one segment and their offsets 31 bits, so that segments do not shrink to
-  nothing. Retention (`compact,delete`) is decided apart and done first.
+- Adjacent segments are merged while they fit one segment and 31-bit offsets, so that segments do not become tiny.
+  Retention (`compact,delete`) is decided separately and first.
 
-The owner keeps the checkpoint, cleans a log in one place at a time, deletes no segment of it meanwhile, and lowers the
-checkpoint with a truncation below it.
+The owner stores the checkpoint, runs one cleaning of a log at a time, deletes no segment of it meanwhile, and lowers
+the checkpoint with a truncation below it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,30 +35,30 @@ from tidelog.log.segment import SegmentInfo
 from tidelog.model.ids import Offset
 
 OFFSET_RANGE_MAX = 1 << 31
-"""An index entry holds an offset relative to the segment's base in 31 bits."""
+"""An index entry has 31 bits for an offset relative to the segment's base."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the last cleaning left: where the dirty part begins, and when its last tombstone or marker may go."""
+    """The result of the last cleaning: where the dirty part begins, and when its last tombstone or marker may go."""
 
     first_dirty_offset: Offset
-    settle_at_ms: int | None = None
+    waiting_until_ms: int | None = None
     waiting_from: int = 0
-    """The first that waits may go only when `deletes_bound` has reached this."""
+    """The first waiting delete (tombstone or transaction marker) may be removed once `deletes_bound` reaches this."""
 
 
 class CleaningReason(Enum):
     DIRTY = "dirty ratio over min.cleanable.dirty.ratio"
     OVERDUE = "dirty for longer than max.compaction.lag.ms"
-    SETTLE = "tombstones past delete.retention.ms"
+    DELETE_HORIZON = "tombstones past delete.retention.ms"
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningPlan:
-    """Each group becomes one segment, named after the base of its first. `end_offset` is exclusive."""
+    """Each group becomes one segment, named after the base of its first one. `end_offset` is exclusive."""
 
     groups: tuple[tuple[SegmentInfo, ...], ...]
     first_dirty_offset: Offset
@@ -89,11 +89,10 @@ def plan_cleaning(
     bound: Offset,
     deletes_bound: Offset | None = None,
 ) -> CleaningPlan | None:
-    """What to clean now in a log with these sealed segments (all, in order), or None.
+    """The cleaning that is due now in a log with these sealed segments (all, in order), or None.
 
-    Tombstones and markers at or past `deletes_bound` are still needed by a replica; None if there is no other one.
-
-    A checkpoint outside of the sealed part (the log was reset, or cut below it) counts for nothing.
+    A replica still needs tombstones and markers at or past `deletes_bound`; None if there is no other replica. A
+    checkpoint outside of the sealed part (the log was reset or truncated below it) is ignored.
     """
     assert all(a.next_offset <= b.base_offset for a, b in pairwise(segments)), "not in order"
     live = [segment for segment in segments if segment.next_offset > log_start]
@@ -104,16 +103,16 @@ def plan_cleaning(
     dirty = [segment for segment in cleanable if segment.next_offset > first_dirty]
     total_bytes = sum(segment.size for segment in cleanable)
     if not total_bytes or cleanable[-1].next_offset < first_dirty:
-        # Nothing yet; or a restart has set the bound back into the clean part, and it will be past it again soon.
+        # Nothing to clean yet; or the bound is in the clean part after a restart, and will soon be past it.
         return None
     ratio = sum(segment.size for segment in dirty) / total_bytes
-    settle_at = checkpoint.settle_at_ms if checkpoint is not None else None
+    waiting_until = checkpoint.waiting_until_ms if checkpoint is not None else None
     if dirty and ratio > config.min_cleanable_dirty_ratio:
         reason = CleaningReason.DIRTY
     elif dirty and _is_overdue(dirty, config=config, now_ms=now_ms):
         reason = CleaningReason.OVERDUE
-    elif settle_at is not None and now_ms >= settle_at and _may_go(checkpoint, deletes_bound):
-        reason = CleaningReason.SETTLE
+    elif waiting_until is not None and now_ms >= waiting_until and _may_go(checkpoint, deletes_bound):
+        reason = CleaningReason.DELETE_HORIZON
     else:
         return None
     end = cleanable[-1].next_offset
@@ -130,7 +129,7 @@ def plan_cleaning(
 
 
 def dirtiest(plans: Iterable[tuple[T, CleaningPlan]]) -> T | None:
-    """Which log to clean next: an overdue one, else the one with the highest dirty ratio; the first among equals."""
+    """The log to clean next: an overdue one, else the one with the highest dirty ratio; the first among equals."""
     best: tuple[tuple[bool, float], T] | None = None
     for log, plan in plans:
         urgency = (plan.reason is CleaningReason.OVERDUE, plan.dirty_ratio)
@@ -140,7 +139,7 @@ def dirtiest(plans: Iterable[tuple[T, CleaningPlan]]) -> T | None:
 
 
 def _may_go(checkpoint: Checkpoint | None, deletes_bound: Offset | None) -> bool:
-    """Whether at least one of those that wait may go: cleaning for none would be repeated for ever."""
+    """Whether a cleaning would remove at least one waiting delete; otherwise it would be repeated for ever."""
     return checkpoint is None or deletes_bound is None or checkpoint.waiting_from <= deletes_bound
 
 

@@ -1,4 +1,4 @@
-"""The codecs of record batches. Every decompressor bounds its output: a bomb is refused before it goes off.
+"""The codecs of record batches. Every decompressor limits its output, so a decompression bomb is rejected. Pure.
 
 gzip    RFC 1952; several members in a row are one stream.
 snappy  written in the framing of Java's snappy stream, read in that framing or as one raw block:
@@ -28,13 +28,13 @@ _REPEATED_HEADER = _BLOCK_SIZE.unpack(_XERIAL_MAGIC[:4])[0]
 
 _GZIP_WINDOW_BITS = 31
 _GZIP_MEMBERS_MAX = 64
-"""Writers make one. The library copies what follows a member, so that very many would cost quadratic time."""
+"""Writers use one. The library copies what follows a member, so very many would take quadratic time."""
 _GUESS_BYTES_MIN = 64 * 1024
 _OVERFLOW_WORDS = "write whole buffer"
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
-    """`data` under `codec`, at the codec's usual level unless told (snappy has none)."""
+    """`data` compressed with `codec`, at the codec's default level unless one is passed (snappy has none)."""
     match codec:
         case Codec.NONE:
             return bytes(data)
@@ -53,10 +53,10 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: Codec, data: Buffer, *, bytes_max: int) -> bytes:
-    """What `data` was before `compress`.
+    """The decompressed `data`.
 
-    Raises RecordTooLargeError if that is more than `bytes_max` bytes, having held little more than that in memory, and
-    CorruptBatchError if it is not a whole stream of the codec.
+    Raises RecordTooLargeError if that is more than `bytes_max` bytes, with little more than that in memory, and
+    CorruptBatchError if it is not a complete stream of the codec.
     """
     match codec:
         case Codec.NONE:
@@ -119,7 +119,7 @@ def _decompress_snappy(data: memoryview, bytes_max: int) -> bytes:
         return _decompress_snappy_block(data, bytes_max, bytes_max)
     parts: list[bytes] = []
     left = bytes_max
-    # The two version numbers are not looked at: some writers have them in the wrong byte order.
+    # The two version numbers are not checked: some writers use the wrong byte order.
     position = len(_XERIAL_HEADER)
     while position != len(data):
         if position + _BLOCK_SIZE.size > len(data):
@@ -151,7 +151,7 @@ def _decompress_snappy_block(data: memoryview, left: int, bytes_max: int) -> byt
 
 
 def _guesses(data: Buffer, bytes_max: int) -> list[int]:
-    """Sizes of the output buffer to try, up to the limit: most data needs the first, a bomb costs a third more."""
+    """Sizes of the output buffer to try, up to the limit: most data fits the first, a bomb costs a third more."""
     sizes = []
     size = max(_GUESS_BYTES_MIN, 8 * len(data))
     while size < bytes_max:

@@ -1,4 +1,4 @@
-"""What can be set for one log. One frozen value is shared by every log with the same settings.
+"""The settings of one log. Logs with the same settings share one frozen value. Pure.
 
 Names follow the topic configs of Kafka, with the unit last; -1 is "no limit" where Kafka says so.
 """
@@ -12,12 +12,12 @@ DAY_MS = 24 * 60 * 60 * 1000
 FOREVER_MS = (1 << 63) - 1
 NO_LIMIT = -1
 
-LOOKED_RATIO = 16
-LOOKED_BYTES_MIN, LOOKED_BYTES_MAX = 1 << 20, 64 << 20
+INSPECTED_RATIO = 16
+INSPECTED_BYTES_MIN, INSPECTED_BYTES_MAX = 1 << 20, 64 << 20
 
 
 class FlushMode(Enum):
-    """When an append counts as safe: on the device, or in the page cache (Kafka's way)."""
+    """When an append counts as safe: on the device, or in the page cache (as in Kafka)."""
 
     SYNC = "sync"
     PAGE_CACHE = "page-cache"
@@ -25,17 +25,17 @@ class FlushMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Validated as a whole by `problems`, which a configuration layer calls before it hands the value out."""
+    """A configuration layer calls `problems`, which validates all settings, before it uses the value."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
     segment_jitter_ms: int = 0
-    """Up to this much is taken off `segment_ms`, by log and segment, so that quiet logs do not roll all at once."""
+    """Up to this much is subtracted from `segment_ms`, by log and segment, so that quiet logs do not roll at once."""
     index_interval_bytes: int = 4096
     index_bytes_max: int = 10 << 20
     message_bytes_max: int = 1_048_588
     decompressed_bytes_max: int = 256 << 20
-    """Bound on what a stored batch may decompress to where the log must look inside it."""
+    """Limit on the decompressed size of a stored batch that the log decodes."""
 
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = NO_LIMIT
@@ -53,7 +53,7 @@ class LogConfig:
     compression: Codec | None = None
     """The codec that batches are stored with; None keeps the producer's."""
     compression_level: int | None = None
-    """At which the log itself compresses; None is the codec's usual one."""
+    """The level at which the log compresses; None is the codec's default."""
 
     flush_mode: FlushMode = FlushMode.SYNC
     flush_messages: int | None = None
@@ -63,20 +63,20 @@ class LogConfig:
     producer_expiry_ms: int = DAY_MS
 
     @property
-    def looks_inside(self) -> bool:
-        """Whether the records of what is appended are decoded: for their keys, or for another codec."""
+    def needs_decoding(self) -> bool:
+        """Whether appended records are decoded: for their keys, or for another codec."""
         return self.cleanup_compact or self.compression is not None
 
     @property
-    def looked_bytes_max(self) -> int:
-        """What an appended batch may decompress to where it is decoded: `LOOKED_RATIO` times `message_bytes_max`,
-        within bounds."""
-        tied = min(max(LOOKED_RATIO * self.message_bytes_max, LOOKED_BYTES_MIN), LOOKED_BYTES_MAX)
+    def inspected_bytes_max(self) -> int:
+        """Limit on the decompressed size of an appended batch that is decoded: `INSPECTED_RATIO` times
+        `message_bytes_max`, within bounds."""
+        tied = min(max(INSPECTED_RATIO * self.message_bytes_max, INSPECTED_BYTES_MIN), INSPECTED_BYTES_MAX)
         return min(max(tied, self.message_bytes_max), self.decompressed_bytes_max)
 
     def problems(self) -> list[str]:
-        """What is wrong with these settings, all of it; an empty list if nothing is."""
-        least = {
+        """All errors in these settings; an empty list if there are none."""
+        minimum = {
             "segment_bytes": 1,
             "segment_ms": 1,
             "segment_jitter_ms": 0,
@@ -94,24 +94,24 @@ class LogConfig:
             "timestamp_after_max_ms": 0,
             "producer_expiry_ms": 1,
         }
-        found = [
+        problems = [
             f"{name}={getattr(self, name)}: at least {bound}"
-            for name, bound in least.items()
+            for name, bound in minimum.items()
             if getattr(self, name) < bound
         ]
-        found += [
+        problems += [
             f"{name}={value}: at least {bound}"
             for name, value, bound in (("flush_messages", self.flush_messages, 1), ("flush_ms", self.flush_ms, 0))
             if value is not None and value < bound
         ]
         if self.segment_bytes > (1 << 31) - 1:
-            found.append(f"segment_bytes={self.segment_bytes}: at most 2147483647, positions in an index are 32 bits")
+            problems.append(f"segment_bytes={self.segment_bytes}: at most 2147483647, index positions are 32 bits")
         if self.segment_jitter_ms > self.segment_ms:
-            found.append(f"segment_jitter_ms={self.segment_jitter_ms}: at most segment_ms={self.segment_ms}")
+            problems.append(f"segment_jitter_ms={self.segment_jitter_ms}: at most segment_ms={self.segment_ms}")
         if not 0 <= self.min_cleanable_dirty_ratio <= 1:
-            found.append(f"min_cleanable_dirty_ratio={self.min_cleanable_dirty_ratio}: from 0 to 1")
+            problems.append(f"min_cleanable_dirty_ratio={self.min_cleanable_dirty_ratio}: from 0 to 1")
         if not (self.cleanup_delete or self.cleanup_compact):
-            found.append("cleanup_delete and cleanup_compact are both off: choose at least one")
+            problems.append("cleanup_delete and cleanup_compact are both off: choose at least one")
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
-            found.append("min_compaction_lag_ms is above max_compaction_lag_ms")
-        return found
+            problems.append("min_compaction_lag_ms is above max_compaction_lag_ms")
+        return problems

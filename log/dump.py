@@ -1,16 +1,15 @@
-"""Reading the files of a log offline: what is in a segment, an index, a transaction index.
+"""Reads the files of a log offline: segments, indexes, transaction indexes. Pure.
 
-Nothing here opens a log, repairs or writes. A file is read as it is, up to the first byte that makes no sense, and
-what makes no sense is a `Problem`, never an exception: a damaged file is what this is for. `verify` holds the files
-against each other.
+This module opens no log, repairs nothing and writes nothing. It reads a file up to the first invalid byte and reports
+that as a `Problem`, never as an exception: it is made for damaged files. `verify` compares the files with each other.
 
     00000000000000000042.log          batches, one after the other
     00000000000000000042.index        8 bytes each:  offset - 42 (int32) | position in the .log (int32)
     00000000000000000042.timeindex   12 bytes each:  largest timestamp so far (int64) | its offset - 42 (int32)
     00000000000000000042.txnindex    34 bytes each:  see log/transactions.py
 
-All big endian; the number in the name is the segment's base offset. The entries are decoded here once more, apart
-from the code that writes them, so that an error there shows.
+All big endian; the number in the name is the segment's base offset. This module decodes the entries independently of
+the code that writes them, so that it finds errors of that code.
 """
 
 import re
@@ -51,7 +50,7 @@ class Source(Protocol):
 
 
 class FileKind(Enum):
-    """What a file of a log is; the value is how its name ends."""
+    """The kind of a log's file; the value is the end of its name."""
 
     SEGMENT = ".log"
     OFFSET_INDEX = ".index"
@@ -61,7 +60,7 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong: in which file, at which byte (None: the file or the log as a whole), and what."""
+    """An error: the file, the position (None: the file or the log as a whole), and what is wrong."""
 
     file: str
     position: int | None
@@ -74,7 +73,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch at its place in a segment; `data` is all of it."""
+    """A batch and its position in a segment; `data` is all of it."""
 
     position: int
     header: BatchHeader
@@ -84,7 +83,7 @@ class StoredBatch:
     def marker(self) -> str | None:
         """`COMMIT`, `ABORT` or another kind of control record; None for data.
 
-        `EMPTY` is a control batch of which compaction has left the header, `BROKEN` one that makes no sense.
+        `EMPTY` is a control batch of which compaction has left the header, `BROKEN` an invalid one.
         """
         if not self.header.is_control:
             return None
@@ -95,7 +94,7 @@ class StoredBatch:
         return "EMPTY" if marker is None else marker.kind.name
 
     def records(self) -> list[Record]:
-        """Its records, decompressed; a `TidelogError` if they are not sound."""
+        """Its records, decompressed; raises `TidelogError` if they are invalid."""
         return decode(self.data, decompressed_bytes_max=DECOMPRESSED_BYTES_MAX)
 
 
@@ -124,15 +123,15 @@ class TransactionEntry:
 
 
 def parse_name(name: str) -> tuple[FileKind, Offset] | None:
-    """Kind and base offset of a file by its name; None for a name that is not of a live file of a log."""
+    """Kind and base offset of a file from its name; None for other names."""
     match = _NAME.fullmatch(name)
     return None if match is None else (FileKind(match["suffix"]), Offset(int(match["base"])))
 
 
 def read_batches(source: Source, name: str) -> Iterator[StoredBatch | Problem]:
-    """The batches of a segment in order; at the first that cannot be told from garbage a `Problem`, and the end.
+    """The batches of a segment in order; stops with a `Problem` at the first bytes that are no batch.
 
-    CRCs are not checked here (`verify` does), so that a batch with a flipped bit can still be looked at.
+    Does not check CRCs (`verify` does), so that a batch with a flipped bit can still be inspected.
     """
     position, size = 0, source.size
     window_start, window = 0, b""
@@ -183,7 +182,7 @@ def read_time_index(source: Source, name: str, base_offset: Offset) -> Iterator[
 
 
 def read_transaction_index(source: Source, name: str) -> Iterator[TransactionEntry | Problem]:
-    """Entries of a transaction index, in file order; an entry of another version is a problem, and is left out."""
+    """Entries of a transaction index, in file order; an entry of another version is a problem and is left out."""
     assert TRANSACTION_ENTRY.size == TRANSACTION_ENTRY_BYTES, "one layout"
     for at, (version, producer_id, first, last, stable) in _entries(source, TRANSACTION_ENTRY):
         if version != TRANSACTION_VERSION:

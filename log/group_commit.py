@@ -1,20 +1,19 @@
-"""Group commit: the price of a sync is shared by everything that was written before it began.
+"""Group commit: one sync covers everything that was written before it began.
 
-One `GroupCommit` per log directory. Logs say that they have bytes to sync; one group at a time takes all of them.
+One `GroupCommit` for each log directory. Logs request syncs; one group at a time takes all of them.
 
     idle --request--> gathering --next turn of the loop--> syncing --done, none waits--> idle
                                                            syncing --done, some wait---> syncing (the next group)
                                                            syncing --error-------------> failed, for ever
 
 - A group covers everything that was requested before it began. A request during a group belongs to the next one: the
-  bytes may have come after the device was asked.
-- A failed sync is never retried: the kernel may have dropped the pages and call the next sync a success. Every log of
-  the group and every one that waits is told, `on_failure` is called once, and `request` raises from then on.
+  bytes may have been written after the sync began.
+- A failed sync is never retried: the kernel may have dropped the pages and report success for the next sync. Every log
+  of the group and every waiting log gets `fail_sync`, `on_failure` is called once, and `request` raises from then on.
 - There is a task only while something is dirty.
-- Whoever checkpoints the logs of the directory learns here which ones were written to (`take_touched`), so that idle
-  logs cost nothing.
+- `take_touched` returns the logs that were written to, for checkpoints, so that idle logs cost nothing.
 
-Futures of appends are the logs' own (`Log.wait_durable`); this class only tells them `end_sync` and `fail_sync`.
+The logs own the futures of appends (`Log.wait_durable`); this class only calls `end_sync` and `fail_sync`.
 """
 
 import asyncio
@@ -30,8 +29,7 @@ from tidelog.world.disk import Disk, File
 class SyncTicket:
     """What must reach the device for one log, captured when its group begins.
 
-    `end` and `generation` are the log's own: what it may call durable when the ticket comes back, and whether it was
-    truncated meanwhile.
+    `end` and `generation` belong to the log: the durable end after the sync, and whether it was truncated meanwhile.
     """
 
     files: list[File] = field(default_factory=list)
@@ -40,8 +38,8 @@ class SyncTicket:
     generation: int = 0
 
 
-class Dirty(Protocol):
-    """A log, as group commit sees it. None of these may raise for reasons of the world."""
+class Syncable(Protocol):
+    """A log, as group commit sees it. None of these methods may raise an error of the environment."""
 
     def begin_sync(self) -> SyncTicket: ...
 
@@ -51,12 +49,12 @@ class Dirty(Protocol):
 
 
 class _Group:
-    """One group: the logs in it (ordered; a dict for its order), and a future for those who flush."""
+    """One group: its logs, in order, and a future for callers of `flush`."""
 
     __slots__ = ("done", "logs")
 
     def __init__(self) -> None:
-        self.logs: dict[Dirty, None] = {}
+        self.logs: dict[Syncable, None] = {}
         self.done: asyncio.Future[None] | None = None
 
     def wait(self) -> "asyncio.Future[None]":
@@ -71,12 +69,12 @@ class _Group:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
-            # Whoever flushed may have been cancelled; the error was reported by `on_failure`.
+            # The caller of `flush` may be cancelled; `on_failure` has reported the error.
             self.done.exception()
 
 
 class GroupCommit:
-    """See the module's docstring. Used on one event loop."""
+    """See the module. Used on one event loop."""
 
     def __init__(self, disk: Disk, *, on_failure: Callable[[StorageError], None]) -> None:
         self._disk = disk
@@ -85,18 +83,18 @@ class GroupCommit:
         self._current: _Group | None = None
         self._runner: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._touched: dict[Dirty, None] = {}
+        self._touched: dict[Syncable, None] = {}
         self.failed: StorageError | None = None
-        self.on_synced: Callable[[list[Dirty]], None] | None = None
-        """Called after every group that has ended well, with its logs: their durable ends may have advanced."""
+        self.on_synced: Callable[[list[Syncable]], None] | None = None
+        """Called after each group that succeeded, with its logs: their durable ends may have advanced."""
         self.groups = 0
         self.files_synced = 0
         self.logs_synced = 0
-        # The loop's time at which the running group began: a watchdog tells a stalled disk by it.
+        # Loop time at which the running group began: a watchdog detects a stalled disk by it.
         self.group_began: float | None = None
 
-    def request(self, log: Dirty) -> None:
-        """This log has bytes to sync. A group begins with the next turn of the loop, or when the running one ends."""
+    def request(self, log: Syncable) -> None:
+        """Sync this log. A group begins with the next turn of the loop, or when the running one ends."""
         if self.failed is not None:
             raise self.failed
         assert not self._is_closed, "group commit is closed"
@@ -105,55 +103,55 @@ class GroupCommit:
         if self._runner is None:
             self._runner = asyncio.get_running_loop().create_task(self._run(), name="group-commit")
 
-    def touch(self, log: Dirty) -> None:
-        """This log has something for the next checkpoint, though nothing that must be synced now."""
+    def touch(self, log: Syncable) -> None:
+        """This log has something for the next checkpoint, but nothing to sync now."""
         self._touched[log] = None
 
-    def take_touched(self) -> list[Dirty]:
-        """The logs that were written to since the last call, in the order of their first write."""
+    def take_touched(self) -> list[Syncable]:
+        """The logs that were touched since the last call, in the order of their first write."""
         touched, self._touched = self._touched, {}
         return list(touched)
 
-    async def flush(self, log: Dirty) -> None:
-        """Everything that was written to this log before the call is on the device when it returns."""
+    async def flush(self, log: Syncable) -> None:
+        """Return when everything that was written to this log before the call is on the device."""
         self.request(log)
         await asyncio.shield(self._next.wait())
 
-    async def flush_all(self) -> None:
-        """The same for everything that was requested before the call."""
-        if self.failed is not None:
-            raise self.failed
-        if self._next.logs:
-            await asyncio.shield(self._next.wait())
-        elif self._current is not None:
-            await asyncio.shield(self._current.wait())
-
-    async def release(self, log: Dirty) -> None:
-        """Let go of a log that is closed or deleted: it is in no group when this returns."""
+    async def release(self, log: Syncable) -> None:
+        """Release a log that is closed or deleted: it is in no group when this returns."""
         self._next.logs.pop(log, None)
         self._touched.pop(log, None)
         if self._current is not None and log in self._current.logs:
             await asyncio.shield(self._current.wait())
 
     def fail(self, error: StorageError) -> None:
-        """Something else of the directory has failed (its state store): from here on as after a failed sync."""
+        """Another part of the directory (its state store) has failed: act as after a failed sync."""
         self._fail(error)
 
     async def close(self) -> None:
-        """Takes no more requests; returns when all dirt is synced, or the sync has failed. Cancelling it stops the
-        waiting, never the sync."""
+        """Reject requests; return when everything is synced or a sync has failed. Cancelling it stops the wait, not the
+        sync."""
         self._is_closed = True
         if self._runner is not None:
             await asyncio.wait([self._runner])
 
+    def validate(self) -> None:
+        """Assert the invariants: a task runs exactly while something is dirty; after a failure nothing waits."""
+        waits = bool(self._next.logs) or self._current is not None
+        assert self.failed is None or not waits, "a log waits for a sync after one has failed"
+        assert self._runner is not None or not waits, "a log waits for a sync, and no task runs"
+        assert self.failed is not None or (self.group_began is None) == (self._current is None), (
+            "a group without a time"
+        )
+
     async def _run(self) -> None:
-        """Groups, one after the other, until nothing is dirty."""
+        """Sync groups, one after the other, until nothing is dirty."""
         try:
             while self._next.logs and self.failed is None:
                 self._current, self._next = self._next, _Group()
                 await self._sync(self._current)
         except BaseException as error:
-            # Our own error, or a loop that is going down: nobody may wait for ever, and nothing may count as synced.
+            # A bug, or a loop that stops: no caller may wait for ever, and nothing may count as synced.
             self._fail(StorageError(f"group commit of {self._disk.label} ended: {error!r}", path=self._disk.label))
             raise
         finally:

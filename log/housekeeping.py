@@ -1,34 +1,29 @@
-"""Retention and compaction of one log: the decisions of `retention` and `compaction`, carried out.
+"""Compacts one log: plans a cleaning (`compaction`) and runs it (`cleaner`).
 
-The owner hands in `bound`, the smaller of the high watermark and the first open transaction: nothing at or past it is
-deleted or rewritten (an open transaction that the log knows of lowers it further). It cleans a log in one place at a
-time. Appends, reads, cuts, `advance_start` and `close` go on meanwhile: a cleaning that was overtaken by one of them
-is abandoned, which leaves the segments that were swapped in and the old checkpoint.
+The owner passes `bound`, the smaller of the high watermark and the first open transaction: nothing at or past it is
+rewritten (an open transaction that the log knows lowers it further). One cleaning of a log runs at a time. Appends,
+reads, truncations, `advance_start` and `close` go on meanwhile; a cleaning that one of them overtakes is abandoned,
+which leaves the segments that were swapped in and the old checkpoint.
 
-The cleaner's checkpoint lies at or below the recovery point, and a cut that lowers that deletes it: what is fetched
-again is dirty. It is also stored with the leader epoch of the last batch below it, and counts for nothing if the
-epoch history says that the log below it is another one.
+The cleaner's checkpoint is at or below the recovery point, and a truncation that lowers the recovery point deletes it:
+what is fetched again is dirty. It is stored with the leader epoch of the last batch below it, and is ignored if the
+epoch history of the log disagrees.
 
-Tombstones and markers that another replica still needs stay (`deletes_bound_of`, asked again before each swap); which
+Tombstones and markers that another replica still needs stay (`deletes_bound_of`, called again before each swap). Which
 ones are gone is stored before they go (`lineage`).
 
-Throttling: a helper process sleeps by itself between its chunks if the owner hands in what to sleep with; else (in the
-simulator) the log's own loop waits after each step for as long as the bytes of that step are worth.
+Throttling: after each step the task waits for as long as the bytes of that step take at the limit.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tidelog.log import lineage
-from tidelog.log.checkpoint import CLEANER, decode, encode
 from tidelog.log.cleaner import (
     CleanedGroup,
     CleanerLimits,
     CleaningTask,
-    Sleep,
     checkpoint_after,
     clean_group,
     discard_cleaned,
@@ -36,12 +31,10 @@ from tidelog.log.cleaner import (
 )
 from tidelog.log.compaction import Checkpoint, CleaningPlan, plan_cleaning
 from tidelog.log.log import Log
-from tidelog.log.retention import Expired, expired_segments
-from tidelog.log.surgery import drop_oldest
+from tidelog.log.stored_state import CLEANER, decode, encode
 from tidelog.model.errors import (
     CorruptBatchError,
     CorruptStateError,
-    DiskFullError,
     TidelogError,
     UnsupportedMagicError,
 )
@@ -54,7 +47,7 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CleaningReport:
-    """What a cleaning did, for logs and metrics."""
+    """The result of a cleaning, for logs and metrics."""
 
     plan: CleaningPlan
     checkpoint: Checkpoint
@@ -64,47 +57,17 @@ class CleaningReport:
     bytes_kept: int
 
 
-async def expire(log: Log, *, bound: Offset) -> list[Expired]:
-    """Delete what retention no longer keeps; returns what went, and why."""
-    async with log.lock:  # what is decided must still be so when it is done: a swap or a cut may be under way
-        if log.damaged is not None or log.is_closed:
-            return []
-        with suppress(DiskFullError):  # what is sealed already can expire, and makes the room
-            log.roll_if_due()
-        expired = expired_segments(
-            log.sealed_segments(),
-            config=log.config,
-            now_ms=log.clock.now_ms(),
-            log_start=log.start_offset,
-            bound=log.last_stable_offset(bound),
-            active_bytes=log.active_bytes,
-        )
-        if not expired:
-            return []
-        try:
-            await drop_oldest(log, len(expired))
-        except DiskFullError:
-            # There is no room to move the recovery point. What lies below it can go without that, and makes room.
-            mark = log.mark
-            expired = [
-                gone for gone in expired if gone.next_offset <= mark.offset and gone.base_offset < mark.base_offset
-            ]
-            if not expired:
-                raise
-            await drop_oldest(log, len(expired))
-        return expired
-
-
 def cleaner_checkpoint(log: Log) -> Checkpoint | None:
-    """Where the last cleaning stopped; None if there was none, it cannot be read, or the log was cut below it."""
+    """Where the last cleaning stopped; None if there is none, it cannot be read, or the log was truncated below it."""
     try:
         data = log.store.get(log.prefix + CLEANER)
         if data is None:
             return None
         fields = decode("cleaner", data)
     except CorruptStateError:
-        return None  # the next cleaning starts from the beginning, which is slow and right
-    first_dirty, epoch, settle_at = fields.get("first_dirty"), fields.get("epoch"), fields.get("settle_at_ms")
+        return None  # the next cleaning starts from the beginning: slow but correct
+    first_dirty, epoch = fields.get("first_dirty"), fields.get("epoch")
+    waiting_until = fields.get("settle_at_ms")  # the name in stored files; words: allow
     if not isinstance(first_dirty, int) or not isinstance(epoch, int):
         return None
     known, end = log.end_offset_for_epoch(epoch)
@@ -113,13 +76,13 @@ def cleaner_checkpoint(log: Log) -> Checkpoint | None:
     waiting_from = fields.get("waiting_from")
     return Checkpoint(
         Offset(first_dirty),
-        settle_at if isinstance(settle_at, int) else None,
+        waiting_until if isinstance(waiting_until, int) else None,
         waiting_from if isinstance(waiting_from, int) else 0,
     )
 
 
 def plan(log: Log, *, bound: Offset, deletes_bound: Offset | None = None) -> CleaningPlan | None:
-    """What is to be cleaned now, or None. `deletes_bound`: see `plan_cleaning`."""
+    """The cleaning that is due now, or None. `deletes_bound`: see `plan_cleaning`."""
     if not log.config.cleanup_compact or log.damaged is not None or log.is_closed:
         return None
     return plan_cleaning(
@@ -137,21 +100,20 @@ async def clean(
     log: Log,
     cleaning: CleaningPlan,
     limits: CleanerLimits,
-    sleep: Sleep | None = None,
     deletes_bound_of: BoundOf | None = None,
 ) -> CleaningReport | None:
-    """Carry out a plan: group by group, each swapped in before the next is written.
+    """Run a plan group by group; each group is swapped in before the next is written.
 
-    None if the log was cut, shortened, closed or found damaged meanwhile, or a replica has come that needs tombstones
-    which were about to go. Rot that the cleaner meets makes the log damaged, and is raised.
+    None if the log was truncated, closed or found damaged meanwhile, or if a replica needs tombstones that were about
+    to go. Corrupt bytes that the cleaner reads make the log damaged, and the error is raised.
     """
     generation = log.durability.generation
-    # Batches of the log are bounded by what it admits; entries as dense as its own find what they should.
+    # Use the log's own index interval.
     limits = replace(limits, index_interval_bytes=log.config.index_interval_bytes)
     try:
         aborted = await log.aborted_transactions(cleaning.segments[0].base_offset, cleaning.end_offset)
         task = CleaningTask(log.path, cleaning, tuple(aborted), log.producers.last_batches(), limits)
-        done = await _clean_groups(log, task, generation, sleep, deletes_bound_of)
+        done = await _clean_groups(log, task, generation, deletes_bound_of)
     except (CorruptBatchError, UnsupportedMagicError):
         if not _is_current(log, cleaning, generation):
             return None
@@ -181,18 +143,18 @@ async def clean(
 
 
 async def _clean_groups(
-    log: Log, task: CleaningTask, generation: int, sleep: Sleep | None, deletes_bound_of: BoundOf | None
+    log: Log, task: CleaningTask, generation: int, deletes_bound_of: BoundOf | None
 ) -> tuple[Offset, list[CleanedGroup]] | None:
-    """Where the dirty part begins afterwards, and what became of each group; None if the log has changed."""
+    """The start of the dirty part afterwards, and the result of each group; None if the log has changed."""
     plan, limits = task.plan, task.limits
-    mapped = await log.work.run(map_keys, log.disk, task, sleep)
+    mapped = await log.work.run(map_keys, log.disk, task)
     dirty = [segment.size for segment in plan.segments if segment.next_offset > plan.first_dirty_offset]
-    await _pace(sum(dirty), limits, sleep)
+    await _pace(sum(dirty), limits)
     groups: list[CleanedGroup] = []
     unfinished: frozenset[int] = frozenset()
     for group in plan.groups_below(mapped.end_offset):
-        cleaned = await log.work.run(clean_group, log.disk, task, group, unfinished, sleep)
-        await _pace(cleaned.bytes_read + cleaned.bytes_kept, limits, sleep)
+        cleaned = await log.work.run(clean_group, log.disk, task, group, unfinished)
+        await _pace(cleaned.bytes_read + cleaned.bytes_kept, limits)
         if cleaned.segment is None:
             is_current = _is_current(log, task.plan, generation)
         else:
@@ -207,29 +169,29 @@ async def _clean_groups(
 
 
 async def _give_up_deletes(log: Log, end: Offset, deletes_bound_of: BoundOf | None) -> bool:
-    """Store that tombstones and markers below `end` are gone. False if one of them is needed again."""
+    """Store that tombstones and markers below `end` are gone. False if a replica needs one again."""
     if end <= log.lineage.deletes_end:
         return True
     if log.is_closed or (deletes_bound_of is not None and end > deletes_bound_of(log.log_id)):
         return False
-    await lineage.raise_deletes_end(log, end)
+    await log.raise_deletes_end(end)
     return True
 
 
 def _is_current(log: Log, cleaning: CleaningPlan, generation: int) -> bool:
-    """Whether the log is still the one that the plan was made for."""
+    """Whether the log is still the one that was planned."""
     if log.is_closed or log.damaged is not None or log.durability.generation != generation:
         return False
     return log.segments.first_offset <= cleaning.segments[0].base_offset
 
 
-async def _pace(size: int, limits: CleanerLimits, sleep: Sleep | None) -> None:
-    if limits.io_bytes_per_second is not None and sleep is None and size:
+async def _pace(size: int, limits: CleanerLimits) -> None:
+    if limits.io_bytes_per_second is not None and size:
         await asyncio.sleep(size / limits.io_bytes_per_second)
 
 
 async def _find_rot(log: Log, cleaning: CleaningPlan) -> None:
-    """A batch of the plan is not what was written: find out in which segment, which makes the log damaged."""
+    """A batch of the plan is corrupt: scrub the segments, which marks the log damaged."""
     for segment in cleaning.segments:
         if any(info.base_offset == segment.base_offset for info in log.segments.sealed):
             result = await log.scrub(segment.base_offset)
@@ -256,7 +218,7 @@ def _encode(checkpoint: Checkpoint, epoch: Epoch) -> bytes:
         {
             "first_dirty": checkpoint.first_dirty_offset,
             "epoch": epoch,
-            "settle_at_ms": checkpoint.settle_at_ms,
+            "settle_at_ms": checkpoint.waiting_until_ms,  # words: allow
             "waiting_from": checkpoint.waiting_from,
         },
     )

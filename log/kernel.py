@@ -1,18 +1,18 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False
-"""The hot loops: encoding records, also from packed columns, decoding them into columns, murmur2, joining CRCs.
+"""The hot loops: encode records and packed columns, decode records into columns, murmur2, join CRCs. Pure.
 
 A record, all numbers zigzag varints but for the attributes' one byte:
 
     length of the rest | attributes = 0 | timestamp delta | offset delta | key size | key | value size | value |
     header count | per header: name size | name | value size | value          a size of -1 means null
 
-One source, two ways to run. Where a compiler was at hand this file is an extension module, with the types of
-`kernel.pxd`; elsewhere it is interpreted as it stands. A loop over bytes is what the compiler wants and what the
-interpreter is worst at, so `kernel_bulk.py` has encoding and decoding once more, as few operations on whole columns,
-for where this file is not `COMPILED`. They give the same bytes and refuse the same bytes; tests run all three ways.
+One source, two ways to run. If a compiler is available this file is an extension module, with the types of
+`kernel.pxd`; otherwise it is interpreted. Loops over bytes are fast when compiled and slow when interpreted, so
+`kernel_bulk.py` encodes and decodes with few operations on whole columns where this file is not `COMPILED`. All give
+the same bytes and reject the same bytes; tests run all three.
 
-Nothing from outside is trusted: every count and size is held against the bytes that are left before anything is read,
-copied or allocated. Broken records raise CorruptBatchError.
+No input is trusted: every count and size is checked against the bytes that are left before anything is read, copied or
+allocated. Broken records raise CorruptBatchError.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""What `kernel.py` does, for the interpreter: the same records, worked on column by column.
+"""What `kernel.py` does, for the interpreter: the same records, worked on column by column. Pure.
 
 Every step over all rows is one call into the interpreter's own C (`map`, `join`, a slice with a step), which is several
 times faster than a loop over bytes. Only used where the kernel is not compiled. The contract is that of
@@ -78,7 +78,7 @@ def _offset_varints(count: int, deltas: list[int] | None) -> tuple[list[bytes], 
 def _prefixed(column: list[bytes | None]) -> tuple[list[bytes] | bytes, list[bytes] | None, list[int] | int]:
     """The varint of each row's size, the rows (None: all null), and how many bytes both take in each row.
 
-    What is the same in all rows is given once instead of as a list.
+    A value that is equal in all rows is returned once, not as a list.
     """
     count = len(column)
     try:
@@ -191,7 +191,7 @@ _DELTA_SECOND = [bytes((delta >> 6) & 127 | bit for delta in range(8192)) for bi
 
 
 class _Rows:
-    """The columns while they grow. Sizes are -1 for null; what has a size stands in the parts, in order."""
+    """The columns while they grow. A size of -1 is null. The bytes of all other fields are in the parts, in order."""
 
     __slots__ = ("blocks", "key_parts", "key_sizes", "spans", "timestamps", "value_parts", "value_sizes")
 
@@ -429,21 +429,21 @@ def _stamp_run(columns: list[bytes], base_timestamp: int) -> "array[int] | None"
     for number, column in enumerate(columns):
         spread[number::8] = column
     packed = int.from_bytes(spread, "little")
-    # Of each byte seven bits count: close the gaps between them.
-    lanes = sum((packed & _in_each_lane(0x7F << 8 * number, count)) >> number for number in range(len(columns)))
+    # Each byte has seven significant bits: close the gaps between them.
+    numbers = sum((packed & _repeated(0x7F << 8 * number, count)) >> number for number in range(len(columns)))
     if columns[0].translate(None, _EVEN):
-        # Some are negative: zigzag has to be undone for each by itself.
-        raws = array("Q", lanes.to_bytes(8 * count, "little"))
+        # Some are negative: undo zigzag for each one separately.
+        raws = array("Q", numbers.to_bytes(8 * count, "little"))
         _to_native(raws)
         return array("q", [base_timestamp + ((raw >> 1) ^ -(raw & 1)) for raw in raws])
-    lanes = (lanes >> 1) + base_timestamp * _in_each_lane(1, count)
-    stamps = array("q", lanes.to_bytes(8 * count, "little"))
+    numbers = (numbers >> 1) + base_timestamp * _repeated(1, count)
+    stamps = array("q", numbers.to_bytes(8 * count, "little"))
     _to_native(stamps)
     return stamps
 
 
 @lru_cache(maxsize=64)
-def _in_each_lane(number: int, count: int) -> int:
+def _repeated(number: int, count: int) -> int:
     return int.from_bytes(number.to_bytes(8, "little") * count, "little")
 
 

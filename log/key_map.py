@@ -1,14 +1,14 @@
-"""The newest offset of each key in the dirty part of a log, in bounded memory, and its file between two cleanings.
+"""Maps each key of the dirty part of a log to its newest offset, in bounded memory, and its file. Pure.
 
-A key shorter than 16 bytes stands for itself; a longer one for its 16-byte BLAKE2b digest. The lengths differ, so the
-two kinds never meet, and two long keys meet with a probability that is nothing beside that of a broken disk.
+A key shorter than 16 bytes is stored as it is; a longer one as its 16-byte BLAKE2b digest. The lengths differ, so the
+two kinds never collide, and two long keys collide far less often than a disk fails.
 
 The map is filled batch by batch. When a batch would take it past its budget, the map ends before that batch, and the
-cleaning ends there too. Keys of that batch that are in by then do no harm: they only say that a newer record exists,
-and it does, past the end where nothing is removed. The first batch always fits, so that every cleaning gets on: the
-bound on memory is the budget plus the keys of one batch.
+cleaning ends there too. Keys of that batch that are in the map do no harm: a newer record of them does exist, past the
+end, where nothing is removed. The first batch always fits, so that every cleaning makes progress: memory is bounded by
+the budget plus the keys of one batch.
 
-The file is for the helper process that cleans the next group of segments. It never outlives the cleaning:
+The helper process that cleans the next group of segments reads the file. The file never outlives the cleaning:
 
     entry   1 byte length, 16 bytes key (padded), 8 bytes offset          25 bytes, big endian
     ...
@@ -29,7 +29,7 @@ from tidelog.model.ids import Offset
 
 KEY_BYTES = 16
 ENTRY_COST_BYTES = 192
-"""What an entry costs in this process: the dict's slot while it grows, the key and the offset as objects."""
+"""Memory for an entry: the dict slot while it grows, the key and the offset as objects."""
 
 _ENTRY = Struct(f">B{KEY_BYTES}sq")
 _END = Struct(">qqI")
@@ -37,7 +37,7 @@ _CHUNK_ENTRIES = 40_000
 
 
 class KeyMap:
-    """`end` is exclusive: the map knows every key of the dirty part below it, and nothing is removed from it on."""
+    """`end` is exclusive: the map has every key of the dirty part below it, and nothing at or past it is removed."""
 
     __slots__ = ("_entries_max", "_offsets", "end", "is_full")
 
@@ -51,7 +51,7 @@ class KeyMap:
         return len(self._offsets)
 
     def add_batch(self, base_offset: Offset, keys: Iterable[bytes | None], offsets: Iterable[int]) -> bool:
-        """Take in the keys and offsets of a batch, in order. False: no room, and the map ends before this batch."""
+        """Add the keys and offsets of a batch, in order. False: no space, and the map ends before this batch."""
         assert not self.is_full, "the map has ended"
         newest = self._offsets
         may_grow = not newest
@@ -67,11 +67,11 @@ class KeyMap:
         return True
 
     def is_newest(self, key: bytes, offset: int) -> bool:
-        """False if the map knows a later record of this key."""
+        """False if the map has a later record of this key."""
         return offset >= self._offsets.get(_short(key), -1)
 
     def to_chunks(self) -> Iterator[bytes]:
-        """The bytes of the file, in pieces of about a megabyte."""
+        """The bytes of the file, in chunks of about a megabyte."""
         crc = 0
         entries = iter(self._offsets.items())
         while chunk := b"".join(_ENTRY.pack(len(key), key, offset) for key, offset in islice(entries, _CHUNK_ENTRIES)):
@@ -82,10 +82,10 @@ class KeyMap:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, path: str = "") -> "KeyMap":
-        """The map of a file's bytes; `CorruptStateError` if a bit of them is wrong."""
+        """The map of a file's bytes; `CorruptStateError` if any bit is wrong."""
         body = len(data) - _END.size
         if body < 0 or body % _ENTRY.size or crc32c(memoryview(data)[:-4]) != int.from_bytes(data[-4:], "big"):
-            raise CorruptStateError(f"key map {path} is not what was written", path=path)
+            raise CorruptStateError(f"key map {path} fails its CRC", path=path)
         count, end, _ = _END.unpack_from(data, body)
         if count * _ENTRY.size != body:
             raise CorruptStateError(f"key map {path} has {body // _ENTRY.size} entries, not {count}", path=path)

@@ -1,12 +1,12 @@
-"""Producer state as bytes: msgpack `["producers", version, {fields}]`.
+"""Producer state as bytes: msgpack `["producers", version, {fields}]`. Pure.
 
     producers   [[id, epoch, coordinator epoch, seen ms, newest offset, run, open offset or nil, [batch, ...]], ...]
                 by id; a batch is [last sequence, last offset, offset delta, timestamp], at most five, oldest first
     pending     [[first offset, marker offset], ...] of ended transactions whose marker is not yet replicated
 
-A newer version may add fields, and values at the end of a producer's row: fields are kept and written back, values
-are passed over. A version with another meaning gets another number and is refused by name. The caller guards the
-bytes with a CRC; what is checked here is that they are sound in themselves, so that a bug or bad bytes give one error.
+A newer version may add fields, and values at the end of a producer's row: fields are kept and written back, values are
+skipped. A version with another meaning gets another number and is rejected. The caller protects the bytes with a CRC;
+this module checks that they are consistent, so that a bug or bad bytes give one error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,11 +79,11 @@ def encode_snapshot(
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """`CorruptStateError` for bytes that no compatible version of `encode_snapshot` can have made."""
+    """Raises `CorruptStateError` for bytes that no compatible version of `encode_snapshot` writes."""
     try:
         # Lengths inside are bounded by the length of `data`; msgpack checks them before it allocates.
         value = msgpack.unpackb(data)
-    except Exception as error:  # msgpack raises ValueError and several classes of its own, all for bad bytes
+    except Exception as error:  # msgpack raises ValueError and several other classes for bad bytes
         raise CorruptStateError(f"producer snapshot is not msgpack: {error}") from error
     if not (isinstance(value, list) and len(value) == 3 and value[0] == TYPE and isinstance(value[2], dict)):
         raise CorruptStateError("producer snapshot has another type")
@@ -117,7 +117,7 @@ def _int(value: object, *, least: int, most: int = _INT64_MAX) -> int:
 def _pair(value: object) -> tuple[int, int]:
     pair = _list(value)
     if len(pair) < 2:
-        raise CorruptStateError("producer snapshot: a pending transaction is cut short")
+        raise CorruptStateError("producer snapshot: a pending transaction is incomplete")
     first = _int(pair[0], least=0)
     return first, _int(pair[1], least=first)
 
@@ -130,12 +130,16 @@ def _row(value: object) -> ProducerRow:
     run = _int(row[5], least=0, most=1 << 30)
     if len(batches) > _BATCHES_MAX or bool(batches) != (run > 0):
         raise CorruptStateError(f"producer snapshot: producer {row[0]!r} has {len(batches)} batches and run {run}")
+    offset = _int(row[4], least=0)
+    ends = [*(batch[1] for batch in batches), offset]
+    if any(before > after for before, after in pairwise(ends)):
+        raise CorruptStateError(f"producer snapshot: batches of producer {row[0]!r} are not in the order of the log")
     return ProducerRow(
         ProducerId(_int(row[0], least=0)),
         _int(row[1], least=-1, most=32767),
         _int(row[2], least=-1, most=(1 << 31) - 1),
         _int(row[3], least=-_INT64_MAX - 1),
-        Offset(_int(row[4], least=0)),
+        Offset(offset),
         run,
         None if row[6] is None else _int(row[6], least=0),
         batches,
@@ -145,7 +149,7 @@ def _row(value: object) -> ProducerRow:
 def _batch(value: object) -> tuple[int, ...]:
     batch = _list(value)
     if len(batch) < _BATCH_VALUES:
-        raise CorruptStateError("producer snapshot: a batch is cut short")
+        raise CorruptStateError("producer snapshot: a batch is incomplete")
     last_offset = _int(batch[1], least=0)
     return (
         _int(batch[0], least=0, most=(1 << 31) - 1),

@@ -1,15 +1,15 @@
-"""What a log knows of its producers: who may append what next, which transactions are open, what was sent before.
+"""The producers of a log: their sequences, their open transactions and their last batches.
 
 For each producer id: its epoch, its last five batches (sequences, offsets, timestamp) and the first offset of its
 open transaction. All of it follows from the log alone: `apply` is called for every batch that is stored, by the
 leader after an append, by a follower after replication, by recovery on replay, and alone changes the state; `check`
 decides what a client may append and changes nothing. So a replica that becomes leader knows what the old one knew.
 
-What `check` says of a batch with producer id, epoch e and first sequence s, where the log has epoch E, next sequence
-N and the last five batches:
+The result of `check` for a batch with producer id, epoch e and first sequence s, where the log has epoch E, next
+sequence N and the last five batches:
 
     producer unknown                        accept any sequence (below)
-    e < E                                   InvalidProducerEpochError: a newer producer with this id is at work
+    e < E                                   InvalidProducerEpochError: a newer producer has this id
     e > E and s = 0                         accept: a new epoch begins at 0
     e > E and s != 0                        OutOfOrderSequenceError
     e = E, equal to one of the last five    Duplicate, with the offsets of the original
@@ -19,11 +19,11 @@ N and the last five batches:
     accepted, but not transactional while   InvalidTransactionStateError
       the producer's transaction is open
 
-An unknown producer is new, or was expired, or lost its place to others (`producers_max`). The log cannot tell these
-apart, and a producer that was idle for a day has done nothing wrong, so it is accepted at any sequence, as Kafka does;
-what is lost is the detection of a duplicate over that gap. A client takes DUPLICATE_SEQUENCE_NUMBER for an
-acknowledgement, so it is said only of what is provably in the log: within the run of sequences that was stored
-without a gap since the epoch began or the producer became known. Anything doubtful is out of order.
+An unknown producer is new, expired, or was evicted (`producers_max`). The log cannot distinguish these, and a producer
+may be idle for a day, so it is accepted at any sequence, as in Kafka; duplicates over that gap are not detected. A
+client treats DUPLICATE_SEQUENCE_NUMBER as an acknowledgement, so it is returned only for batches that are provably in
+the log: within the run of sequences that was stored without a gap since the epoch began or the producer became known.
+Everything else is out of order.
 
 After compaction a replay may find fewer than five batches of a producer, never less than its last one: the cleaner
 keeps the header of each active producer's last batch. Expiry is by time, not by the log, so a replay may know
@@ -55,13 +55,13 @@ SEQUENCES = 1 << 31
 """Sequences are 0 to 2^31 - 1, then 0 again."""
 BATCHES_KEPT = 5
 PRODUCERS_MAX = 10_000
-"""Producers remembered in one log; past that the ones that wrote longest ago are forgotten, a sixteenth at a time.
-Nobody checks that an id was given out, so this is what a client can make a log remember, and store with its marks."""
+"""Producers kept in one log; past that the least recently active sixteenth is evicted. Ids are not checked against
+those that were assigned, so this bounds what a client can make a log keep and store."""
 PENDING_MAX = 1024
-"""Completed transactions whose marker may not be replicated yet; past that the older half is joined into one."""
+"""Completed transactions whose marker may not be replicated yet; past that the older half is merged into one."""
 
 _RUN_MAX = SEQUENCES // 2
-"""Half the circle: behind is what was stored, ahead is a gap."""
+"""Half of the sequence space: behind is stored, ahead is a gap."""
 _STRIDE = 4
 _NO_EPOCH = -1
 
@@ -77,8 +77,8 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class LastBatch:
-    """The newest thing that a producer has in the log: `offset` is the last of its newest batch of this epoch, or None
-    if the epoch began with a marker and has no data yet. The cleaner keeps that batch's header."""
+    """The newest batch of a producer: `offset` is its last offset in this epoch, or None if the epoch began with a
+    marker and has no data yet. The cleaner keeps the header of that batch."""
 
     offset: Offset | None
     epoch: int
@@ -107,7 +107,7 @@ class _Producer:
 
     @property
     def kept_sequences(self) -> int:
-        """How many sequences the kept batches hold, from the first of the oldest to the last of the newest."""
+        """Number of sequences in the kept batches, from the first of the oldest to the last of the newest."""
         return (self.next_sequence - self.batches[0] + self.batches[2]) % SEQUENCES if self.batches else 0
 
     def find(self, header: BatchHeader) -> Duplicate | None:
@@ -129,7 +129,7 @@ class _Producer:
         self.batches.extend((last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp))
 
     def enter_epoch(self, epoch: int) -> None:
-        # A stored batch may carry an older epoch: its leader had expired the newer one. The log is what happened.
+        # A stored batch may have an older epoch: its leader had expired the newer one. The log is authoritative.
         if epoch != self.epoch:
             self.epoch = epoch
             self.run = 0
@@ -138,8 +138,9 @@ class _Producer:
 
 class ProducerState:
     """See the module. Invariants: `_open` is ordered by first offset; its producers are all in `_producers`;
-    `_pending` (first offset, marker offset) rises strictly in both; `_producers` is ordered by newest offset; a
-    producer has its row of a snapshot in `_packed`, as it is now, or is in `_unpacked`."""
+    `_pending` (first offset, marker offset) rises strictly in both; `_producers` is ordered by newest offset, and the
+    last one is below the log end; a producer has its row of a snapshot in `_packed`, as it is now, or is in
+    `_unpacked`."""
 
     __slots__ = ("_open", "_packed", "_pending", "_producers", "_producers_max", "_unknown_fields", "_unpacked")
 
@@ -157,11 +158,16 @@ class ProducerState:
     def __len__(self) -> int:
         return len(self._producers)
 
-    # Deciding
+    def replace_with(self, other: "ProducerState") -> None:
+        """Take over the state of `other`, which the caller gives up: after a truncation or a move of the log."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+
+    # Checks
 
     def check(self, header: BatchHeader) -> Duplicate | None:
-        """May a client append this batch now? None: yes. A Duplicate: it is there already. Else an error of the table
-        above. Changes nothing."""
+        """Whether a client may append this batch: None if it may, a `Duplicate` if it is stored, else raises an error
+        of the table above. Changes nothing."""
         if header.producer_id < 0:
             if header.attributes & TRANSACTIONAL_BIT:
                 raise InvalidRecordError("a transactional batch must carry a producer id")
@@ -187,8 +193,8 @@ class ProducerState:
         return None
 
     def check_marker(self, header: BatchHeader, control: ControlMarker) -> None:
-        """May a transaction coordinator append this marker? Raises `InvalidProducerEpochError` for an older producer
-        epoch and `TransactionCoordinatorFencedError` for a coordinator that has been replaced. Changes nothing."""
+        """Whether a transaction coordinator may append this marker. Raises `InvalidProducerEpochError` for an older
+        producer epoch and `TransactionCoordinatorFencedError` for a replaced coordinator. Changes nothing."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
             return
@@ -230,18 +236,17 @@ class ProducerState:
             )
         raise OutOfOrderSequenceError(f"producer {header.producer_id}: sequence {sequence}, expected {expected}")
 
-    # Changing
+    # Changes
 
     def apply(
         self, header: BatchHeader, *, now_ms: int, control: ControlMarker | None = None
     ) -> CompletedTransaction | None:
-        """Take in a batch that is in the log, whatever it says: the log is what happened. In offset order.
+        """Apply a batch that is in the log, in offset order, without a check: the log is authoritative.
 
-        `control` is what `parse_control` says of a control batch; None for data, and for a control batch that
-        compaction has emptied. Returns the transaction that a marker has ended,
-        if one was open. `now_ms` dates the producer for expiry: the time of the append, or of the recovery that reads
-        the batch again. The batch's own timestamps never do: a client that sends old data would be expired at once, and
-        its repeat stored twice.
+        `control` is the result of `parse_control` for a control batch; None for data, and for a control batch that
+        compaction has emptied. Returns the transaction that a marker has ended, if one was open. `now_ms` dates the
+        producer for expiry: the time of the append, or of the recovery. The timestamps of the batch do not: a client
+        that sends old data would be expired at once, and its duplicate stored twice.
         """
         if not header.has_producer:
             return None
@@ -273,11 +278,11 @@ class ProducerState:
             return None
         marker = header.base_offset
         while self._pending and self._pending[-1][0] >= first:
-            # The later marker stays longer and holds back more: it stands for both.
+            # The later marker stays longer and covers more: it replaces both.
             self._pending.pop()
         self._pending.append((first, marker))
         if len(self._pending) > PENDING_MAX:
-            # The old ones have most likely been replicated, and joined they hold back more, never less.
+            # The old ones are most likely replicated. Merged they hold back more, never less.
             half = PENDING_MAX // 2
             self._pending[:half] = [(self._pending[0][0], self._pending[half - 1][1])]
         stable = marker + 1 if not self._open else next(iter(self._open.values()))
@@ -299,8 +304,8 @@ class ProducerState:
         self._unpacked.pop(producer_id, None)
 
     def expire(self, now_ms: int, expiration_ms: int) -> list[ProducerId]:
-        """Forget the producers that were last seen `expiration_ms` ago or earlier; never one with an open transaction,
-        whose end would then be unknown. Returns their ids, sorted."""
+        """Forget the producers that were last seen `expiration_ms` ago or earlier, except those with an open
+        transaction, whose end would be unknown. Returns their ids, sorted."""
         expired = sorted(
             pid for pid, p in self._producers.items() if p.seen_ms <= now_ms - expiration_ms and pid not in self._open
         )
@@ -309,8 +314,8 @@ class ProducerState:
         return [ProducerId(producer_id) for producer_id in expired]
 
     def forget_replicated(self, high_watermark: Offset) -> None:
-        """Transactions whose marker is below the high watermark hold nothing back any more: replicated once, it stays
-        so, also where a later caller knows only of an older high watermark."""
+        """Forget transactions whose marker is below the high watermark: it stays replicated, even if a later caller has
+        an older high watermark."""
         replicated = 0
         for _, marker in self._pending:
             if marker >= high_watermark:
@@ -318,7 +323,7 @@ class ProducerState:
             replicated += 1
         del self._pending[:replicated]
 
-    # Looking
+    # Queries
 
     @property
     def first_open_offset(self) -> Offset | None:
@@ -326,15 +331,20 @@ class ProducerState:
         return Offset(next(iter(self._open.values()))) if self._open else None
 
     def first_unstable_offset(self, high_watermark: Offset) -> Offset | None:
-        """First offset of the earliest transaction that is open, or whose marker is not below the high watermark: a
-        marker that may yet be truncated has decided nothing. The last stable offset is the smaller of this and the
-        high watermark; cleaning and deleting stop there too. Implies `forget_replicated`."""
+        """First offset of the earliest transaction that is open, or whose marker is not below the high watermark: such
+        a marker may still be truncated. The last stable offset is the smaller of this and the high watermark; cleaning
+        and deletion stop there too. Implies `forget_replicated`."""
         self.forget_replicated(high_watermark)
         first = self.first_open_offset
         if not self._pending:
             return first
         pending = Offset(self._pending[0][0])
         return pending if first is None else min(first, pending)
+
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
+        """Readers of committed data read below this."""
+        unstable = self.first_unstable_offset(high_watermark)
+        return high_watermark if unstable is None else min(high_watermark, unstable)
 
     def last_batches(self) -> dict[int, LastBatch]:
         """The newest batch of each producer, for the cleaner."""
@@ -344,11 +354,11 @@ class ProducerState:
         }
 
     def rows(self) -> list[ProducerRow]:
-        """All there is, by producer id: for snapshots and for `log dump`."""
+        """All producers, by id: for snapshots and `log dump`."""
         return [self._row(pid) for pid in sorted(self._producers)]
 
     def ids(self) -> list[int]:
-        """Sorted. With `row` for who describes many producers, a few at a time."""
+        """All ids, sorted. With `row`, for callers that describe many producers a few at a time."""
         return sorted(self._producers)
 
     def row(self, producer_id: int) -> ProducerRow | None:
@@ -367,8 +377,20 @@ class ProducerState:
             tuple(tuple(p.batches[at : at + _STRIDE]) for at in range(0, len(p.batches), _STRIDE)),
         )
 
-    def validate(self) -> None:
-        """Assert the invariants; for tests."""
+    def validate(self, *, log_end: int | None = None, thorough: bool = True) -> None:
+        """Assert the invariants, in a log that ends at `log_end`; without `thorough` only those of the newest producer
+        and transaction. For tests."""
+        if log_end is not None:
+            newest = next(reversed(self._producers.values()), None)
+            if newest is not None:
+                assert newest.offset < log_end, f"a producer's batch at {newest.offset}, past the end {log_end}"
+            opened = next(reversed(self._open.values()), None)
+            assert opened is None or opened < log_end, f"a transaction at {opened}, past the end {log_end}"
+            assert not self._pending or self._pending[-1][1] < log_end, f"a marker past the end: {self._pending[-1]}"
+        if not thorough:
+            return
+        offsets = [producer.offset for producer in self._producers.values()]
+        assert offsets == sorted(offsets), "producers are not in the order of their newest batches"
         firsts = list(self._open.values())
         assert firsts == sorted(set(firsts))
         assert all(pid in self._producers for pid in self._open)
@@ -381,13 +403,16 @@ class ProducerState:
             assert len(producer.batches) % _STRIDE == 0
             assert len(producer.batches) <= BATCHES_KEPT * _STRIDE
             assert bool(producer.batches) == (producer.run > 0)
+            last_offsets = list(producer.batches[1::_STRIDE])
+            assert last_offsets == sorted(last_offsets), "batches of a producer are not in the order of the log"
+            assert not last_offsets or last_offsets[-1] <= producer.offset, "a batch after the newest one"
 
     # Snapshots
 
     def pack(self, count: int) -> int:
-        """Make up to so many of the rows of a snapshot that have changed since the last one; how many are left.
+        """Encode up to `count` rows that changed since the last snapshot. Returns how many are left.
 
-        Whoever must not be held up makes them a few at a time before it asks for the snapshot.
+        A caller that must not block encodes a few at a time before it takes the snapshot.
         """
         for producer_id in list(islice(self._unpacked, count)):
             del self._unpacked[producer_id]
@@ -395,15 +420,14 @@ class ProducerState:
         return len(self._unpacked)
 
     def to_snapshot(self) -> bytes:
-        """The state as bytes, the same for the same state; see `producer_snapshot`. The offset that it covers and a
-        CRC are the caller's."""
+        """The state as bytes, deterministic; see `producer_snapshot`. The caller stores the offset and a CRC."""
         self.pack(len(self._unpacked))
         rows = [self._packed[producer_id] for producer_id in sorted(self._producers)]
         return encode_snapshot(rows, self._pending, self._unknown_fields)
 
     @classmethod
     def from_snapshot(cls, data: bytes, *, producers_max: int = PRODUCERS_MAX) -> "ProducerState":
-        """The state of a snapshot; `CorruptStateError` if it is none. Fields that a newer version added are kept."""
+        """The state of a snapshot; raises `CorruptStateError` for other bytes. Fields of a newer version are kept."""
         snapshot = decode_snapshot(data)
         state = cls(producers_max=producers_max)
         state._unknown_fields = snapshot.unknown_fields

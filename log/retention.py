@@ -1,22 +1,21 @@
-"""Which segments have outlived their topic's retention. A pure decision; the owner deletes what it names.
+"""Decides which segments have outlived their topic's retention. Pure; the caller deletes them.
 
-Rules, all of them as Kafka's:
+Rules, as in Kafka:
 
-- Only sealed segments, oldest first: what goes is always a prefix of the log, and the active segment stays. So with
-  a retention of 1 day and segments that fill in 5, 5 days are kept.
-- A segment goes as a whole, when its newest record may go: 100 MB a day in segments of 1 GB with a retention of 7
-  days keeps up to 17 days. Retention promises a minimum of data, not a maximum.
-- Nothing at or past `bound` goes: the smaller of the high watermark and the first open transaction.
-- By time: the segment's largest record timestamp is more than `retention_ms` ago. A segment whose records carry no
-  timestamps is as old as its last write. A timestamp in the future therefore keeps its segment, and everything after
-  it, until that time has come and passed: the limit on timestamps from clients (`timestamp_after_max_ms`) is what
-  prevents it, not retention.
-- By bytes: the oldest segments go as long as the rest, the active one included, still has `retention_bytes`. Bytes
-  are per partition. Either rule is enough.
-- Below the log start offset (delete-records): the whole segment is unreadable, so it goes whatever the policy. This
-  one alone acts on topics that are only compacted.
+- Only sealed segments, oldest first: a prefix of the log expires, and the active segment stays. So with a retention of
+  1 day and segments that fill in 5, 5 days are kept.
+- A segment expires as a whole, when its newest record does: 100 MB a day in segments of 1 GB with a retention of 7 days
+  keeps up to 17 days. Retention promises a minimum of data, not a maximum.
+- Nothing at or past `bound` expires: the smaller of the high watermark and the first open transaction.
+- By time: the segment's largest record timestamp is more than `retention_ms` ago. A segment whose records have no
+  timestamps is as old as its last write. A timestamp in the future therefore keeps its segment and everything after it:
+  the limit on timestamps from clients (`timestamp_after_max_ms`) prevents that, not retention.
+- By bytes: the oldest segments expire as long as the rest, with the active one, still has `retention_bytes`. Bytes are
+  per partition. Either rule is enough.
+- Below the log start offset (delete-records): the whole segment is unreadable, so it expires under every policy. Only
+  this rule applies to topics that are only compacted.
 
-Who has read what plays no part.
+Consumer positions play no part.
 """
 
 from collections.abc import Sequence
@@ -36,8 +35,8 @@ class ExpiryReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """A segment to delete, and why."""
+class ExpiredSegment:
+    """A segment to delete, and the reason."""
 
     base_offset: Offset
     next_offset: Offset
@@ -57,13 +56,13 @@ def expired_segments(
     log_start: Offset,
     bound: Offset,
     active_bytes: int,
-) -> list[Expired]:
-    """The prefix of `segments` (all sealed ones, in order) that may be deleted now, with the reason of each.
+) -> list[ExpiredSegment]:
+    """The prefix of `segments` (all sealed ones, in order) that may be deleted now, with the reasons.
 
-    After deleting, the log start offset is at least the last one's `next_offset`.
+    After the deletion the log start offset is at least the last one's `next_offset`.
     """
     assert all(a.next_offset <= b.base_offset for a, b in pairwise(segments)), "not in order"
-    expired: list[Expired] = []
+    expired: list[ExpiredSegment] = []
     bytes_left = sum(segment.size for segment in segments) + active_bytes
     for segment in segments:
         if segment.next_offset > bound:
@@ -72,7 +71,7 @@ def expired_segments(
         reason = _reason(segment, config=config, now_ms=now_ms, log_start=log_start, bytes_left=bytes_left)
         if reason is None:
             break
-        expired.append(Expired(segment.base_offset, segment.next_offset, reason))
+        expired.append(ExpiredSegment(segment.base_offset, segment.next_offset, reason))
     return expired
 
 

@@ -1,12 +1,12 @@
-"""One segment of a log: its file names, what is known of a sealed one, and the state of the active one. Pure.
+"""One segment of a log: its file names, the info of a sealed one, and the state of the active one. Pure.
 
     00000000000000000042.log         record batches, one after the other, from offset 42 on
     00000000000000000042.index       offset -> position, sparse          (`index`)
     00000000000000000042.timeindex   timestamp -> offset, sparse         (`index`)
     00000000000000000042.txnindex    aborted transactions, if there are any (`transactions`)
 
-While a log is cleaned, the same names carry one suffix more: `.cleaned` (being written, worth nothing), `.swap`
-(complete, about to replace others) and `.deleted` (replaced or expired, removed after a while).
+During a cleaning the same names have one more suffix: `.cleaned` (being written), `.swap` (complete, about to replace
+others) and `.deleted` (replaced or expired, removed after a delay).
 """
 
 import re
@@ -16,6 +16,7 @@ from zlib import crc32
 from tidelog.log.config import LogConfig
 from tidelog.log.index import OFFSET_ENTRY_BYTES, RELATIVE_OFFSET_MAX, TIME_ENTRY_BYTES, IndexBuilder
 from tidelog.log.transactions import ENTRY_BYTES as ABORTED_ENTRY_BYTES
+from tidelog.log.transactions import TransactionIndex
 from tidelog.model.ids import Offset, Position
 
 LOG = ".log"
@@ -27,6 +28,8 @@ SUFFIXES = (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
 CLEANED = ".cleaned"
 SWAP = ".swap"
 DELETED = ".deleted"
+RESTORED = ".restored"
+"""A copy of a damaged segment that is being fetched: not a name of a segment's file."""
 
 _NAME = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex)(\.cleaned|\.swap|\.deleted)?")
 
@@ -49,12 +52,12 @@ def parse_name(name: str) -> tuple[Offset, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What is known of a sealed segment without opening it; stored when it is sealed.
+    """The info of a sealed segment; stored when it is sealed.
 
-    Offsets are [base_offset, next_offset), and the next segment begins at `next_offset`. `largest_offset` is the last
-    offset of the batch with the largest timestamp; `first_timestamp` is the largest of the first batch; both
-    timestamps are -1 if there is none. `crc` is the CRC-32C of the whole file, None while it has not been computed.
-    `aborted` counts the entries of the transaction index.
+    Offsets are [base_offset, next_offset); the next segment begins at `next_offset`. `largest_offset` is the last
+    offset of the batch with the largest timestamp; `first_timestamp` is the largest of the first batch; both timestamps
+    are -1 if there is none. `crc` is the CRC-32C of the whole file, None until it is computed. `aborted` counts the
+    entries of the transaction index.
     """
 
     base_offset: Offset
@@ -70,12 +73,12 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryMark:
-    """The state of the active segment where `offset` ends: recovery goes on from here without reading what is before.
+    """The state of the active segment at `offset`: recovery goes on from here without reading earlier bytes.
 
     `offset` is the recovery point: everything below it is on the device and was sound when it was written. `position`
-    is where it lies in the file of `base_offset`; `crc` is that of the file up to there (None: unknown). The entry
-    counts say which part of the index files is from before the mark; `has_producers` whether a snapshot of the
-    producers at `offset` is stored beside it (without one, there were none).
+    is its position in the file of `base_offset`; `crc` is that of the file up to there (None: unknown). The byte counts
+    give the part of the index files from before the mark. `has_producers`: a snapshot of the producers at `offset` is
+    stored (without one, there were none).
     """
 
     offset: Offset
@@ -97,8 +100,9 @@ class RecoveryMark:
 class ActiveSegment:
     """The segment that is written. Its `.log` file exists once something was appended.
 
-    `size` is the file's, `crc` runs over all of it (None: unknown, computed after it is sealed). Index entries wait in
-    `index` and `aborted` until the owner writes them: `index_bytes`, `time_bytes` and `aborted_bytes` are in the files.
+    `size` is the file's, `crc` covers all of it (None: unknown, computed after it is sealed). Index entries wait in
+    `index` and `aborted` until they are written (`waiting_entries`); `index_bytes`, `time_bytes` and `aborted_bytes`
+    are in the files.
     """
 
     __slots__ = (
@@ -148,12 +152,56 @@ class ActiveSegment:
         segment.aborted_bytes = mark.aborted_bytes
         return segment
 
-    def add(self, last_offset: int, size: int, max_timestamp: int) -> None:
-        """A batch of `size` bytes was appended to the file."""
+    def begin(self, created_ms: int) -> None:
+        """The first bytes are about to be written: the file is created now."""
+        self.created_ms = created_ms
+
+    def add(self, last_offset: int, size: int, max_timestamp: int, *, crc: int | None, modified_ms: int) -> None:
+        """A batch of `size` bytes was appended to the file, whose CRC is `crc` now."""
         if self.first_timestamp < 0:
             self.first_timestamp = max_timestamp
         self.index.add(last_offset, self.size, size, max_timestamp)
         self.size += size
+        self.crc = crc
+        self.modified_ms = modified_ms
+
+    def waiting_entries(self) -> list[tuple[str, int, bytearray]]:
+        """Index entries that are not written yet: (suffix of the file, its size, entries)."""
+        waiting = (
+            (INDEX, self.index_bytes, self.index.offsets),
+            (TIME_INDEX, self.time_bytes, self.index.times),
+            (TRANSACTION_INDEX, self.aborted_bytes, self.aborted),
+        )
+        return [(suffix, size, entries) for suffix, size, entries in waiting if entries]
+
+    def entries_written(self, suffix: str) -> None:
+        """The entries that `waiting_entries` returned for this file are in it now."""
+        if suffix == INDEX:
+            self.index_bytes += len(self.index.offsets or b"")
+            self.index.offsets = None
+        elif suffix == TIME_INDEX:
+            self.time_bytes += len(self.index.times or b"")
+            self.index.times = None
+        else:
+            self.aborted_bytes += len(self.aborted or b"")
+            self.aborted = None
+
+    def replace_index(self, read: SegmentInfo, built: IndexBuilder, aborted: bytes) -> None:
+        """Indexes of the part `read` were rebuilt and are in the files; appends went on meanwhile.
+
+        Entries past that part keep waiting.
+        """
+        offsets, times = built.offsets or b"", built.times or b""
+        self.index.keep_newer(position=read.size, next_offset=read.next_offset, built=built)
+        waiting = TransactionIndex.parse(bytes(self.aborted or b""))
+        newer = sum(1 for entry in waiting if entry.last_offset >= read.next_offset)
+        self.aborted = bytearray(waiting.to_bytes()[-ABORTED_ENTRY_BYTES * newer :]) if newer else None
+        self.index_bytes, self.time_bytes, self.aborted_bytes = len(offsets), len(times), len(aborted)
+
+    def replace_aborted(self, entries: bytes) -> None:
+        """A replay found these aborted transactions; none of them is in the file."""
+        self.aborted_bytes = 0
+        self.aborted = bytearray(entries) or None
 
     def add_aborted(self, entry: bytes) -> None:
         if self.aborted is None:
@@ -165,7 +213,7 @@ class ActiveSegment:
         return (self.aborted_bytes + len(self.aborted or b"")) // ABORTED_ENTRY_BYTES
 
     def mark(self, offset: int, *, has_producers: bool) -> RecoveryMark:
-        """The state now, where the log ends at `offset` and all entries have been written to the files."""
+        """The state now; the log ends at `offset`, and all entries are in the files."""
         waiting = self.index.offsets or self.index.times or self.aborted
         assert not waiting, "index entries wait to be written"
         return RecoveryMark(
@@ -186,7 +234,7 @@ class ActiveSegment:
         )
 
     def info(self, next_offset: int) -> SegmentInfo:
-        """The segment as it is sealed at `next_offset`, or as a reader sees it meanwhile."""
+        """The info if the segment ends at `next_offset`: when it is sealed, or for a reader."""
         return SegmentInfo(
             base_offset=self.base_offset,
             next_offset=Offset(next_offset),
@@ -202,10 +250,10 @@ class ActiveSegment:
     def must_roll(
         self, config: LogConfig, *, size: int, last_offset: int, max_timestamp: int, now_ms: int, log_number: int
     ) -> bool:
-        """Whether `size` more bytes, up to `last_offset` and `max_timestamp`, belong into a new segment.
+        """Whether `size` more bytes, up to `last_offset` and `max_timestamp`, belong in a new segment.
 
-        By size, by time (that of the records where they have one, else since the file was made), when an index is
-        full, and when an offset no longer fits 31 bits. An empty segment never rolls.
+        By size; by time (of the records if they have timestamps, else since the file was created); when an index is
+        full; when an offset no longer fits 31 bits. An empty segment never rolls.
         """
         if self.size == 0:
             return False
@@ -213,7 +261,7 @@ class ActiveSegment:
             return True
         if self.is_due(config, max_timestamp=max_timestamp, now_ms=now_ms, log_number=log_number):
             return True
-        # Room for this append's entry and for the last time entry, which is written when the segment is sealed.
+        # Space for this append's entry and for the last time entry, which is written when the segment is sealed.
         index_bytes = self.index_bytes + OFFSET_ENTRY_BYTES
         time_bytes = self.time_bytes + 2 * TIME_ENTRY_BYTES
         if self.index.offsets is not None:
@@ -239,5 +287,5 @@ class ActiveSegment:
         return waited_ms > (min(due_ms, config.max_compaction_lag_ms) if config.cleanup_compact else due_ms)
 
     def _jitter_ms(self, config: LogConfig, log_number: int) -> int:
-        """The same for the same segment every time, so that a restart or a replay rolls at the same moment."""
+        """The same for a segment every time, so that a restart or a replay rolls at the same time."""
         return crc32(b"%d %d" % (log_number, self.base_offset)) % config.segment_jitter_ms

@@ -1,23 +1,24 @@
-"""The segments of a log, in order: where an offset lies. No IO of its own; files come from the pool.
+"""The segments of a log, in order: finds the segment of an offset. No IO of its own; files come from the pool.
 
     sealed: [0, 40) [40, 97)      active: [97, end_offset)
 
-The active segment takes the appends, sealed ones never change; cleaning replaces them, retention drops the oldest.
-Whoever reads across an await notes `version` and starts anew if it has changed: the bytes at a position may be others.
+Appends go to the active segment. Sealed segments never change; cleaning replaces them, retention drops the oldest. A
+reader notes `version` before an await and starts again if it has changed: the bytes at a position may be others.
 """
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidelog.log.files import FilePool
+from tidelog.log.file_pool import FilePool
 from tidelog.log.segment import LOG, ActiveSegment, SegmentInfo, file_path
 
 _HINTS_MAX = 8
 
 
 class SegmentView(NamedTuple):
-    """A segment as a reader sees it at one moment: bytes past `size` do not exist for it."""
+    """A segment as a reader sees it: bytes past `size` do not exist for it."""
 
     base_offset: int
     next_offset: int
@@ -25,28 +26,26 @@ class SegmentView(NamedTuple):
     is_active: bool
 
 
+@dataclass(slots=True, eq=False)
 class Segments:
-    """Invariants (`validate`): each sealed segment begins where the one before ends, the active one where the last
-    sealed one ends, and `end_offset` is not below it."""
+    """Owns the list of sealed segments, the active segment, the end offset and the read hints.
 
-    __slots__ = ("_hints", "active", "end_offset", "files", "path", "rebuilt", "sealed", "version")
+    Invariants (`validate`): each sealed segment begins where the one before ends, the active one where the last sealed
+    one ends, and `end_offset` is not below it; what waits for the indexes of the active one lies inside of it.
+    """
 
-    def __init__(
-        self, files: FilePool, path: str, sealed: list[SegmentInfo], active: ActiveSegment, end_offset: int
-    ) -> None:
-        self.files = files
-        self.path = path
-        self.sealed = sealed
-        self.active = active
-        self.end_offset = end_offset
-        self.version = 0
-        # Segments whose indexes were rebuilt since the log was opened: a second time would find the same.
-        self.rebuilt: set[int] | None = None
-        # Where the next read of a reader that goes on will begin: offset -> (base offset, position).
-        self._hints: dict[int, tuple[int, int]] | None = None
+    files: FilePool
+    path: str
+    sealed: list[SegmentInfo]
+    active: ActiveSegment
+    end_offset: int
+    version: int = 0
+    _rebuilt: set[int] | None = None
+    _hints: dict[int, tuple[int, int]] | None = None
+    """Where the next read of a sequential reader begins: offset -> (base offset, position)."""
 
     def active_path(self) -> str:
-        """Of the file that is appended to, for each append: made once for each segment."""
+        """The path of the active segment's file, built once for each segment."""
         active = self.active
         if active.path is None:
             active.path = file_path(self.path, active.base_offset, LOG)
@@ -57,7 +56,7 @@ class Segments:
 
     @property
     def first_offset(self) -> int:
-        """The first offset for which there is a segment."""
+        """The base offset of the first segment."""
         return self.sealed[0].base_offset if self.sealed else self.active.base_offset
 
     @property
@@ -68,7 +67,7 @@ class Segments:
         return SegmentView(self.active.base_offset, self.end_offset, self.active.size, True)
 
     def find(self, offset: int) -> SegmentView:
-        """The segment that holds `offset`, or would: the active one for the end offset."""
+        """The segment of `offset`: the active one for the end offset."""
         if offset >= self.active.base_offset or not self.sealed:
             return self.view_active()
         at = max(bisect_right(self.sealed, offset, key=_base_offset) - 1, 0)
@@ -86,7 +85,7 @@ class Segments:
         return [*views, self.view_active()]
 
     def info(self, base_offset: int) -> SegmentInfo:
-        """What is known of a segment, the active one too."""
+        """The info of a segment, also of the active one."""
         if base_offset == self.active.base_offset:
             return self.active.info(self.end_offset)
         at = bisect_right(self.sealed, base_offset, key=_base_offset) - 1
@@ -94,10 +93,73 @@ class Segments:
         assert self.sealed[at].base_offset == base_offset, f"no segment at {base_offset}"
         return self.sealed[at]
 
+    # Changes
+
+    def advance(self, end_offset: int) -> None:
+        """Batches were appended: the log ends here now."""
+        self.end_offset = end_offset
+
+    def seal(self, *, created_ms: int, index_interval_bytes: int) -> SegmentInfo:
+        """Seal the active segment and begin an empty one at the log end."""
+        info = self.active.info(self.end_offset)
+        self.sealed.append(info)
+        self.active = ActiveSegment(info.next_offset, created_ms=created_ms, index_interval_bytes=index_interval_bytes)
+        return info
+
+    def set_crc(self, info: SegmentInfo) -> None:
+        """The CRC of a sealed segment was computed after it was sealed."""
+        for at, known in enumerate(self.sealed):
+            if known.base_offset == info.base_offset:
+                self.sealed[at] = info
+
+    def truncate(self, active: ActiveSegment, end_offset: int) -> None:
+        """The log ends at `end_offset`, in the segment `active`; later segments are gone."""
+        self.sealed = [info for info in self.sealed if info.base_offset < active.base_offset]
+        self.active = active
+        self.end_offset = end_offset
+        if self._rebuilt is not None:
+            self._rebuilt = {base for base in self._rebuilt if base < active.base_offset}
+        self.changed()
+
+    def reset(self, active: ActiveSegment) -> None:
+        """All segments are gone; the log is empty and begins with `active`."""
+        self.sealed = []
+        self.active = active
+        self.end_offset = active.base_offset
+        self._rebuilt = None
+        self.changed()
+
+    def drop(self, dropped: list[SegmentInfo]) -> None:
+        """The oldest segments are gone. Readers that have them open go on."""
+        bases = {info.base_offset for info in dropped}
+        self.sealed = [info for info in self.sealed if info.base_offset not in bases]
+        if dropped:
+            self._hints = None
+
+    def swap(self, old: list[int], new: list[SegmentInfo]) -> None:
+        """Cleaned segments have replaced others."""
+        kept = [info for info in self.sealed if info.base_offset not in set(old)]
+        self.sealed = sorted([*kept, *new], key=_base_offset)
+        if self._rebuilt is not None:
+            self._rebuilt.difference_update(old)
+        self.changed()
+
+    def index_rebuilt(self, base_offset: int) -> None:
+        if self._rebuilt is None:
+            self._rebuilt = set()
+        self._rebuilt.add(base_offset)
+        self.changed()
+
+    def was_rebuilt(self, base_offset: int) -> bool:
+        """Whether the index of this segment was rebuilt since the log was opened: again would give the same."""
+        return self._rebuilt is not None and base_offset in self._rebuilt
+
     def changed(self) -> None:
         """Bytes or files have changed under the readers."""
         self.version += 1
         self._hints = None
+
+    # Hints
 
     def hint(self, offset: int) -> tuple[int, int] | None:
         return self._hints.get(offset) if self._hints is not None else None
@@ -105,7 +167,7 @@ class Segments:
     def remember(self, offset: int, base_offset: int, position: int, version: int) -> None:
         """A read ended before `offset`, at this position: the next one will probably begin there.
 
-        `version` is that of the read's beginning: after a change the position is one of bytes that are gone.
+        `version` is that when the read began: after a change the position is not valid.
         """
         if version != self.version:
             return
@@ -118,13 +180,19 @@ class Segments:
     def forget_hints(self) -> None:
         self._hints = None
 
-    def validate(self) -> None:
-        for base, following in pairwise([*(info.base_offset for info in self.sealed), self.active.base_offset]):
+    def validate(self, *, thorough: bool = True) -> None:
+        """Assert the invariants; without `thorough` only of the newest sealed segment and the active one."""
+        sealed = self.sealed if thorough else self.sealed[-1:]
+        for base, following in pairwise([*(info.base_offset for info in sealed), self.active.base_offset]):
             known = self.info(base)
             assert base < known.next_offset, f"an empty sealed segment: {known}"
             assert known.next_offset == following, f"{known} is followed by {following}"
-        assert self.active.base_offset <= self.end_offset, "the log ends before its active segment"
-        assert (self.active.size == 0) == (self.active.base_offset == self.end_offset), "active size and end disagree"
+            assert known.largest_offset < known.next_offset, f"its largest timestamp is past its end: {known}"
+        active = self.active
+        assert active.base_offset <= self.end_offset, "the log ends before its active segment"
+        assert (active.size == 0) == (active.base_offset == self.end_offset), "active size and end disagree"
+        active.index.validate(next_offset=self.end_offset, size=active.size, thorough=thorough)
+        assert active.index.base_offset == active.base_offset, "an index of another segment"
 
 
 def _base_offset(info: SegmentInfo) -> int:

@@ -1,8 +1,8 @@
-"""Completed and aborted transactions of one log, and the `.txnindex` file that lists the aborted ones.
+"""Completed and aborted transactions of one log, and the `.txnindex` file that lists the aborted ones. Pure.
 
 A transaction of a producer opens with its first transactional batch in this log and ends with a control record (the
 marker), commit or abort. Readers of committed data read below the last stable offset and skip the batches of aborted
-transactions; the index tells them which those are without reading the log.
+transactions; the index lists those without reading the log.
 
 Kafka's layout, 34 bytes for each aborted transaction, big endian, ordered by `last_offset`:
 
@@ -14,7 +14,7 @@ Kafka's layout, 34 bytes for each aborted transaction, big endian, ordered by `l
 `last offset` is the offset of the abort marker. `last stable` is the last stable offset once the marker was there: a
 look-up that ends at or below it needs no later entry, since nothing later can overlap it.
 
-An entry stands in the index of the segment that holds the marker; its data may lie in earlier segments.
+An entry is in the index of the segment that has the marker; its data may be in earlier segments.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class CompletedTransaction:
     is_aborted: bool
 
     def index_entry(self) -> AbortedTransaction | None:
-        """What the transaction index must hold of it: nothing, if it was committed."""
+        """Its entry of the transaction index; None if it was committed."""
         if not self.is_aborted:
             return None
         return AbortedTransaction(self.producer_id, self.first_offset, self.last_offset, self.last_stable_offset)
@@ -59,8 +59,8 @@ class CompletedTransaction:
 class TransactionIndex:
     """The aborted transactions of one segment, in memory as the bytes of its file.
 
-    Invariant: entries are ordered by `last_offset`, strictly. Nothing here touches a disk: the owner appends what
-    `append` returns to the file, and cuts the file to `size` after `truncate`.
+    Invariant: entries are strictly ordered by `last_offset`. No IO: the owner appends what `append` returns to the
+    file, and truncates the file to `size` after `truncate`.
     """
 
     __slots__ = ("_data",)
@@ -70,7 +70,7 @@ class TransactionIndex:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, *, path: str = "") -> "TransactionIndex":
-        """The index of a file's bytes; `CorruptStateError` if they are not one, whole and in order."""
+        """The index of a file's bytes; raises `CorruptStateError` if they are incomplete or out of order."""
         index = cls()
         if len(data) % ENTRY_BYTES:
             raise CorruptStateError(
@@ -108,10 +108,10 @@ class TransactionIndex:
         return data
 
     def overlapping(self, start: Offset, end: Offset) -> tuple[list[AbortedTransaction], bool]:
-        """Aborted transactions with an offset in [start, end), and whether later segments need no look.
+        """Aborted transactions with an offset in [start, end), and whether later segments cannot have more.
 
-        The second value is true once an entry says that the log was stable up to `end`; else the caller asks the
-        index of the next segment too, and stops at the last.
+        The second value is True once an entry shows that the log was stable up to `end`; else the caller searches the
+        index of the next segment too.
         """
         found: list[AbortedTransaction] = []
         for at in range(self._first_ending_at_or_after(start), len(self)):

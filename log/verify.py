@@ -1,9 +1,9 @@
-"""Everything against everything: the files of one log held against each other and against the state store.
+"""Verifies a log offline: compares its files with each other and with the state store. Pure.
 
-What is checked, file by file:
+Checks:
 
-- segment: batches follow each other without a rest; length, magic, CRC, counts; base offsets only grow and lie at or
-  past the segment's name; leader epochs never fall; records decode, their offsets ascend inside the batch, none is
+- segment: batches follow each other without a gap in the file; length, magic, CRC, counts; base offsets ascend from
+  the segment's name; leader epochs never go down; records decode, their offsets ascend inside the batch, none is
   newer than the batch says; the sealed segment's whole-file checksum.
 - offset index: ascending; every entry is the start of a batch and its last offset.
 - time index: ascending; every entry is the last offset of a batch, that batch's largest timestamp, and the largest up
@@ -27,7 +27,6 @@ from itertools import pairwise
 from crc32c import crc32c
 
 from tidelog.log.batch import check_batch
-from tidelog.log.checkpoint import StoredState
 from tidelog.log.dump import (
     BATCH_BYTES_MAX,
     READ_BYTES,
@@ -43,18 +42,19 @@ from tidelog.log.dump import (
     read_transaction_index,
 )
 from tidelog.log.producer_snapshot import decode_snapshot
+from tidelog.log.stored_state import StoredState
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import Epoch, Offset
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 STATE = "state store"
-"""Where a problem is that lies in no file."""
+"""The file name of a problem that is in no file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenAbort:
-    """An aborted transaction as the batches tell it. Offsets are upper bounds unless `is_exact`: the beginning of this
-    one, or of another that was open too, may be no longer in the log."""
+    """An aborted transaction, from the batches. Offsets are upper bounds unless `is_exact`: the beginning of it, or of
+    another open one, may no longer be in the log."""
 
     producer_id: int
     first_offset: int
@@ -63,8 +63,8 @@ class SeenAbort:
 
 
 @dataclass(slots=True)
-class SegmentFacts:
-    """What the scan of one segment found; the arrays run in step, one value for each batch."""
+class SegmentContents:
+    """The result of the scan of one segment; the arrays have one value for each batch."""
 
     name: str
     base_offset: Offset
@@ -86,16 +86,16 @@ class SegmentFacts:
 
 
 class LogVerifier:
-    """Goes through the files of one log, in order. Problems collect in `problems`, facts in `segments`.
+    """Reads the files of one log in order and collects `problems` and the contents of `segments`.
 
-    With `state`, what the state store says of the log, that is held against the files too.
+    With `state`, the stored state of the log, it compares that with the files too.
     """
 
     def __init__(self, files: Mapping[str, Source], state: StoredState | None = None) -> None:
         self._files = files
         self._state = state
         self.problems: list[Problem] = []
-        self.segments: list[SegmentFacts] = []
+        self.segments: list[SegmentContents] = []
         self._last_epoch = -1
         self._remembered: dict[int, tuple[int, int]] = {}
         """last offset of a batch that a producer snapshot remembers -> (producer id, last sequence)."""
@@ -115,26 +115,26 @@ class LogVerifier:
                 self._check_segment(name, base)
             elif base not in bases:
                 self._problem(name, None, "an index without its segment")
-        settled = self._settled_end()
-        for facts in self.segments:
-            facts.aborted = {marker: seen for marker, seen in facts.aborted.items() if marker < settled}
+        indexed_end = self._indexed_end()
+        for contents in self.segments:
+            contents.aborted = {marker: seen for marker, seen in contents.aborted.items() if marker < indexed_end}
             for kind in (FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TRANSACTION_INDEX):
-                name = f"{facts.base_offset:020d}{kind.value}"
+                name = f"{contents.base_offset:020d}{kind.value}"
                 if name in parsed:
-                    self.problems += check_index(kind, facts, self._files[name], name)
-                elif kind is FileKind.TRANSACTION_INDEX and facts.aborted:
-                    self._problem(facts.name, None, f"{len(facts.aborted)} aborted transactions, but no {name}")
+                    self.problems += check_index(kind, contents, self._files[name], name)
+                elif kind is FileKind.TRANSACTION_INDEX and contents.aborted:
+                    self._problem(contents.name, None, f"{len(contents.aborted)} aborted transactions, but no {name}")
         if self._state is not None:
             self.problems += check_state(self.segments, self._state, self._files)
 
-    def _settled_end(self) -> int:
-        """Aborted transactions below this must be indexed; the index of the newest ones is completed by recovery."""
+    def _indexed_end(self) -> int:
+        """Aborted transactions below this must be indexed; recovery completes the index of the newest ones."""
         if self._state is not None and self._state.mark is not None:
             return self._state.mark.offset
         return self.segments[-1].base_offset if self.segments else 0
 
     def _check_snapshots(self, state: StoredState) -> None:
-        """Producer snapshots in themselves; the batches that they remember are looked at when they come by."""
+        """Check the producer snapshots; their batches are checked when the scan reaches them."""
         for offset, data in sorted(state.producers.items()):
             if not data:
                 continue  # there were no producers
@@ -156,76 +156,78 @@ class LogVerifier:
 
     def _check_segment(self, name: str, base: Offset) -> None:
         source = self._files[name]
-        facts = SegmentFacts(name, base, source.size, base)
+        contents = SegmentContents(name, base, source.size, base)
         if self.segments and base < self.segments[-1].next_offset:
             last = self.segments[-1]
             self._problem(name, None, f"begins below {last.next_offset}, where {last.name} ends")
         for found in read_batches(source, name):
             if isinstance(found, Problem):
-                facts.is_readable = False
+                contents.is_readable = False
                 self.problems.append(found)
             else:
-                self._check_batch(facts, found)
-        facts.crc = file_crc(source)
-        self.segments.append(facts)
+                self._check_batch(contents, found)
+        contents.crc = file_crc(source)
+        self.segments.append(contents)
 
-    def _check_batch(self, facts: SegmentFacts, batch: StoredBatch) -> None:
+    def _check_batch(self, contents: SegmentContents, batch: StoredBatch) -> None:
         header = batch.header
         try:
             check_batch(batch.data, size_max=BATCH_BYTES_MAX)
         except TidelogError as error:
-            self._problem(facts.name, batch.position, str(error))
+            self._problem(contents.name, batch.position, str(error))
         else:
             for what in check_records(batch):
-                self._problem(facts.name, batch.position, what)
-        if header.base_offset < facts.next_offset:
+                self._problem(contents.name, batch.position, what)
+        if header.base_offset < contents.next_offset:
             self._problem(
-                facts.name,
+                contents.name,
                 batch.position,
-                f"base offset {header.base_offset} is below {facts.next_offset}, expected next",
+                f"base offset {header.base_offset} is below {contents.next_offset}, expected next",
             )
-        if header.last_offset - facts.base_offset > RELATIVE_OFFSET_MAX:
-            self._problem(facts.name, batch.position, f"offset {header.last_offset} is too far from the segment's base")
+        if header.last_offset - contents.base_offset > RELATIVE_OFFSET_MAX:
+            self._problem(
+                contents.name, batch.position, f"offset {header.last_offset} is too far from the segment's base"
+            )
         if header.leader_epoch < self._last_epoch:
             self._problem(
-                facts.name, batch.position, f"leader epoch {header.leader_epoch} after epoch {self._last_epoch}"
+                contents.name, batch.position, f"leader epoch {header.leader_epoch} after epoch {self._last_epoch}"
             )
-        self._note(facts, batch)
+        self._note(contents, batch)
 
-    def _note(self, facts: SegmentFacts, batch: StoredBatch) -> None:
+    def _note(self, contents: SegmentContents, batch: StoredBatch) -> None:
         header = batch.header
-        before = facts.next_offset if facts.positions or self.segments else 0
+        before = contents.next_offset if contents.positions or self.segments else 0
         self._is_whole = self._is_whole and header.base_offset == before
-        facts.positions.append(batch.position)
-        facts.base_offsets.append(header.base_offset)
-        facts.last_offsets.append(header.last_offset)
-        facts.timestamps.append(header.max_timestamp)
-        facts.next_offset = max(facts.next_offset, header.next_offset)
+        contents.positions.append(batch.position)
+        contents.base_offsets.append(header.base_offset)
+        contents.last_offsets.append(header.last_offset)
+        contents.timestamps.append(header.max_timestamp)
+        contents.next_offset = max(contents.next_offset, header.next_offset)
         here = (header.leader_epoch, header.base_offset, batch.position)
-        if len(facts.epochs) >= 2 and facts.epochs[-2][0] == facts.epochs[-1][0] == header.leader_epoch:
-            facts.epochs[-1] = here
+        if len(contents.epochs) >= 2 and contents.epochs[-2][0] == contents.epochs[-1][0] == header.leader_epoch:
+            contents.epochs[-1] = here
         else:
-            facts.epochs.append(here)
+            contents.epochs.append(here)
         self._last_epoch = max(self._last_epoch, header.leader_epoch)
         remembered = self._remembered.get(header.last_offset)
         if remembered not in (None, (header.producer_id, header.last_sequence)):
             found = f"producer {header.producer_id}, sequence {header.last_sequence}"
             said = f"the producer snapshot remembers {remembered}"
-            self._problem(facts.name, batch.position, f"{found} at {header.last_offset}: {said}")
+            self._problem(contents.name, batch.position, f"{found} at {header.last_offset}: {said}")
         if not header.is_transactional:
             return
         if not header.is_control:
             self._open.setdefault(header.producer_id, header.base_offset)
         elif (marker := batch.marker) in ("COMMIT", "ABORT"):
-            facts.markers[header.base_offset] = (header.producer_id, marker == "ABORT")
+            contents.markers[header.base_offset] = (header.producer_id, marker == "ABORT")
             first = self._open.pop(header.producer_id, None)
             if first is not None and marker == "ABORT":
                 stable = min(self._open.values(), default=header.base_offset + 1)
-                facts.aborted[header.base_offset] = SeenAbort(header.producer_id, first, stable, self._is_whole)
+                contents.aborted[header.base_offset] = SeenAbort(header.producer_id, first, stable, self._is_whole)
 
 
 def check_records(batch: StoredBatch) -> Iterator[str]:
-    """What is wrong with the records of a batch whose CRC is right."""
+    """The problems of the records of a batch whose CRC is right."""
     header = batch.header
     try:
         records = batch.records()
@@ -245,59 +247,59 @@ def check_records(batch: StoredBatch) -> Iterator[str]:
         yield f"a record of time {newest} is newer than the batch's largest time {header.max_timestamp}"
 
 
-def check_index(kind: FileKind, facts: SegmentFacts, source: Source, name: str) -> Iterator[Problem]:
-    """One index against the facts of its segment."""
+def check_index(kind: FileKind, contents: SegmentContents, source: Source, name: str) -> Iterator[Problem]:
+    """Compare one index with the contents of its segment."""
     if kind is FileKind.OFFSET_INDEX:
-        yield from check_offset_index(facts, source, name)
+        yield from check_offset_index(contents, source, name)
     elif kind is FileKind.TIME_INDEX:
-        yield from check_time_index(facts, source, name)
+        yield from check_time_index(contents, source, name)
     else:
         assert kind is FileKind.TRANSACTION_INDEX, "a segment is no index"
-        yield from check_transaction_index(facts, source, name)
+        yield from check_transaction_index(contents, source, name)
 
 
-def check_offset_index(facts: SegmentFacts, source: Source, name: str) -> Iterator[Problem]:
+def check_offset_index(contents: SegmentContents, source: Source, name: str) -> Iterator[Problem]:
     last_offset, last_position = -1, -1
-    for entry in read_offset_index(source, name, facts.base_offset):
+    for entry in read_offset_index(source, name, contents.base_offset):
         if isinstance(entry, Problem):
             yield entry
             continue
         if entry.offset <= last_offset or entry.position <= last_position:
             yield Problem(name, entry.at, f"entry ({entry.offset}, {entry.position}) does not ascend")
         last_offset, last_position = max(last_offset, entry.offset), max(last_position, entry.position)
-        number = _find(facts.positions, entry.position)
+        number = _find(contents.positions, entry.position)
         if number is None:
             yield Problem(name, entry.at, f"offset {entry.offset}: no batch starts at position {entry.position}")
-        elif facts.last_offsets[number] != entry.offset:
-            there = f"the batch at {entry.position} ends with {facts.last_offsets[number]}"
+        elif contents.last_offsets[number] != entry.offset:
+            there = f"the batch at {entry.position} ends with {contents.last_offsets[number]}"
             yield Problem(name, entry.at, f"offset {entry.offset}: {there}")
 
 
-def check_time_index(facts: SegmentFacts, source: Source, name: str) -> Iterator[Problem]:
+def check_time_index(contents: SegmentContents, source: Source, name: str) -> Iterator[Problem]:
     last_timestamp, last_offset, scanned, largest = -1, -1, 0, -1
-    for entry in read_time_index(source, name, facts.base_offset):
+    for entry in read_time_index(source, name, contents.base_offset):
         if isinstance(entry, Problem):
             yield entry
             continue
         if entry.timestamp <= last_timestamp or entry.offset <= last_offset:
             yield Problem(name, entry.at, f"entry ({entry.timestamp}, {entry.offset}) does not ascend")
         last_timestamp, last_offset = max(last_timestamp, entry.timestamp), max(last_offset, entry.offset)
-        number = _find(facts.last_offsets, entry.offset)
+        number = _find(contents.last_offsets, entry.offset)
         if number is None:
             yield Problem(name, entry.at, f"time {entry.timestamp}: no batch ends with offset {entry.offset}")
             continue
-        largest = max([largest, *facts.timestamps[scanned : number + 1]])
+        largest = max([largest, *contents.timestamps[scanned : number + 1]])
         scanned = max(scanned, number + 1)
-        if facts.timestamps[number] != entry.timestamp:
-            there = f"the batch that ends with {entry.offset} has {facts.timestamps[number]}"
+        if contents.timestamps[number] != entry.timestamp:
+            there = f"the batch that ends with {entry.offset} has {contents.timestamps[number]}"
             yield Problem(name, entry.at, f"time {entry.timestamp}: {there}")
         elif largest > entry.timestamp:
             yield Problem(name, entry.at, f"time {entry.timestamp}: a batch before it has {largest}")
 
 
-def check_transaction_index(facts: SegmentFacts, source: Source, name: str) -> Iterator[Problem]:
+def check_transaction_index(contents: SegmentContents, source: Source, name: str) -> Iterator[Problem]:
     last = -1
-    missing = dict(facts.aborted)
+    missing = dict(contents.aborted)
     for entry in read_transaction_index(source, name):
         if isinstance(entry, Problem):
             yield entry
@@ -306,24 +308,24 @@ def check_transaction_index(facts: SegmentFacts, source: Source, name: str) -> I
         if aborted.last_offset <= last or aborted.first_offset > aborted.last_offset:
             yield Problem(name, entry.at, f"entry ({aborted.first_offset}, {aborted.last_offset}) is not in order")
         last = max(last, aborted.last_offset)
-        yield from _check_transaction(facts, entry, name, missing.pop(aborted.last_offset, None))
+        yield from _check_transaction(contents, entry, name, missing.pop(aborted.last_offset, None))
     for marker, seen in sorted(missing.items()):
         which = f"producer {seen.producer_id}, aborted from {seen.first_offset} to {marker}"
         yield Problem(name, None, f"no entry for {which}")
 
 
 def _check_transaction(
-    facts: SegmentFacts, entry: TransactionEntry, name: str, seen: SeenAbort | None
+    contents: SegmentContents, entry: TransactionEntry, name: str, seen: SeenAbort | None
 ) -> Iterator[Problem]:
     aborted = entry.aborted
-    marker = facts.markers.get(aborted.last_offset)
+    marker = contents.markers.get(aborted.last_offset)
     who = f"producer {aborted.producer_id}"
-    if not facts.base_offset <= aborted.last_offset < facts.next_offset:
+    if not contents.base_offset <= aborted.last_offset < contents.next_offset:
         yield Problem(name, entry.at, f"{who}: its marker {aborted.last_offset} lies outside of the segment")
     elif marker is None:
         # Compaction drops markers once nothing of their transaction is left; a batch of data there is an error.
-        number = bisect_left(facts.last_offsets, aborted.last_offset)
-        if number < len(facts.base_offsets) and facts.base_offsets[number] <= aborted.last_offset:
+        number = bisect_left(contents.last_offsets, aborted.last_offset)
+        if number < len(contents.base_offsets) and contents.base_offsets[number] <= aborted.last_offset:
             yield Problem(name, entry.at, f"{who}: offset {aborted.last_offset} is no marker")
     elif marker != (aborted.producer_id, True):
         what = "an abort" if marker[1] else "a commit"
@@ -339,15 +341,17 @@ def _check_transaction(
         yield Problem(name, entry.at, f"{who}: the last stable offset was {seen.last_stable}, not {stable}")
 
 
-def check_state(segments: list[SegmentFacts], state: StoredState, files: Mapping[str, Source]) -> Iterator[Problem]:
-    """The state store against the segments: points inside the log, epochs, seals, the recovery mark."""
+def check_state(segments: list[SegmentContents], state: StoredState, files: Mapping[str, Source]) -> Iterator[Problem]:
+    """Compare the state store with the segments: points inside the log, epochs, sealed segments, the recovery mark."""
     for lost in state.lost:
         yield Problem(STATE, None, f"{lost}: cannot be read")
     if state.damage is not None:
         yield Problem(STATE, None, f"the log is damaged from {state.damage[0]} on: {state.damage[1]}")
     if state.suspect is not None:
         yield Problem(STATE, None, f"a sync failed; everything from {state.suspect} on is suspect")
-    end = max([0, *(facts.next_offset for facts in segments), *(info.next_offset for info in state.segments.values())])
+    end = max(
+        [0, *(contents.next_offset for contents in segments), *(info.next_offset for info in state.segments.values())]
+    )
     points = {
         "start offset": state.start,
         "recovery point": None if state.mark is None else state.mark.offset,
@@ -369,16 +373,16 @@ def check_state(segments: list[SegmentFacts], state: StoredState, files: Mapping
             yield from check_continuity(segments)
 
 
-def _is_empty_from(segments: list[SegmentFacts], state: StoredState, offset: int) -> bool:
-    """Whether the log is empty and begins at `offset`: no file tells its end then."""
+def _is_empty_from(segments: list[SegmentContents], state: StoredState, offset: int) -> bool:
+    """Whether the log is empty and begins at `offset`: then no file shows its end."""
     begins = state.mark is not None and state.mark.base_offset == offset and state.mark.position == 0
     return not segments and not state.segments and begins
 
 
 def check_epochs(
-    segments: Iterable[SegmentFacts], history: list[tuple[Epoch, Offset]], start_offset: int, stored_end: int
+    segments: Iterable[SegmentContents], history: list[tuple[Epoch, Offset]], start_offset: int, stored_end: int
 ) -> Iterator[Problem]:
-    """The epoch history against the epochs in the batches, from the log's start on.
+    """Compare the epoch history with the epochs in the batches, from the log start.
 
     At and past `stored_end` batches may have newer epochs, which were not stored before a crash.
     """
@@ -386,8 +390,8 @@ def check_epochs(
         if later_epoch <= epoch or later_start < start:
             yield Problem(STATE, None, f"epoch {later_epoch} from {later_start} after epoch {epoch} from {start}")
     starts = [start for _, start in history]
-    for facts in segments:
-        for found, offset, position in facts.epochs:
+    for contents in segments:
+        for found, offset, position in contents.epochs:
             if offset < start_offset:
                 continue  # the history is cut to the log's start
             number = bisect_right(starts, offset) - 1
@@ -395,62 +399,66 @@ def check_epochs(
             is_newer = recorded is None or found > recorded
             if recorded != found and not (is_newer and offset >= stored_end):
                 said = "none" if recorded is None else recorded
-                yield Problem(facts.name, position, f"leader epoch {found} at {offset}, the epoch history says {said}")
+                yield Problem(
+                    contents.name, position, f"leader epoch {found} at {offset}, the epoch history says {said}"
+                )
 
 
-def check_mark(segments: list[SegmentFacts], state: StoredState, files: Mapping[str, Source]) -> Iterator[Problem]:
-    """The recovery mark: its place is the end of a batch, and the bytes before it are those that were synced."""
+def check_mark(segments: list[SegmentContents], state: StoredState, files: Mapping[str, Source]) -> Iterator[Problem]:
+    """The recovery mark is the end of a batch, and the bytes before it are those that were synced."""
     mark = state.mark
     if mark is None:
         return
-    facts = next((facts for facts in segments if facts.base_offset == mark.base_offset), None)
+    contents = next((contents for contents in segments if contents.base_offset == mark.base_offset), None)
     name = f"{mark.base_offset:020d}.log"
-    if facts is None:
+    if contents is None:
         if mark.position > 0 and state.intent is None:
             yield Problem(STATE, None, f"the recovery mark is in {name}, which is missing")
         return
-    if mark.position > facts.size:
-        yield Problem(name, None, f"{facts.size} bytes, but {mark.position} were synced")
+    if mark.position > contents.size:
+        yield Problem(name, None, f"{contents.size} bytes, but {mark.position} were synced")
         return
-    number = bisect_left(facts.positions, mark.position)
-    is_boundary = facts.positions[number] == mark.position if number < len(facts.positions) else True
-    if facts.is_readable and not is_boundary:
+    number = bisect_left(contents.positions, mark.position)
+    is_boundary = contents.positions[number] == mark.position if number < len(contents.positions) else True
+    if contents.is_readable and not is_boundary:
         yield Problem(name, mark.position, "the recovery mark is here, in the middle of a batch")
-    if mark.crc is not None and file_crc(files[facts.name], mark.position) != mark.crc:
+    if mark.crc is not None and file_crc(files[contents.name], mark.position) != mark.crc:
         yield Problem(name, None, f"the first {mark.position} bytes are not those that were synced")
 
 
-def check_seals(segments: list[SegmentFacts], state: StoredState) -> Iterator[Problem]:
-    """What was recorded of each segment when it was sealed."""
-    present = {facts.base_offset: facts for facts in segments}
+def check_seals(segments: list[SegmentContents], state: StoredState) -> Iterator[Problem]:
+    """Compare each sealed segment with its stored info."""
+    present = {contents.base_offset: contents for contents in segments}
     for base, info in sorted(state.segments.items()):
-        facts = present.get(Offset(base))
-        if facts is None:
+        contents = present.get(Offset(base))
+        if contents is None:
             yield Problem(STATE, None, f"sealed segment {base:020d}.log is missing")
             continue
-        if facts.size != info.size:
-            yield Problem(facts.name, None, f"{facts.size} bytes, it was sealed with {info.size}")
-        elif info.crc is not None and facts.crc != info.crc:
+        if contents.size != info.size:
+            yield Problem(contents.name, None, f"{contents.size} bytes, it was sealed with {info.size}")
+        elif info.crc is not None and contents.crc != info.crc:
             was = f"it was sealed with {info.crc:08x}"
-            yield Problem(facts.name, None, f"the checksum of the file is {facts.crc:08x}, {was}")
-        if facts.next_offset > info.next_offset:
-            yield Problem(facts.name, None, f"ends at {facts.next_offset}, it was sealed at {info.next_offset}")
-        largest = max(facts.timestamps, default=-1)
-        if facts.is_readable and largest != info.largest_timestamp:
+            yield Problem(contents.name, None, f"the checksum of the file is {contents.crc:08x}, {was}")
+        if contents.next_offset > info.next_offset:
+            yield Problem(contents.name, None, f"ends at {contents.next_offset}, it was sealed at {info.next_offset}")
+        largest = max(contents.timestamps, default=-1)
+        if contents.is_readable and largest != info.largest_timestamp:
             was = f"it was sealed with {info.largest_timestamp}"
-            yield Problem(facts.name, None, f"the largest timestamp is {largest}, {was}")
+            yield Problem(contents.name, None, f"the largest timestamp is {largest}, {was}")
 
 
-def check_continuity(segments: list[SegmentFacts]) -> Iterator[Problem]:
+def check_continuity(segments: list[SegmentContents]) -> Iterator[Problem]:
     """No offset is missing: for a log that was never compacted."""
     expected: int | None = None
-    for facts in segments:
-        if expected is not None and facts.base_offset > expected:
-            yield Problem(facts.name, None, f"begins at {facts.base_offset}, the segment before ends at {expected}")
-        expected = facts.base_offset
-        for position, base, last in zip(facts.positions, facts.base_offsets, facts.last_offsets, strict=True):
+    for contents in segments:
+        if expected is not None and contents.base_offset > expected:
+            yield Problem(
+                contents.name, None, f"begins at {contents.base_offset}, the segment before ends at {expected}"
+            )
+        expected = contents.base_offset
+        for position, base, last in zip(contents.positions, contents.base_offsets, contents.last_offsets, strict=True):
             if base > expected:
-                yield Problem(facts.name, position, f"offsets {expected} to {base - 1} are missing")
+                yield Problem(contents.name, position, f"offsets {expected} to {base - 1} are missing")
             expected = last + 1
 
 
@@ -463,6 +471,6 @@ def file_crc(source: Source, size: int | None = None) -> int:
 
 
 def _find(values: "array[int]", value: int) -> int | None:
-    """Where a value stands in an ascending array."""
+    """The index of a value in an ascending array."""
     number = bisect_left(values, value)
     return number if number < len(values) and values[number] == value else None

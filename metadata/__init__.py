@@ -1,1 +1,2 @@
-"""The cluster's metadata: records, the image they make, the controller that decides, the broker's tail of it."""
+"""Cluster metadata: records, the image that they produce, the controller that decides, and the broker's tail of the
+log."""

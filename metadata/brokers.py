@@ -1,33 +1,32 @@
-"""The life of a broker as the controller sees it: registration, heartbeats, fencing, controlled shutdown, drain.
+"""The life cycle of brokers in the controller: registration, heartbeats, fencing, controlled shutdown, drain. Pure.
 
     (unknown) --register--> fenced --heartbeat, caught up--> live --silent or refused--> fenced
                               ^                               |
-                              |                               +--asks to stop--> leaving --all moved--> fenced
+                              |                               +--requests shutdown--> leaving --all moved--> fenced
                               +---- register: a new incarnation, a higher broker epoch, from any state
 
-Rules (design: safety 5, decisions 2.7 and 2.8):
+Rules:
 - A broker epoch is the log offset of the registration: it rises with every incarnation.
-- A live broker's id is refused to another incarnation (duplicate id); the same incarnation may repeat its request.
+- Another incarnation cannot register under the id of a live broker (duplicate id); the same incarnation may repeat its
+  request.
 - A new incarnation raises the leader epoch of every partition that the broker led, before it is unfenced, even if it is
   elected again: a leader epoch belongs to one incarnation of one broker.
-- Before unfencing, replicas that cannot hold what they held leave ISR and eligible leaders: reported as damaged or
-  missing, on a directory other than the recorded one, or with `flush.mode=page-cache` after an unclean stop. That mode
-  is the one of now. A broker that has not synced yet what it acknowledged under a former one reports it as missing.
-- A broker need not wait for its logs: if some were not open when it registered, those of its replicas that could be
-  elected are marked as recovering, and are not before it has said of each that its log is open (`metadata.recoveries`).
-- Who is to be fenced and is in too many ISRs for one decision is *leaving* meanwhile: marked in the first step, from
-  which on it joins and leads nothing new, and fenced in the last one. There is no way back from that but through being
-  fenced; the active controller takes the steps (`metadata.shell`), whoever began them.
-- Other large decisions go in steps, too, and say so (`is_more_to_do`): leaders for the partitions of a broker that is
-  let in, the replicas of a directory that is offline, a drain. A directory that runs again stays marked until the last
-  of its replicas has left: the broker is believed again when everything that was said of it is done.
+- Before unfencing, replicas that may have lost data leave ISR and eligible leaders: reported as damaged or missing, on
+  a directory other than the recorded one, or with `flush.mode=page-cache` (its present value) after an unclean stop. A
+  broker that has not synced yet what it acknowledged under an earlier flush mode reports it as missing.
+- A broker registers without waiting for its logs: if some are not open, those of its replicas that could be elected are
+  marked as recovering, until the broker reports that the log is open (`metadata.recovering_replicas`).
+- A broker that is to be fenced and is in too many ISRs for one decision is *leaving* meanwhile: marked in the first
+  step, after which it joins no ISR and leads nothing new, and fenced in the last one. It becomes live again only after
+  it was fenced; the active controller takes the steps (`metadata.controller_node`), whichever controller began them.
+- Other large decisions have several steps, too (`has_more`): leaders for the partitions of an unfenced broker, the
+  replicas of an offline directory, a drain. A directory that works again stays marked until the last of its replicas
+  has left the ISR.
 - A fenced or stopping broker leaves every ISR; where that makes the ISR smaller than `min.insync.replicas` it stays an
-  eligible leader. So do the replicas of a directory that stands still; those of one that failed are not eligible.
-- A directory that is full is not offline: it can be read. What the broker leads there, others lead, if enough of them
-  are in sync without it.
+  eligible leader. So do the replicas of a stalled directory; those of a failed one are not eligible.
+- A full directory is not offline: it is readable. Other replicas take over the partitions that the broker leads there,
+  if enough of them are in sync without it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,13 +36,13 @@ from uuid import UUID
 from tidelog.metadata.configs import is_page_cache, is_unclean_allowed, min_isr
 from tidelog.metadata.decision import Context, Decision, Done, Draft
 from tidelog.metadata.image import NIL, Broker, ClusterImage
-from tidelog.metadata.leadership import (
+from tidelog.metadata.partition_changes import (
     Candidates,
-    find_leaders,
-    leave_all,
-    moved_leaderships,
+    build_change,
+    elect_missing_leaders,
+    leave_all_isrs,
+    move_leaderships,
     recovered,
-    shifted,
     without,
 )
 from tidelog.metadata.records import NO_LEADER, ChangeBroker, Record, RegisterBroker, UnregisterBroker
@@ -63,12 +62,12 @@ NAME_LENGTH_MAX = 255
 FEATURES_MAX = 100
 FEATURE_LEVEL_MAX = 32_767
 DEPARTURES_MAX = 2_500
-"""Partitions that change in one decision on a broker's account: some 50 ms of the event loop."""
+"""Partitions that one decision changes for a broker: some 50 ms of the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """A broker process announces itself."""
+    """A broker process registers."""
 
     cluster_id: str
     broker: int
@@ -78,11 +77,11 @@ class Register:
     directories: tuple[UUID, ...] = ()
     features: tuple[tuple[str, int, int], ...] = ()
     clean_stop_epoch: int = -1
-    """The broker epoch in which its last life ended cleanly; -1 if it did not."""
+    """The broker epoch of the last incarnation if it stopped cleanly, else -1."""
     lost: tuple[tuple[UUID, int], ...] = ()
     """Replicas (topic id, partition) that it found damaged or missing."""
     is_recovering: bool = False
-    """Some of its logs are not open yet: what else is damaged it does not know."""
+    """Some of its logs are not open yet: more may be damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,35 +91,35 @@ class Registered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """What a broker says of itself; liveness itself is soft state of the active controller (`metadata.sessions`)."""
+    """The state of a broker. Liveness is soft state of the active controller (`metadata.broker_sessions`)."""
 
     broker: int
     broker_epoch: int
     metadata_offset: int
-    """It has applied the log up to here."""
+    """The broker has applied the log up to here."""
     wants_fence: bool = False
     wants_shutdown: bool = False
     failed_directories: tuple[UUID, ...] = ()
-    """Log directories that returned an error: closed until the broker starts anew."""
+    """Log directories that returned an error: closed until the broker restarts."""
     stalled_directories: tuple[UUID, ...] = ()
-    """Log directories that do not answer for now."""
+    """Log directories that stall."""
     full_directories: tuple[UUID, ...] = ()
-    """Log directories without room for appends, from the first refused append until there is room again."""
+    """Log directories without space for appends, from the first rejected append until there is space again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatReply:
     is_fenced: bool
     may_shut_down: bool
-    """Its leaderships are elsewhere: it may stop now."""
+    """Other brokers lead its partitions: it may stop now."""
     is_caught_up: bool
-    is_more_to_do: bool = False
-    """The heartbeat asks for more than one decision takes: it is to be decided again (by the controller itself)."""
+    has_more: bool = False
+    """The heartbeat needs more than one decision: the controller decides it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """Decided by the controller itself: the broker is silent, or its address refuses connections."""
+    """Requested by the controller itself: the broker is silent, or its address refuses connections."""
 
     broker: int
     broker_epoch: int
@@ -128,7 +127,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unregister:
-    """Forget a broker that will not come back; it must not hold replicas."""
+    """Removes the registration of a broker, which must hold no replicas."""
 
     broker: int
     validate_only: bool = False
@@ -136,7 +135,7 @@ class Unregister:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Take a broker out of placement and move its leaderships away (`on=False` ends it)."""
+    """Excludes a broker from placement and moves its leaderships away (`on=False` ends it)."""
 
     broker: int
     on: bool = True
@@ -145,23 +144,23 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """What is left on the broker: partitions that it leads since nobody else can, and replicas of any kind."""
+    """Numbers of what is left on the broker: partitions that no other broker can lead, and all replicas."""
 
     leads: int
     replicas: int
-    is_more_to_do: bool = False
-    """Of what it leads, others can lead some: the request is to be repeated (by the controller itself)."""
+    has_more: bool = False
+    """Other brokers can lead more of its partitions: the controller repeats the request."""
 
 
 def known_broker(image: ClusterImage, broker: int, broker_epoch: int | None = None) -> Broker:
-    found = image.brokers.get(broker)
-    if found is None:
+    known = image.brokers.get(broker)
+    if known is None:
         raise BrokerNotRegisteredError(f"broker {broker} is not registered")
-    if broker_epoch is not None and broker_epoch != found.broker_epoch:
+    if broker_epoch is not None and broker_epoch != known.broker_epoch:
         raise StaleBrokerEpochError(
-            f"broker {broker} is in epoch {found.broker_epoch}, the request is of {broker_epoch}"
+            f"broker {broker} is in broker epoch {known.broker_epoch}; the request is of epoch {broker_epoch}"
         )
-    return found
+    return known
 
 
 def _is_name(text: str) -> bool:
@@ -243,10 +242,11 @@ def _address(broker: Broker) -> str:
 def _after_registration(
     image: ClusterImage, request: Register, former: Broker | None, context: Context, *, is_clean: bool
 ) -> Iterator[Record]:
-    """Take out what the new incarnation cannot vouch for, mark what it cannot vouch for yet, and end the epochs that
-    its former life led. The marks of that life are over."""
+    """Removes replicas that may have lost data from the ISR, marks those whose log is not open yet, and ends the leader
+    epochs of the former incarnation. Also removes that incarnation's marks of recovering replicas."""
     lost = set(request.lost)
-    # A replica that no directory is recorded of yet cannot be compared; if a directory is gone, it may have been there.
+    # A replica without a recorded directory cannot be compared; if a directory is gone, the replica may have been
+    # there.
     has_lost_a_directory = former is not None and not set(former.directories) <= set(request.directories)
     for topic_id, number, partition in image.partitions_on(request.broker):
         directory = partition.directory_of(request.broker)
@@ -260,20 +260,20 @@ def _after_registration(
         after = recovered(partition, request.broker) if request.broker in partition.recovering else partition
         if leads or loses or request.broker in partition.isr:
             after = without(image, topic_id, after, request.broker, has_lost_data=has_lost_data)
-        # No other replica of it can be elected but by an admin's call, where nobody leads: that must know too.
+        # Where there is no leader, an admin may elect any other replica: the election must know of this mark, too.
         is_leaderless = partition.leader == NO_LEADER
         is_candidate = request.broker in after.eligible or is_unclean_allowed(image, topic_id)
         if request.is_recovering and (is_candidate or (is_leaderless and (topic_id, number) not in lost)):
             after = after._replace(recovering=(*after.recovering, request.broker))
         if after is partition:
-            continue  # the usual case: it was fenced, and has left before
-        record = shifted(image, topic_id, number, partition, after, new_epoch=leads, context=context)
+            continue  # the usual case: it was fenced, and left the ISR before
+        record = build_change(image, topic_id, number, partition, after, new_epoch=leads, context=context)
         if record is not None:
             yield record
 
 
 def fence(image: ClusterImage, request: Fence, context: Context) -> Decision[Done]:
-    """To be repeated until the broker is fenced, if it is in very many in-sync sets (`_leave`)."""
+    """Fences a broker; repeated until it is fenced, if it is in very many ISRs (`_leave`)."""
     broker = known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
     if not broker.fenced:
@@ -282,13 +282,13 @@ def fence(image: ClusterImage, request: Fence, context: Context) -> Decision[Don
 
 
 def _leave(draft: Draft, broker: Broker, context: Context, *, is_stopping: bool = False) -> None:
-    """The broker leads nothing, is in no ISR, and is fenced; or it is leaving, if that is more than one decision takes.
+    """The broker leads nothing, is in no ISR, and is fenced; or it is leaving, if that needs more than one decision.
 
-    Each step is sound by itself, as if the leaders had dropped it. Nobody takes it back in between (`can_serve`), so
-    there are as many steps as its partitions need. What it still leads it goes on leading until its step.
+    Each step is sound on its own, as if the leaders had dropped the broker. It cannot rejoin in between (`can_serve`),
+    so the number of steps is bounded by its partitions. It leads its partitions until their step.
     """
     number, epoch = broker.broker, broker.broker_epoch
-    departures = list(islice(leave_all(draft.image, number, context), DEPARTURES_MAX + 1))
+    departures = list(islice(leave_all_isrs(draft.image, number, context), DEPARTURES_MAX + 1))
     is_last = len(departures) <= DEPARTURES_MAX
     if (is_stopping or not is_last) and not broker.in_controlled_shutdown:
         draft.add([ChangeBroker(broker=number, broker_epoch=epoch, in_controlled_shutdown=True)])
@@ -298,7 +298,8 @@ def _leave(draft: Draft, broker: Broker, context: Context, *, is_stopping: bool 
 
 
 def _unfence(draft: Draft, broker: Broker, context: Context) -> bool:
-    """The broker is live: partitions without a leader that it may lead get one. Whether there are more of them."""
+    """Unfences the broker, and elects leaders for leaderless partitions that it may lead. Returns whether there are
+    more of them."""
     draft.add(
         [
             ChangeBroker(
@@ -306,31 +307,31 @@ def _unfence(draft: Draft, broker: Broker, context: Context) -> bool:
             )
         ]
     )
-    return _find_leaders(draft, broker, context)
+    return _elect_leaders(draft, broker, context)
 
 
-def _find_leaders(draft: Draft, broker: Broker, context: Context) -> bool:
-    return _add_some(draft, find_leaders(draft.image, draft.image.partitions_on(broker.broker), context))
+def _elect_leaders(draft: Draft, broker: Broker, context: Context) -> bool:
+    return _add_limited(draft, elect_missing_leaders(draft.image, draft.image.partitions_on(broker.broker), context))
 
 
-def _add_some(draft: Draft, records: Iterator[Record]) -> bool:
-    """As many as one decision takes; whether there are more."""
-    found = list(islice(records, DEPARTURES_MAX + 1))
-    draft.add(found[:DEPARTURES_MAX])
-    return len(found) > DEPARTURES_MAX
+def _add_limited(draft: Draft, records: Iterator[Record]) -> bool:
+    """Adds as many records as one decision takes; returns whether there are more."""
+    batch = list(islice(records, DEPARTURES_MAX + 1))
+    draft.add(batch[:DEPARTURES_MAX])
+    return len(batch) > DEPARTURES_MAX
 
 
 def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Decision[HeartbeatReply]:
     broker = known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
-    # The registration stands at offset `broker_epoch`: who has applied more than that has seen itself registered.
-    caught_up = request.metadata_offset > max(context.caught_up_from - 1, broker.broker_epoch)
+    # The registration is at offset `broker_epoch`: a broker that has applied more has seen its own registration.
+    caught_up = request.metadata_offset > broker.broker_epoch
     is_more = _note_directories(draft, broker, request, context)
     full = tuple(directory for directory in broker.directories if directory in request.full_directories)
     if full != broker.full:
         draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, full=full)])
     if full:
-        is_more |= _add_some(draft, _out_of_full(draft.image, broker.broker, full))
+        is_more |= _add_limited(draft, _leave_full_directories(draft.image, broker.broker, full))
     is_leaving = broker.is_leaving or request.wants_fence or request.wants_shutdown
     if is_leaving and not broker.fenced:
         _leave(draft, broker, context, is_stopping=request.wants_shutdown)
@@ -342,37 +343,37 @@ def heartbeat(image: ClusterImage, request: Heartbeat, context: Context) -> Deci
             is_fenced=after.fenced,
             may_shut_down=request.wants_shutdown and after.fenced,
             is_caught_up=caught_up,
-            is_more_to_do=is_more,
+            has_more=is_more,
         )
     )
 
 
 def _note_directories(draft: Draft, broker: Broker, request: Heartbeat, context: Context) -> bool:
-    """Nothing in a failed or stalled directory leads or is in sync; one that runs again may lead again. Whether there
-    is more to do than one decision takes."""
+    """Replicas in a failed or stalled directory neither lead nor are in sync; those of a directory that works again may
+    lead. Returns whether one decision is not enough."""
     named = (*request.failed_directories, *request.stalled_directories, *request.full_directories)
     unknown = [d for d in named if d not in broker.directories]
     if unknown:
         raise InvalidRequestError(f"broker {broker.broker} has no log directory {unknown[0]}")
-    told = {*request.failed_directories, *request.stalled_directories}
-    unfinished = _still_in_sync(draft.image, broker, set(broker.offline) - told)
-    offline = tuple(d for d in broker.directories if d in told or d in unfinished)
+    reported = {*request.failed_directories, *request.stalled_directories}
+    unfinished = _still_in_sync(draft.image, broker, set(broker.offline) - reported)
+    offline = tuple(d for d in broker.directories if d in reported or d in unfinished)
     if offline != broker.offline:
         draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, offline=offline)])
     is_more = bool(unfinished)
     if offline:
-        is_more |= _add_some(
-            draft, _out_of_directories(draft.image, broker.broker, offline, request.failed_directories, context)
+        is_more |= _add_limited(
+            draft, _leave_offline_directories(draft.image, broker.broker, offline, request.failed_directories, context)
         )
-    # Not for a broker that is about to leave: it would be elected, perhaps uncleanly, for nothing.
+    # Not for a broker that is about to leave: an election, perhaps an unclean one, would be pointless.
     is_leaving = request.wants_fence or request.wants_shutdown
     if set(broker.offline) - set(offline) and not is_leaving:
-        is_more |= _find_leaders(draft, broker, context)
+        is_more |= _elect_leaders(draft, broker, context)
     return is_more
 
 
 def _still_in_sync(image: ClusterImage, broker: Broker, directories: set[UUID]) -> set[UUID]:
-    """Those of the directories with a replica that has not left its in-sync set."""
+    """Returns the directories with a replica that is still in the ISR."""
     number = broker.broker
     if not directories:
         return set()
@@ -383,26 +384,24 @@ def _still_in_sync(image: ClusterImage, broker: Broker, directories: set[UUID]) 
     }
 
 
-def _out_of_directories(
+def _leave_offline_directories(
     image: ClusterImage, broker: int, offline: tuple[UUID, ...], failed: tuple[UUID, ...], context: Context
 ) -> Iterator[Record]:
-    """Replicas there leave the ISR; in a failed directory what they hold cannot be read, so they are not eligible."""
+    """Replicas there leave the ISR; those of a failed directory are unreadable, so they are not eligible."""
     candidates = Candidates(image)
     for topic_id, number, partition in image.partitions_on(broker):
         directory = partition.directory_of(broker)
         is_lost = directory in failed
         if directory in offline and (broker in partition.isr or (is_lost and broker in partition.eligible)):
             after = without(image, topic_id, partition, broker, has_lost_data=is_lost)
-            record = shifted(image, topic_id, number, partition, after, candidates=candidates, context=context)
+            record = build_change(image, topic_id, number, partition, after, candidates=candidates, context=context)
             if record is not None:
                 yield record
 
 
-def _out_of_full(image: ClusterImage, broker: int, full: tuple[UUID, ...]) -> Iterator[Record]:
-    """What it leads there goes to others, if they can go on without it: then it is not in sync until it has room.
-
-    Where they are too few, it stays: nothing would be won, and what is there can be read.
-    """
+def _leave_full_directories(image: ClusterImage, broker: int, full: tuple[UUID, ...]) -> Iterator[Record]:
+    """Other replicas take over what it leads there, if enough are in sync without it: it leaves the ISR until it has
+    space. Otherwise it keeps leading: its data is readable."""
     candidates = Candidates(image, excluded=(broker,))
     for topic_id, number, partition in image.partitions_on(broker):
         if partition.leader != broker or partition.directory_of(broker) not in full:
@@ -410,7 +409,7 @@ def _out_of_full(image: ClusterImage, broker: int, full: tuple[UUID, ...]) -> It
         after = without(image, topic_id, partition, broker)
         is_enough = len(after.isr) >= min_isr(image, topic_id, after)
         if is_enough and any(map(candidates.of(after), after.isr)):
-            record = shifted(image, topic_id, number, partition, after, candidates=candidates)
+            record = build_change(image, topic_id, number, partition, after, candidates=candidates)
             if record is not None:
                 yield record
 
@@ -429,11 +428,11 @@ def unregister(image: ClusterImage, request: Unregister, _context: Context) -> D
 
 
 def drain(image: ClusterImage, request: Drain, _context: Context) -> Decision[Drained]:
-    """Marks the broker and moves its leaderships; its replicas move by reassignment."""
+    """Marks the broker and moves its leaderships; a reassignment moves its replicas."""
     broker = known_broker(image, request.broker)
     draft = Draft(image)
     if broker.draining != request.on:
         draft.add([ChangeBroker(broker=broker.broker, broker_epoch=broker.broker_epoch, draining=request.on)])
-    is_more = request.on and _add_some(draft, moved_leaderships(draft.image, broker.broker))
+    is_more = request.on and _add_limited(draft, move_leaderships(draft.image, broker.broker))
     leads = sum(1 for _, _, partition in draft.image.partitions_on(broker.broker) if partition.leader == broker.broker)
-    return draft.decide(Drained(leads=leads, replicas=draft.image.replica_count(broker.broker), is_more_to_do=is_more))
+    return draft.decide(Drained(leads=leads, replicas=draft.image.replica_count(broker.broker), has_more=is_more))

@@ -1,9 +1,7 @@
-"""The page docs/configuration.md, made of the table of settings: `python -m tidelog.metadata.config_docs`.
+"""The page docs/configuration.md, made of the table of settings: `python -m tidelog.metadata.config_docs`. Pure.
 
 A test compares the committed page with what this makes.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
@@ -31,8 +29,8 @@ for the whole cluster; the controller checks them, and every broker follows with
 otherwise.
 
 What holds for a topic is its own value, else the cluster-wide default, else the built-in one. What holds for a broker
-is its own value, else the cluster's, else the built-in one. A key that does not exist is refused with the nearest that
-does; a value outside of its range is refused with the range. Names and meanings are Kafka's where Kafka has them.
+is its own value, else the cluster's, else the built-in one. A key that does not exist is rejected with the nearest that
+does; a value outside of its range is rejected with the range. Names and meanings are Kafka's where Kafka has them.
 
 -1 means no limit where the allowed values begin with it.
 """
@@ -40,7 +38,7 @@ does; a value outside of its range is refused with the range. Names and meanings
 
 def _default(row: Definition) -> str:
     if row.default is None:
-        return row.default_says
+        return row.default_text
     if row.default == LONG_MAX:
         return "no limit"
     text = f"`{as_text(row.default)}`" if as_text(row.default) else "none"

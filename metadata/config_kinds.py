@@ -1,6 +1,4 @@
-"""What a row of the table of settings is (`config_table`)."""
-
-from __future__ import annotations
+"""The definition of a config key (`config_table`). Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +10,7 @@ DAY_MS = 24 * HOUR_MS
 INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
 BATCH_BYTES_MOST = 60 << 20
-"""A batch travels between brokers in one frame (`world.transport.FRAME_BYTES_MAX`), with room for what stands beside
+"""Brokers send a batch to each other in one frame (`world.transport.FRAME_BYTES_MAX`), with space for what surrounds
 it."""
 
 
@@ -49,28 +47,54 @@ class Definition:
     most: int | float | None = None
     choices: tuple[str, ...] = ()
     server: tuple[tuple[str, int], ...] = ()
-    default_says: str = ""
+    default_text: str = ""
     also: tuple[int, ...] = ()
-    """Values outside of the range that are accepted too."""
+    """Accepted values outside of the range."""
     accepted: tuple[Value, ...] = ()
-    """Of a key of Kafka that has no meaning here: the values that change nothing. All others are refused."""
-    refusal: str = ""
-    """Why the others are refused."""
+    """For a Kafka key without effect here: the values that change nothing. All others are rejected."""
+    rejection: str = ""
+    """Why the others are rejected."""
     is_dynamic: bool = True
-    """A change acts without a restart."""
+    """A change takes effect without a restart."""
 
 
 CLUSTER_SCOPES = (Scope.CLUSTER,)
 TOPIC_SCOPES = (Scope.TOPIC,)
+BROKER_SCOPES = (Scope.CLUSTER, Scope.BROKER)
+_UNITS = {"ms": "ms", "bytes": "bytes", "seconds": "s", "minutes": "min", "hours": "h", "percentage": "%"}
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that the end of a key's name tells."""
+    return _UNITS.get(name.rpartition(".")[2], "")
 
 
 def topic_key(
     name: str, kind: Kind, default: Value | None, doc: str, *server: str | tuple[str, int], **more: object
 ) -> Definition:
-    """`server`: the cluster-wide keys that give its default."""
+    """`server`: the cluster-wide keys of its default."""
     names = tuple((entry, 1) if isinstance(entry, str) else entry for entry in server)
-    return Definition(name=name, kind=kind, default=default, doc=doc, scopes=TOPIC_SCOPES, server=names, **more)  # type: ignore[arg-type]
+    return _key(name, kind, default, doc, scopes=TOPIC_SCOPES, server=names, **more)
 
 
 def cluster_key(name: str, kind: Kind, default: Value | None, doc: str, **more: object) -> Definition:
-    return Definition(name=name, kind=kind, default=default, doc=doc, scopes=CLUSTER_SCOPES, **more)  # type: ignore[arg-type]
+    return _key(name, kind, default, doc, scopes=CLUSTER_SCOPES, **more)
+
+
+def _key(name: str, kind: Kind, default: Value | None, doc: str, **more: object) -> Definition:
+    fields = {"unit": unit_of(name), **more}
+    return Definition(name=name, kind=kind, default=default, doc=doc, **fields)  # type: ignore[arg-type]
+
+
+def topic_int(
+    name: str, default: int | None, doc: str, *server: str | tuple[str, int], most: int = LONG_MAX, **more: object
+) -> Definition:
+    return topic_key(name, Kind.INT, default, doc, *server, most=most, **more)
+
+
+def cluster_int(name: str, default: int, doc: str, *, least: int, most: int = INT_MAX) -> Definition:
+    return cluster_key(name, Kind.INT, default, doc, least=least, most=most)
+
+
+def broker_int(name: str, default: int, doc: str, *, most: int = LONG_MAX, **more: object) -> Definition:
+    return _key(name, Kind.INT, default, doc, scopes=BROKER_SCOPES, most=most, **more)

@@ -1,8 +1,8 @@
-"""Settings that live in the cluster's state: checking a value, and finding the one that holds.
+"""Configs in the cluster's metadata: validation, and resolution of the effective value. Pure.
 
-What holds for a topic is its own value, else the cluster-wide default, else the built-in one; for a broker its own,
-else the cluster's, else the built-in one. The table of keys is `metadata.config_table`. Values are stored as the text
-that was set and read through `parse`, which remembers what it has parsed.
+A topic uses its own value, else the cluster-wide default, else the built-in one; a broker its own, else the cluster's,
+else the built-in one. The keys are in `metadata.config_table`. Values are stored as the text that was set and read
+through `parse`, which caches results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidelog.model.errors import InvalidConfigError
 from tidelog.model.maps import Map, sorted_items
 
 CLUSTER = ""
-"""The name of the one resource of type `cluster`."""
+"""The name of the only resource of type `cluster`."""
 VALUE_LENGTH_MAX = 32_768
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _REPLICA = re.compile(r"[0-9]{1,6}:[0-9]{1,10}")
@@ -31,10 +31,10 @@ _SHOWN_MAX = 60
 
 
 def definition(scope: Scope, name: str) -> Definition:
-    """The row of a key; an unknown one is refused with the nearest that there is."""
-    found = TABLES[scope].get(name)
-    if found is not None:
-        return found
+    """Returns the definition of a key; rejects an unknown one with the closest match."""
+    row = TABLES[scope].get(name)
+    if row is not None:
+        return row
     near = difflib.get_close_matches(name, TABLES[scope], n=1, cutoff=0.6) if len(name) <= 100 else []
     elsewhere = [other.value for other in Scope if other is not scope and name in TABLES[other]]
     if elsewhere:
@@ -51,7 +51,7 @@ def _shown(text: str) -> str:
 
 
 def allowed(row: Definition) -> str:
-    """What a value may be, for people."""
+    """Returns the allowed values as text."""
     if row.accepted:
         return "only " + ", ".join(as_text(value) for value in row.accepted)
     match row.kind:
@@ -72,7 +72,7 @@ def allowed(row: Definition) -> str:
 
 
 def check(scope: Scope, name: str, text: str) -> Value:
-    """The value of a key, or `InvalidConfigError` that says what is allowed."""
+    """Parses and validates the text of a key; raises `InvalidConfigError`, which names the allowed values."""
     row = definition(scope, name)
     if len(text) > VALUE_LENGTH_MAX:
         raise InvalidConfigError(f"{name}: the value has {len(text)} characters, at most {VALUE_LENGTH_MAX}")
@@ -80,14 +80,13 @@ def check(scope: Scope, name: str, text: str) -> Value:
     if value is None:
         raise InvalidConfigError(f"{name}={_shown(text)}: {allowed(row)}")
     if row.accepted and value not in row.accepted:
-        raise InvalidConfigError(f"{name}={_shown(text)}: {allowed(row)}; {row.refusal}")
+        raise InvalidConfigError(f"{name}={_shown(text)}: {allowed(row)}; {row.rejection}")
     return value
 
 
 @lru_cache(maxsize=4096)
 def parse(scope: Scope, name: str, text: str) -> Value:
-    """As `check`, for values that were checked when they were set: one past a bound that is tighter now counts as the
-    bound."""
+    """Like `check`, for stored values: a value above a bound that was lowered since counts as the bound."""
     row = definition(scope, name)
     if row.kind is Kind.INT and row.most is not None and _INTEGER.fullmatch(text.strip()) and int(text) > row.most:
         return row.most
@@ -132,7 +131,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def as_text(value: Value | None) -> str:
-    """A value as it would be set."""
+    """Returns a value as text."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -142,7 +141,7 @@ def as_text(value: Value | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What holds, and why: `source` is `topic`, `broker`, `cluster` or `default`; `key` is the key that decided."""
+    """The effective value: `source` is `topic`, `broker`, `cluster` or `default`; `key` is the key that set it."""
 
     value: Value | None
     source: str
@@ -168,13 +167,13 @@ def _found(row: Definition, own: Map[str, str], cluster: Map[str, str]) -> tuple
 
 
 def topic_config(image: ClusterImage, topic: str, name: str) -> Resolved:
-    """What holds for a topic, which need not exist: then it is what a new topic would get."""
+    """Returns the effective value for a topic; for a missing one, what a new topic would get."""
     row = definition(Scope.TOPIC, name)
     return _resolve_topic(row, image.config("topic", topic), image.config("cluster", CLUSTER))
 
 
 def broker_config(image: ClusterImage, name: str, broker: int | None = None) -> Resolved:
-    """What holds for one broker, or for the whole cluster if none is named."""
+    """Returns the effective value for one broker, or for the whole cluster without one."""
     row = definition(Scope.CLUSTER, name)
     if broker is not None and Scope.BROKER in row.scopes:
         text = image.config("broker", str(broker)).get(name)
@@ -204,7 +203,7 @@ def cluster_choice(image: ClusterImage, name: str) -> str:
     return value
 
 
-# What the controller and the replicas decide by.
+# For the controller and the replicas.
 
 _NONE: Map[str, str] = Map()
 _CLUSTER_KEY = ("cluster", CLUSTER)
@@ -222,9 +221,9 @@ def _of_topic(image: ClusterImage, topic_id: UUID, row: Definition) -> Value | N
 
 
 def min_isr(image: ClusterImage, topic_id: UUID, partition: Partition) -> int:
-    """How many replicas must be in sync for a write; a majority of the replicas unless it was set.
+    """Returns how many replicas must be in sync for a write; by default a majority of the replicas.
 
-    During a reassignment the replicas of before count: those that are being added must not stop writes.
+    During a reassignment the original replicas count: added ones must not stop writes.
     """
     count = len(partition.replicas) - len(partition.adding)
     value = _of_topic(image, topic_id, _MIN_ISR)
@@ -243,7 +242,7 @@ def is_page_cache(image: ClusterImage, topic_id: UUID) -> bool:
     return _of_topic(image, topic_id, _FLUSH_MODE) == FlushMode.PAGE_CACHE.value
 
 
-# The settings of a log.
+# Log configs.
 
 _LOG_FIELDS: dict[str, str] = {
     "segment_bytes": "segment.bytes",
@@ -277,12 +276,12 @@ _LEVELS = {
     Codec.LZ4: ("compression.lz4.level", LZ4_FAST),
     Codec.ZSTD: ("compression.zstd.level", None),
 }
-"""The key of a codec's level, and the value that stands for what the codec does without one."""
+"""The config key of each codec's compression level, and the value that means the codec's own default."""
 _TIMESTAMPS = {"CreateTime": TimestampType.CREATE, "LogAppendTime": TimestampType.LOG_APPEND}
 
 
 def log_config(image: ClusterImage, topic: str) -> LogConfig:
-    """The settings of a topic's logs; one value is shared by all topics that are set alike."""
+    """Returns the log configs of a topic; topics with equal configs share one object."""
     return _log_config(image.config("topic", topic), image.config("cluster", CLUSTER))
 
 
@@ -312,7 +311,7 @@ def _log_config(own: Map[str, str], cluster: Map[str, str]) -> LogConfig:
 
 
 def log_problems(own: Map[str, str], cluster: Map[str, str]) -> list[str]:
-    """What is wrong with these settings taken together, in the words of the keys."""
+    """Returns the problems of these configs together, with the names of the keys."""
     found = []
     for problem in _log_config(own, cluster).problems():
         text = problem
@@ -324,7 +323,7 @@ def log_problems(own: Map[str, str], cluster: Map[str, str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigEntry:
-    """One line of a description."""
+    """One config of a description."""
 
     name: str
     value: str
@@ -335,15 +334,15 @@ class ConfigEntry:
 
 
 def describe(image: ClusterImage, scope: Scope, resource: str) -> tuple[ConfigEntry, ...]:
-    """Every key of a resource with what holds and where it comes from."""
+    """Returns every key of a resource with its effective value and source."""
     entries = []
     for name, row in sorted(TABLES[scope].items()):
         if scope is Scope.TOPIC:
             resolved = topic_config(image, resource, name)
         else:
             resolved = broker_config(image, name, int(resource) if scope is Scope.BROKER else None)
-        default = as_text(row.default) if row.default is not None else row.default_says
-        shown = as_text(resolved.value) if resolved.value is not None else row.default_says
+        default = as_text(row.default) if row.default is not None else row.default_text
+        shown = as_text(resolved.value) if resolved.value is not None else row.default_text
         entries.append(
             ConfigEntry(
                 name=name,
@@ -358,5 +357,5 @@ def describe(image: ClusterImage, scope: Scope, resource: str) -> tuple[ConfigEn
 
 
 def overrides(image: ClusterImage, scope: Scope, resource: str) -> dict[str, str]:
-    """What was set on this very resource, in the order of the keys."""
+    """Returns the configs set on this resource, in the order of the keys."""
     return dict(sorted_items(image.config(scope.value, resource)))

@@ -1,20 +1,20 @@
-"""What a decision is: records to be logged and a reply, made from an image and a request, changing nothing.
+"""Decisions: records to be logged and a reply, computed from an image and a request, changing nothing. Pure.
 
-A refusal is an exception of the catalogue, raised before any record is made: the image stays as it was. A request for
-several topics or partitions answers each by itself (`Outcome`), as Kafka does: some may succeed and others fail.
+A rejection is an exception of the catalogue, raised before any record exists: the image stays as it was. A request for
+several topics or partitions has one `Outcome` for each, as in Kafka: some may succeed and others fail.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.log_ends import LogEnd, LogEnds
 from tidelog.metadata.records import Record
-from tidelog.model.errors import ErrorCode, TidelogError
+from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
+from tidelog.model.uuids import RandomBits
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - an item
@@ -25,12 +25,12 @@ class Decision(Generic[T]):
     records: tuple[Record, ...]
     reply: T
     image: ClusterImage | None = field(default=None, compare=False, repr=False)
-    """What the records make of the image that was decided on, where that is known already: it spares applying them."""
+    """The image after the records, if it is known already: saves applying them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A reply that says only that it was done."""
+    """A reply without a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +42,30 @@ class Outcome:
     message: str = ""
 
 
-class RandomBits(Protocol):
-    """What is needed of a `random.Random`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """How each item of a request ended, in its order."""
 
-    def getrandbits(self, k: int, /) -> int: ...
+    items: tuple[Outcome, ...]
 
 
 @dataclass(slots=True)
 class Context:
-    """What a decision may use beside the image and the request."""
+    """The inputs of a decision beside the image and the request."""
 
     now_ms: int
     random: RandomBits
     next_offset: int = 0
-    """The offset that the decision will get in the log: broker epochs are made of it, so that they only rise."""
-    caught_up_from: int = 0
-    """A fenced broker that has applied the log up to here, and its own registration, may be unfenced."""
+    """The log offset of the decision. Broker epochs are offsets, so that they only rise."""
     controller_features: tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...] = ()
-    """(controller, (feature, lowest level, highest level)...): what the members of the quorum support."""
+    """(controller, (feature, lowest level, highest level)...): the levels that the members of the quorum support."""
     log_ends: LogEnds = field(default_factory=LogEnds)
-    """What brokers have reported to this controller: the candidate with the best log is elected uncleanly."""
+    """Log ends that brokers have reported: an unclean election elects the candidate with the best log."""
 
     def log_end(self, image: ClusterImage, topic_id: UUID, partition: int, broker: int) -> LogEnd:
-        """What the broker has reported of this replica in its present life."""
-        found = image.brokers.get(broker)
-        epoch = -1 if found is None else found.broker_epoch
+        """Returns what the present incarnation of the broker has reported of this replica."""
+        registered = image.brokers.get(broker)
+        epoch = -1 if registered is None else registered.broker_epoch
         return self.log_ends.get(topic_id, partition, broker, epoch, now_ms=self.now_ms)
 
     def new_id(self) -> UUID:
@@ -75,7 +74,7 @@ class Context:
 
 
 class Draft:
-    """Records gathered step by step, with the image that they make: a later step sees what an earlier one decided."""
+    """Records of several steps, with the resulting image: a later step sees what an earlier one decided."""
 
     __slots__ = ("image", "records")
 
@@ -93,15 +92,26 @@ class Draft:
 
 
 def each(
-    draft: Draft, items: Iterable[I], name: Callable[[I], str], decide: Callable[[ClusterImage, I], Iterable[Record]]
-) -> tuple[Outcome, ...]:
-    """Decide item by item: a refused one leaves no record."""
+    items: Iterable[I],
+    name: Callable[[I], str],
+    decide: Callable[[I], None],
+    *,
+    key: Callable[[I], Hashable] | None = None,
+    duplicate: type[TidelogError] | None = InvalidRequestError,
+) -> Outcomes:
+    """Decides item by item; the error of a rejected one is its outcome. An item is rejected with `duplicate`, if
+    that is not None, where another one has the same `key` (by default the same name)."""
+    items = tuple(items)
+    counts = Counter(map(key or name, items))
     outcomes = []
     for item in items:
+        label = name(item)
         try:
-            draft.add(decide(draft.image, item))
+            if duplicate is not None and counts[(key or name)(item)] > 1:
+                raise duplicate(f"{label[:300]} is named more than once in one request")
+            decide(item)
         except TidelogError as error:
-            outcomes.append(Outcome(name(item), error.code, str(error)))
+            outcomes.append(Outcome(label, error.code, str(error)))
         else:
-            outcomes.append(Outcome(name(item)))
-    return tuple(outcomes)
+            outcomes.append(Outcome(label))
+    return Outcomes(items=tuple(outcomes))

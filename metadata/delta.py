@@ -1,11 +1,8 @@
-"""What changed between two images, and what that means for one broker.
+"""The changes between two images, and what they mean for one broker. Pure.
 
-Images share what did not change, so parts that are one object are not looked into. A delta that is asked for with the
-records in between looks only at the topics that they name, however many there are. `apply_delta(older, delta)` is the
-newer image.
+Images share unchanged parts, so identical objects are not compared. With the records in between, only the topics that
+they name are compared. `apply_delta(older, delta)` is the newer image.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +13,10 @@ from tidelog.metadata import records as r
 from tidelog.metadata.image import Broker, ClusterImage, Credential, Partition, with_partitions
 from tidelog.metadata.records import CreateTopic, Record, RemoveTopic
 from tidelog.model.maps import Map, updated
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_steps
 
 PARTITIONS_PER_STEP = 1000
-"""So many are compared in one turn of the event loop."""
+"""Partitions compared in one turn of the event loop."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -27,22 +24,22 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageDelta:
-    """None as a value: it is gone. Everything is in the order of its keys."""
+    """None as a value: removed. Everything is in the order of its keys."""
 
     removed_topics: tuple[UUID, ...] = ()
     created_topics: tuple[tuple[UUID, str], ...] = ()
     partitions: Mapping[UUID, Mapping[int, Partition]] = field(default_factory=dict)
-    """topic -> those new or changed, as they are now; all of a created topic's."""
+    """topic -> new or changed partitions; all of a created topic."""
     brokers: Mapping[int, Broker | None] = field(default_factory=dict)
     features: Mapping[str, int | None] = field(default_factory=dict)
     configs: Mapping[tuple[str, str], Map[str, str] | None] = field(default_factory=dict)
-    """Resource -> all that is set on it now."""
+    """Resource -> all of its configs."""
     quotas: Mapping[tuple[tuple[str, str | None], ...], Map[str, float] | None] = field(default_factory=dict)
     users: Mapping[tuple[str, str], Credential | None] = field(default_factory=dict)
     acls: Mapping[UUID, r.CreateAcl | None] = field(default_factory=dict)
     next_producer_id: int | None = None
     unknown: tuple[r.UnknownRecord, ...] | None = None
-    extras: Mapping[tuple[Any, ...], r.Extra | None] = field(default_factory=dict)
+    unknown_fields: Mapping[tuple[Any, ...], r.UnknownFields | None] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -59,7 +56,7 @@ def _changes(older: Map[K, V], newer: Map[K, V]) -> dict[K, V | None]:
             found[key] = value
     if len(older) != len(newer) or found:
         found.update((key, None) for key in older if key not in newer)
-    # Plain keys by themselves; tuples with None in them (default quotas) have no order of their own.
+    # Plain keys sort directly; tuples that contain None (default quotas) have no order.
     by_text = any(isinstance(key, tuple) for key in found)
     return dict(sorted(found.items(), key=lambda item: str(item[0]) if by_text else item[0]))  # type: ignore[arg-type,return-value]
 
@@ -70,8 +67,8 @@ def _touched_topics(records: Iterable[Record]) -> set[UUID]:
 
 
 def delta_between(older: ClusterImage, newer: ClusterImage, records: Iterable[Record] | None = None) -> ImageDelta:
-    """The way from one image to a newer one; `records`, if given, are exactly those in between."""
-    return at_once(delta_steps(older, newer, records))
+    """Returns the changes from one image to a newer one; `records`, if passed, are exactly those in between."""
+    return run_steps(delta_steps(older, newer, records))
 
 
 def delta_steps(older: ClusterImage, newer: ClusterImage, records: Iterable[Record] | None = None) -> Steps[ImageDelta]:
@@ -79,7 +76,7 @@ def delta_steps(older: ClusterImage, newer: ClusterImage, records: Iterable[Reco
     removed: list[UUID] = []
     created: list[tuple[UUID, str]] = []
     partitions: dict[UUID, dict[int, Partition]] = {}
-    looked = 0
+    compared = 0
     if older.topics is not newer.topics:
         topics = _touched_topics(records) if records is not None else {*older.topics, *newer.topics}
         for topic_id in sorted(topics):
@@ -97,8 +94,8 @@ def delta_steps(older: ClusterImage, newer: ClusterImage, records: Iterable[Reco
                 was = known.get(number)
                 if was is not now and was != now:
                     changed[number] = now
-                looked += 1
-                if looked % PARTITIONS_PER_STEP == 0:
+                compared += 1
+                if compared % PARTITIONS_PER_STEP == 0:
                     yield
             if changed:
                 partitions[topic_id] = dict(sorted(changed.items()))
@@ -114,7 +111,7 @@ def delta_steps(older: ClusterImage, newer: ClusterImage, records: Iterable[Reco
         acls=_changes(older.acls, newer.acls),
         next_producer_id=newer.next_producer_id if newer.next_producer_id != older.next_producer_id else None,
         unknown=newer.unknown if newer.unknown != older.unknown else None,
-        extras=_changes(older.extras, newer.extras),
+        unknown_fields=_changes(older.unknown_fields, newer.unknown_fields),
     )
 
 
@@ -126,8 +123,8 @@ def apply_delta(older: ClusterImage, delta: ImageDelta) -> ClusterImage:
         image = image.apply(CreateTopic(topic_id=topic_id, name=name))
     if delta.partitions:
         image = with_partitions(image, delta.partitions)
-    # From the older image, not from this one: removing a topic has taken its configs along, and a topic of the same
-    # name may have the same ones again.
+    # From the older image, not from this one: removing a topic has removed its configs, and a topic of the same name
+    # may have the same ones again.
     return replace(
         image,
         brokers=updated(older.brokers, delta.brokers.items()),
@@ -138,7 +135,7 @@ def apply_delta(older: ClusterImage, delta: ImageDelta) -> ClusterImage:
         acls=updated(older.acls, delta.acls.items()),
         next_producer_id=older.next_producer_id if delta.next_producer_id is None else delta.next_producer_id,
         unknown=older.unknown if delta.unknown is None else delta.unknown,
-        extras=updated(older.extras, delta.extras.items()),
+        unknown_fields=updated(older.unknown_fields, delta.unknown_fields.items()),
     )
 
 
@@ -154,7 +151,7 @@ class BrokerDelta:
     """What one broker has to do."""
 
     led: tuple[LocalPartition, ...] = ()
-    """Led by this broker; new, or changed in any way."""
+    """Led by this broker; new or changed."""
     followed: tuple[LocalPartition, ...] = ()
     leaderless: tuple[LocalPartition, ...] = ()
     dropped: tuple[tuple[UUID, int], ...] = ()
@@ -162,12 +159,12 @@ class BrokerDelta:
 
 
 def for_broker(delta: ImageDelta, older: ClusterImage, broker: int) -> BrokerDelta:
-    return at_once(for_broker_steps(delta, older, broker))
+    return run_steps(for_broker_steps(delta, older, broker))
 
 
 def for_broker_steps(delta: ImageDelta, older: ClusterImage, broker: int) -> Steps[BrokerDelta]:
     """`for_broker`, in steps of `PARTITIONS_PER_STEP`."""
-    looked = 0
+    compared = 0
     led: list[LocalPartition] = []
     followed: list[LocalPartition] = []
     leaderless: list[LocalPartition] = []
@@ -176,13 +173,13 @@ def for_broker_steps(delta: ImageDelta, older: ClusterImage, broker: int) -> Ste
         for number, partition in sorted(older.topics[topic_id].partitions.items()):
             if broker in partition.replicas:
                 dropped.append((topic_id, number))
-            looked += 1
-            if looked % PARTITIONS_PER_STEP == 0:
+            compared += 1
+            if compared % PARTITIONS_PER_STEP == 0:
                 yield
     for topic_id, partitions in delta.partitions.items():
         for number, partition in partitions.items():
-            looked += 1
-            if looked % PARTITIONS_PER_STEP == 0:
+            compared += 1
+            if compared % PARTITIONS_PER_STEP == 0:
                 yield
             if broker in partition.replicas:
                 here = LocalPartition(topic_id, number, partition)

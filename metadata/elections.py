@@ -1,17 +1,15 @@
-"""Who leads a partition, and what a loss of replicas does to its in-sync set: pure functions of one partition.
+"""Partition leader election and the effect of lost replicas on the ISR: pure functions of one partition. Pure.
 
-In force (design: rules of safety 1, 2 and 5):
-- A clean leader is the first live in-sync replica in assignment order; failing that, the first live eligible leader
+Rules (eligible leader replicas are those of KIP-966):
+- A clean leader is the first live in-sync replica in assignment order; otherwise the first live eligible leader
   replica. Eligible replicas left the ISR while it was smaller than `min.insync.replicas`: the high watermark does not
   advance then, so they hold everything that was acknowledged.
-- Only with unclean election does any other live replica lead, and then the ISR is that replica alone. It is the one
-  with the best log that is known (`log_ends`), the first in assignment order among equals. The epoch of
-  that election is recorded: a replica with records from before it keeps what it has to cut (`log.keeping`).
-- When the ISR is at least `min.insync.replicas` again, nobody needs to be eligible: the set is emptied.
+- Only with unclean election may another live replica lead, and then the ISR is that replica alone. It is the one with
+  the best known log (`log_ends`), the first in assignment order among equals. The epoch of that election is recorded: a
+  replica with records from before it keeps what it has to truncate (`log.kept_copies`).
+- When the ISR is at least `min.insync.replicas` again, the set of eligible leaders becomes empty.
 - A change of leader, or of the leader's incarnation, raises the leader epoch.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -38,11 +36,11 @@ def elect(
     is_avoided: Callable[[int], bool] | None = None,
     log_end: Callable[[int], LogEnd] | None = None,
 ) -> Elected | None:
-    """The leader that the rules give, or None.
+    """Returns the leader by these rules, or None.
 
-    `prefer` leads if it may lead cleanly (it leads already, or a preferred election asks for it). Those that
-    `is_avoided` names (draining brokers) lead only where nobody else cleanly can. `log_end` is what a replica has
-    reported of its log.
+    `prefer` leads if it may lead cleanly (it leads already, or a preferred election requests it). Replicas for which
+    `is_avoided` is true (draining brokers) lead only if no other can lead cleanly. `log_end` returns the reported log
+    end of a replica.
     """
     clean = [b for b in partition.replicas if b in partition.isr and can_lead(b)]
     if not clean:
@@ -50,8 +48,8 @@ def elect(
     if clean:
         if prefer is not None and prefer in clean:
             return Elected(prefer)
-        wanted = [b for b in clean if not is_avoided(b)] if is_avoided is not None else clean
-        return Elected((wanted or clean)[0])
+        preferable = [b for b in clean if not is_avoided(b)] if is_avoided is not None else clean
+        return Elected((preferable or clean)[0])
     if unclean:
         alive = [b for b in partition.replicas if can_lead(b)]
         if alive:
@@ -61,10 +59,10 @@ def elect(
 
 
 def with_isr(partition: Partition, isr: Collection[int], *, min_isr: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """ISR and eligible leaders when exactly `isr` is in sync from now on, both in assignment order.
+    """Returns ISR and eligible leaders for a new ISR, both in assignment order.
 
-    Who leaves an ISR that becomes smaller than `min_isr` holds all that was acknowledged, and is eligible. Leaving
-    and falling below may happen at once: until then the high watermark waited for everyone who leaves.
+    A replica that leaves an ISR which becomes smaller than `min_isr` holds everything acknowledged, and is eligible.
+    Leaving and falling below may happen at once: until then the high watermark waited for every leaving replica.
     """
     stays = tuple([b for b in partition.replicas if b in isr])
     if len(stays) >= min_isr:
@@ -73,21 +71,14 @@ def with_isr(partition: Partition, isr: Collection[int], *, min_isr: int) -> tup
     return stays, tuple([b for b in partition.replicas if b in held])
 
 
-def without_replicas(
-    partition: Partition, gone: Collection[int], *, min_isr: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """ISR and eligible leaders when `gone` can no longer be counted on to keep up (fenced, or shutting down)."""
-    return with_isr(partition, [b for b in partition.isr if b not in gone], min_isr=min_isr)
-
-
 def led_by(partition: Partition, elected: Elected | None, *, min_isr: int) -> Partition:
-    """The partition under this leader: ISR and eligible leaders follow. Epochs are left to `change`."""
+    """Returns the partition under this leader, with its ISR and eligible leaders. `change` sets the epochs."""
     leader = NO_LEADER if elected is None else elected.leader
     isr, eligible = partition.isr, partition.eligible
     if elected is not None and elected.is_unclean:
         isr, eligible = (leader,), ()
     elif elected is not None and leader not in isr:
-        isr = (leader,)  # from the eligible ones: it is in sync with itself, the others must catch up
+        isr = (leader,)  # an eligible one: it is in sync with itself, the others must catch up
     if len(isr) >= min_isr:
         eligible = ()
     if eligible:
@@ -108,12 +99,12 @@ _values = attrgetter(*_SET)
 def change(
     topic_id: UUID, number: int, before: Partition, after: Partition, *, new_epoch: bool = False
 ) -> ChangePartition | None:
-    """The record that brings a partition from one state to another; None if there is nothing to do.
+    """Returns the record that changes a partition from one state to another; None if they are equal.
 
-    The leader epoch rises when the leader changes, and with `new_epoch` even if it stays (a new incarnation of it, or
-    replicas that must not follow any more).
+    The leader epoch rises when the leader changes, and with `new_epoch` even if it stays (a new incarnation of the
+    leader, or replicas that must not follow any more).
     """
-    # What did not change is mostly one object: compared as such first, since fencing a broker does this for thousands.
+    # Unchanged values are mostly identical: compared as such first, since fencing a broker does this for thousands.
     changes = {
         name: now
         for name, now, was in zip(_SET, _values(after), _values(before), strict=True)

@@ -1,18 +1,18 @@
-"""The state of the cluster as an immutable value: what the records so far have made.
+"""The state of the cluster as an immutable value: the result of the records so far. Pure.
 
-`ClusterImage.apply(record)` gives a new image that shares everything it did not change; an image is read without locks
-by whoever holds it. The controller's speculative state is a newer image, dropped when leadership is lost. Two images
-give a delta (`metadata.delta`), an image gives the records of a snapshot and back (`metadata.snapshot`).
+`ClusterImage.apply(record)` returns a new image that shares everything unchanged; readers need no locks. The
+controller's speculative state is a newer image, dropped when leadership is lost. Two images give a delta
+(`metadata.delta`); an image is encoded as the records of a snapshot (`metadata.snapshot`).
 
-Invariants (`validate`), whatever the sequence of records that the controller decided:
+Invariants (`validate`), for every sequence of records that the controller decided:
 - the replicas of a partition are distinct; its ISR and eligible leaders are disjoint subsets of them;
-- who is recovering is among the replicas, and not in the ISR;
-- the leader is in the ISR, or there is none (or it was elected uncleanly, and then the ISR is the leader alone);
-- a topic's name and id point at each other; the indexes (`hosted` and those below it) mirror the partitions;
-- while a reassignment is under way, `replicas` is the old list with `adding` behind it;
-- who is in sync is live, or is leaving and was in sync before it was marked; who is fenced is in no ISR;
-- epochs of a partition and of a broker only rise, and who joins an ISR or begins to lead is live (checked between
-  images, by the tests).
+- recovering replicas are among the replicas, and not in the ISR;
+- the leader is in the ISR, or there is none (after an unclean election the ISR is the leader alone);
+- a topic's name and id refer to each other; the indexes (`hosted` and those below it) mirror the partitions;
+- during a reassignment, `replicas` is the old list followed by `adding`;
+- an in-sync broker is live, or is leaving and was in sync before it was marked; a fenced one is in no ISR;
+- epochs of a partition and of a broker only rise, and a broker that joins an ISR or begins to lead is live (checked
+  between images, by the tests).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from tidelog.metadata import records as r
-from tidelog.metadata.extras import with_extras
 from tidelog.metadata.records import NO_LEADER, Record
+from tidelog.metadata.unknown_fields import with_unknown_fields
 from tidelog.model.maps import Map, sorted_items, updated, without
 
 NIL = UUID(int=0)
@@ -44,9 +45,9 @@ class Broker:
     in_controlled_shutdown: bool = False
     draining: bool = False
     offline: tuple[UUID, ...] = ()
-    """Directories that failed or stand still."""
+    """Directories that failed or stall."""
     full: tuple[UUID, ...] = ()
-    """Directories without room for appends: they can be read."""
+    """Directories without space for appends: readable."""
 
     @property
     def is_live(self) -> bool:
@@ -55,12 +56,12 @@ class Broker:
 
     @property
     def is_leaving(self) -> bool:
-        """Marked to be fenced: it joins and leads nothing new, and is fenced once it has left what it is in."""
+        """Marked to be fenced: it joins no ISR and leads nothing new, and is fenced once it has left its ISRs."""
         return self.in_controlled_shutdown and not self.fenced
 
 
 class Partition(NamedTuple):
-    """A tuple with names, not a frozen dataclass: made three times as fast, and there are 100,000 of them."""
+    """A named tuple, not a frozen dataclass: three times as fast to create, and there are 100,000 of them."""
 
     replicas: tuple[int, ...]
     directories: tuple[UUID, ...]
@@ -81,8 +82,8 @@ class Partition(NamedTuple):
         return bool(self.adding or self.removing)
 
     @property
-    def settled(self) -> tuple[int, ...]:
-        """The replicas that count: those from before the reassignment, if one is under way."""
+    def original_replicas(self) -> tuple[int, ...]:
+        """The replicas without those that a reassignment is adding."""
         if not self.adding:
             return self.replicas
         return tuple(broker for broker in self.replicas if broker not in self.adding)
@@ -95,7 +96,7 @@ class Partition(NamedTuple):
         return self.directories[self.replicas.index(broker)] if broker in self.replicas else NIL
 
     def led(self, leader: int, *, isr: tuple[int, ...], eligible: tuple[int, ...]) -> Partition:
-        """As `_replace`, and faster: fencing a broker does this for thousands."""
+        """Like `_replace`, and faster: fencing a broker does this for thousands."""
         return Partition(
             self.replicas,
             self.directories,
@@ -118,13 +119,19 @@ class Partition(NamedTuple):
         assert len(set(self.isr)) == len(self.isr), "the ISR names each replica once"
         assert set(self.isr) <= replicas, "the ISR is within the replicas"
         assert set(self.eligible) <= replicas - set(self.isr), "eligible leaders are outside the ISR"
-        assert set(self.recovering) <= replicas - set(self.isr), "who is recovering is outside the ISR"
+        assert set(self.recovering) <= replicas - set(self.isr), "recovering replicas are outside the ISR"
         assert self.leader == NO_LEADER or self.leader in self.isr, "the leader is in sync"
-        assert set(self.adding) | set(self.removing) <= replicas, "what moves is among the replicas"
-        assert not set(self.adding) & set(self.removing), "a replica does not come and go at once"
+        assert set(self.adding) | set(self.removing) <= replicas, "adding and removing replicas are among the replicas"
+        assert not set(self.adding) & set(self.removing), "a replica is not added and removed at once"
         assert bool(self.target) == self.is_reassigning, "a reassignment has a target"
         if self.target:
-            assert set(self.target) == replicas - set(self.removing), "the target is what stays and what comes"
+            assert set(self.target) == replicas - set(self.removing), (
+                "the target is the replicas without those that are removed"
+            )
+
+
+_partition_fields = attrgetter(*Partition._fields)
+_broker_fields = attrgetter("broker", "broker_epoch", "incarnation", "endpoints", "rack", "directories", "features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,32 +163,32 @@ class ClusterImage:
     acls: Map[UUID, r.CreateAcl] = field(default_factory=Map)
     next_producer_id: int = 0
     hosted: Map[int, Map[UUID, int]] = field(default_factory=Map)
-    """broker -> topic -> bit mask of the partitions that it has a replica of: finds a broker's partitions at once."""
+    """broker -> topic -> bit mask of its partitions: finds a broker's partitions at once."""
     reassigning: Map[UUID, int] = field(default_factory=Map)
-    """topic -> bit mask of the partitions with a reassignment under way."""
+    """topic -> bit mask of the partitions that are being reassigned."""
     unbalanced: Map[UUID, int] = field(default_factory=Map)
-    """topic -> bit mask of the partitions that are not led by their preferred replica; those without leader too."""
+    """topic -> bit mask of the partitions whose leader is not the preferred replica, including leaderless ones."""
     weakened: Map[UUID, int] = field(default_factory=Map)
     """topic -> bit mask of the partitions with eligible leaders outside the ISR."""
     preferred: Map[int, int] = field(default_factory=Map)
-    """broker -> of how many partitions it is the preferred leader."""
+    """broker -> number of partitions whose preferred leader it is."""
     replica_counts: Map[int, int] = field(default_factory=Map)
-    """broker -> how many replicas it holds."""
+    """broker -> number of its replicas."""
     folded: Map[str, str] = field(default_factory=Map)
-    """Names of topics with a dot or an underscore, dots written as underscores -> the name as it is."""
+    """Topic names with a dot or an underscore: with dots written as underscores -> the name."""
     unknown: tuple[r.UnknownRecord, ...] = ()
     """Records of newer versions, kept for the snapshot."""
-    extras: Map[tuple[Any, ...], r.Extra] = field(default_factory=Map)
-    """Fields of newer versions (`metadata.extras`)."""
+    unknown_fields: Map[tuple[Any, ...], r.UnknownFields] = field(default_factory=Map)
+    """Fields of newer versions (`metadata.unknown_fields`)."""
 
     def apply(self, record: Record) -> ClusterImage:
         after = _APPLY[type(record)](self, record)
-        if (record.extra or self.extras) and type(record) not in _PARTITION_RECORDS:
-            return replace(after, extras=with_extras(self, self.extras, record))
+        if (record.extra or self.unknown_fields) and type(record) not in _PARTITION_RECORDS:
+            return replace(after, unknown_fields=with_unknown_fields(self, self.unknown_fields, record))
         return after
 
     def apply_all(self, records: Iterable[Record]) -> ClusterImage:
-        """As `apply` one by one, with new partitions and changes of a topic gathered."""
+        """Like `apply` one by one, with the partition records of a topic batched."""
         image = self
         pending: list[Record] = []
         for record in records:
@@ -203,17 +210,11 @@ class ClusterImage:
         return None if topic is None else topic.partitions.get(partition)
 
     def partitions_on(self, broker: int) -> Iterator[tuple[UUID, int, Partition]]:
-        """Every partition with a replica on this broker, in the order of topic id and number."""
-        for topic_id, mask in sorted_items(self.hosted.get(broker, Map())):
-            partitions = self.topics[topic_id].partitions
-            for number in _bits(mask):
-                yield topic_id, number, partitions[number]
-
-    def partitions_reassigning(self) -> Iterator[tuple[UUID, int, Partition]]:
-        return self.indexed(self.reassigning)
+        """Yields every partition with a replica on this broker, ordered by topic id and number."""
+        return self.indexed(self.hosted.get(broker, Map()))
 
     def indexed(self, index: Map[UUID, int]) -> Iterator[tuple[UUID, int, Partition]]:
-        """The partitions of one of the indexes above, in the order of topic id and number."""
+        """Yields the partitions of an index, ordered by topic id and number."""
         for topic_id, mask in sorted_items(index):
             partitions = self.topics[topic_id].partitions
             for number in _bits(mask):
@@ -229,7 +230,7 @@ class ClusterImage:
         return [broker for _, broker in sorted_items(self.brokers) if broker.is_live]
 
     def validate(self) -> None:
-        """The invariants above; for tests."""
+        """Checks the invariants above; for tests."""
         hosted: dict[tuple[int, UUID], int] = {}
         preferred: dict[int, int] = {}
         counts: dict[int, int] = {}
@@ -245,7 +246,7 @@ class ClusterImage:
                     hosted[broker, topic_id] = hosted.get((broker, topic_id), 0) | 1 << number
                     counts[broker] = counts.get(broker, 0) + 1
                 for broker in partition.isr:
-                    assert not self.brokers[broker].fenced, "who is in sync is live, or about to leave"
+                    assert not self.brokers[broker].fenced, "an in-sync broker is live or leaving"
                 preferred[partition.preferred] = preferred.get(partition.preferred, 0) + 1
                 for name, belongs in _INDEXES.items():
                     if belongs(partition):
@@ -272,16 +273,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 def _register(image: ClusterImage, record: r.RegisterBroker) -> ClusterImage:
     known = image.brokers.get(record.broker)
-    broker = Broker(
-        record.broker,
-        record.broker_epoch,
-        record.incarnation,
-        record.endpoints,
-        record.rack,
-        record.directories,
-        record.features,
-        draining=known is not None and known.draining,
-    )
+    broker = replace(Broker(*_broker_fields(record)), draining=known is not None and known.draining)
     return replace(image, brokers=image.brokers.set(record.broker, broker))
 
 
@@ -300,7 +292,7 @@ def _change_broker(image: ClusterImage, record: r.ChangeBroker) -> ClusterImage:
 
 
 def folds(name: str) -> bool:
-    """Whether the name could become another topic's where dots are written as underscores."""
+    """Whether the name may collide with another one when dots are written as underscores."""
     return "." in name or "_" in name
 
 
@@ -341,24 +333,10 @@ def _counted(counts: Map[int, int], changes: Mapping[int, int], sign: int = 1) -
     return updated(counts, [(key, counts.get(key, 0) + sign * n or None) for key, n in changes.items()])
 
 
-def _made(record: r.CreatePartition) -> Partition:
+def _created(record: r.CreatePartition) -> Partition:
     # Equal tuples are shared: 100,000 partitions must stay under 1 KiB each.
-    isr = record.replicas if record.isr == record.replicas else record.isr
-    return Partition(
-        record.replicas,
-        record.directories,
-        isr,
-        record.leader,
-        record.leader_epoch,
-        record.partition_epoch,
-        record.eligible,
-        record.adding,
-        record.removing,
-        record.start_offset,
-        record.target,
-        record.recovering,
-        record.unclean_epoch,
-    )
+    replicas, directories, isr, *rest = _partition_fields(record)
+    return Partition(replicas, directories, replicas if isr == replicas else isr, *rest)
 
 
 def _changed(before: Partition, record: r.ChangePartition) -> Partition:
@@ -385,9 +363,9 @@ def _changed(before: Partition, record: r.ChangePartition) -> Partition:
 
 
 def _apply_partitions(image: ClusterImage, pending: list[Record]) -> ClusterImage:
-    """Many partition records at once: each topic's map, and each index, is opened once."""
+    """Applies many partition records: each topic's map, and each index, is opened once."""
     changes: dict[UUID, dict[int, Partition]] = {}
-    has_extras = bool(image.extras)
+    has_extras = bool(image.unknown_fields)
     for record in pending:
         assert isinstance(record, r.CreatePartition | r.ChangePartition)
         topic_id, number = record.topic_id, record.partition
@@ -396,23 +374,23 @@ def _apply_partitions(image: ClusterImage, pending: list[Record]) -> ClusterImag
             of_topic = changes[topic_id] = {}
         before = of_topic.get(number) or image.topics[topic_id].partitions.get(number)
         if isinstance(record, r.CreatePartition):
-            assert before is None, "a partition is made once"
-            of_topic[number] = _made(record)
+            assert before is None, "a partition is created once"
+            of_topic[number] = _created(record)
         else:
             assert before is not None, "only what exists is changed"
             of_topic[number] = _changed(before, record)
         has_extras = has_extras or bool(record.extra)
     after = with_partitions(image, changes)
     if has_extras:
-        extras = image.extras
+        unknown_fields = image.unknown_fields
         for record in pending:
-            extras = with_extras(image, extras, record)
-        after = replace(after, extras=extras)
+            unknown_fields = with_unknown_fields(image, unknown_fields, record)
+        after = replace(after, unknown_fields=unknown_fields)
     return after
 
 
 def with_partitions(image: ClusterImage, changes: Mapping[UUID, Mapping[int, Partition]]) -> ClusterImage:
-    """The image with these partitions in place of theirs; the indexes follow. The topics exist."""
+    """Returns the image with these partitions replaced, and the indexes updated. The topics exist."""
     hosted_masks: dict[tuple[int, UUID], list[int]] = {}
     index_masks: dict[str, dict[UUID, list[int]]] = {name: {} for name in _INDEXES}
     preferred: Counter[int] = Counter()
@@ -480,7 +458,7 @@ def _note(masks: dict[Any, list[int]], key: object, number: int, *, on: bool) ->
 
 
 def _masked(values: Map[Any, int], key: object, masks: list[int]) -> Map[Any, int]:
-    """The bits of `masks[0]` set, those of `masks[1]` cleared."""
+    """Sets the bits of `masks[0]` and clears those of `masks[1]`."""
     before = values.get(key, 0)
     after = before & ~masks[1] | masks[0]
     if after == before:
@@ -552,7 +530,7 @@ _NAMES = {
 
 
 def _indexes_of(partition: Partition) -> tuple[str, ...]:
-    """Which of `_INDEXES` the partition belongs to: the same conditions, asked at once."""
+    """Returns which of `_INDEXES` the partition belongs to: the same conditions, faster."""
     return _NAMES[
         bool(partition.adding or partition.removing),
         partition.leader != partition.replicas[0],

@@ -1,24 +1,23 @@
 """Log ends that brokers report for replicas that only an unclean election can elect. Pure.
 
-An unclean election gives up records. It elects the candidate that gives up least: the one with the highest last epoch,
-then with the longest log, as Raft compares logs. Metadata does not hold log ends, so brokers report them: the durable
-end, and the epoch of the record before it, of each replica whose partition has no leader, or that is not in sync where
-its topic allows unclean elections (`replication.log_end_reports`).
+An unclean election loses records. It elects the candidate that loses least: the one with the highest last epoch, then
+with the longest log, as Raft compares logs. Metadata does not hold log ends, so brokers report the durable end, and the
+epoch of the record before it, of each replica whose partition has no leader, or that is out of sync where its topic
+allows unclean elections (`replication.log_end_reports`).
 
-Reports are soft state of the active controller. They choose between candidates and make nobody a candidate, so a report
-that is old or missing cannot make an election less safe. A replica without a report counts as empty, and no election
-waits for one, but an admin's does for `REPORT_WAIT_MS`.
+Reports are soft state of the active controller. They only choose between candidates, so an old or missing report cannot
+make an election less safe. A replica without a report counts as empty. No election waits for a report, except an
+admin's for `REPORT_WAIT_MS`.
 
-Limits: a report counts for `REPORT_AGE_MAX_MS`, in the same life of its broker; at most `REPORTS_MAX` are held.
+Limits: a report is valid for `REPORT_AGE_MAX_MS`, in the same incarnation of its broker; at most `REPORTS_MAX` are
+held.
 """
-
-from __future__ import annotations
 
 from uuid import UUID
 
 REPORT_AGE_MAX_MS = 10_000
 REPORT_WAIT_MS = 1_200
-"""Callers give up a call after 2 s."""
+"""Time for which an admin's election waits for reports; below the 2 s after which callers give up."""
 REPORTS_MAX = 200_000
 
 LogEnd = tuple[int, int]
@@ -33,7 +32,7 @@ class LogEnds:
 
     def __init__(self) -> None:
         self._reports: dict[tuple[UUID, int, int], tuple[int, int, LogEnd]] = {}
-        """By (topic id, partition, broker): broker epoch, when it was reported, the end."""
+        """By (topic id, partition, broker): broker epoch, report time, log end."""
 
     def __len__(self) -> int:
         return len(self._reports)
@@ -50,7 +49,7 @@ class LogEnds:
                 self._reports[key] = (broker_epoch, now_ms, (last_epoch, end_offset))
 
     def get(self, topic_id: UUID, partition: int, broker: int, broker_epoch: int, *, now_ms: int) -> LogEnd:
-        """What this life of the broker has reported, or `UNKNOWN`."""
+        """Returns what this incarnation of the broker has reported, or `UNKNOWN`."""
         row = self._reports.get((topic_id, partition, broker))
         if row is None or row[0] != broker_epoch or not _is_recent(row[1], now_ms):
             return UNKNOWN

@@ -1,11 +1,9 @@
-"""Changes of single partitions: in-sync sets, elections by admin call, the balance of leaders, replica directories.
+"""Changes of single partitions: ISR, admin elections, leader balance, replica directories. Pure.
 
-The leader of a partition proposes its in-sync set (`AlterPartition`); the controller takes it only from the leader of
-this very epoch, on top of this very state (partition epoch), and with members that live and are of the incarnation that
-the leader spoke to (broker epochs). A reassignment ends here, when the last replica of its target is in sync.
+The leader of a partition proposes its ISR (`AlterPartition`); the controller accepts it only from the leader of this
+leader epoch, for this partition epoch, and with live members of the broker epochs that the leader knows. A reassignment
+completes here, when the last replica of its target is in sync.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,13 +13,19 @@ from uuid import UUID
 
 from tidelog.metadata import configs
 from tidelog.metadata.brokers import known_broker
-from tidelog.metadata.decision import Context, Decision, Done, Draft, Outcome
+from tidelog.metadata.decision import Context, Decision, Done, Draft, Outcome, Outcomes, each
 from tidelog.metadata.image import ClusterImage, Partition, Topic
-from tidelog.metadata.leadership import can_serve, find_leaders, has_full_directory, shifted, with_isr
 from tidelog.metadata.log_ends import UNKNOWN
+from tidelog.metadata.partition_changes import (
+    build_change,
+    can_serve,
+    elect_missing_leaders,
+    has_full_directory,
+    with_isr,
+)
 from tidelog.metadata.reassignments import completed
 from tidelog.metadata.records import NO_LEADER, ChangePartition, Record
-from tidelog.metadata.topics import Outcomes, find_partition, find_topic
+from tidelog.metadata.topics import find_partition, find_topic
 from tidelog.model.errors import (
     ElectionNotNeededError,
     EligibleLeadersUnavailableError,
@@ -39,7 +43,7 @@ from tidelog.model.errors import (
 ELECTIONS_PER_ROUND_MAX = 1000
 LOG_ENDS_PER_REQUEST_MAX = 1000
 
-# The in-sync set.
+# ISR.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class AlteredPartition:
     isr: tuple[tuple[int, int], ...]
     """(broker, its broker epoch) of each member, the leader included."""
     is_barrier: bool = False
-    """Raise the partition epoch even if the set is the same: no earlier proposal can be taken after this one."""
+    """Raises the partition epoch even if the ISR is the same: fences earlier proposals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +67,10 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """The state after the request; -1 and empty where the partition is not known.
+    """The state after the request; -1 and empty if the partition is unknown.
 
-    `min_isr` is what held when this was decided. The leader goes by it together with this ISR, even if its own tail of
-    the metadata has not come as far: that an eligible replica has everything rests on it.
+    `min_isr` is the value of this decision. The leader uses it together with this ISR, even if its own metadata lags:
+    eligible replicas rest on it.
     """
 
     topic_id: UUID
@@ -95,9 +99,9 @@ def alter_partition(image: ClusterImage, request: AlterPartition, _context: Cont
         try:
             if named[item.topic_id, item.partition] > 1:
                 raise InvalidRequestError(f"{item.topic_id}-{item.partition} is named more than once in one request")
-            record = _altered(image, request.broker, item)
-        except TidelogError as refusal:
-            ends.append((refusal.code, str(refusal)))
+            record = _alter_partition(image, request.broker, item)
+        except TidelogError as rejection:
+            ends.append((rejection.code, str(rejection)))
             continue
         if record is not None:
             records.append(record)
@@ -106,7 +110,7 @@ def alter_partition(image: ClusterImage, request: AlterPartition, _context: Cont
             ends.append((ErrorCode.NEW_LEADER_ELECTED, why))
         else:
             ends.append((None, ""))
-    draft.add(records)  # all at once: a broker that comes back joins thousands of partitions in one request
+    draft.add(records)  # all at once: a restarted broker joins thousands of partitions in one request
     states = [_state(draft.image, item, *end) for item, end in zip(request.partitions, ends, strict=True)]
     return draft.decide(AlteredPartitions(partitions=tuple(states)))
 
@@ -128,7 +132,7 @@ def _state(image: ClusterImage, item: AlteredPartition, error: ErrorCode | None,
     )
 
 
-def _altered(image: ClusterImage, broker: int, item: AlteredPartition) -> ChangePartition | None:
+def _alter_partition(image: ClusterImage, broker: int, item: AlteredPartition) -> ChangePartition | None:
     topic, partition = find_partition(image, item.topic_id, item.partition)
     _check_epochs(topic, partition, broker, item)
     _check_isr(image, topic, partition, item)
@@ -136,7 +140,7 @@ def _altered(image: ClusterImage, broker: int, item: AlteredPartition) -> Change
     after = with_isr(image, item.topic_id, partition, isr)
     done = completed(after)
     gone = done is not None and len(done.replicas) < len(partition.replicas)
-    record = shifted(image, item.topic_id, item.partition, partition, done or after, new_epoch=gone)
+    record = build_change(image, item.topic_id, item.partition, partition, done or after, new_epoch=gone)
     if record is None and item.is_barrier:
         return ChangePartition(topic_id=item.topic_id, partition=item.partition)
     return record
@@ -145,7 +149,7 @@ def _altered(image: ClusterImage, broker: int, item: AlteredPartition) -> Change
 def _check_epochs(topic: Topic, partition: Partition, broker: int, item: AlteredPartition) -> None:
     name = f"partition {item.partition} of {topic.name}"
     if item.leader_epoch > partition.leader_epoch or item.partition_epoch > partition.partition_epoch:
-        # The sender has seen a decision that this image has not: another controller is ahead of us.
+        # The sender has seen a newer decision: another controller is ahead.
         raise NotLeaderError(f"{name} is newer at the sender than at this controller")
     if item.leader_epoch < partition.leader_epoch:
         raise FencedLeaderEpochError(f"{name} is in leader epoch {partition.leader_epoch}, not {item.leader_epoch}")
@@ -162,9 +166,9 @@ def _check_isr(image: ClusterImage, topic: Topic, partition: Partition, item: Al
     members = [member for member, _ in item.isr]
     if len(set(members)) != len(members):
         raise InvalidRequestError(f"{name}: the in-sync set {members} names a broker twice")
-    strangers = [member for member in members if member not in partition.replicas]
-    if strangers:
-        raise InvalidRequestError(f"{name}: broker {strangers[0]} holds no replica")
+    unassigned = [member for member in members if member not in partition.replicas]
+    if unassigned:
+        raise InvalidRequestError(f"{name}: broker {unassigned[0]} holds no replica")
     if partition.leader not in members:
         raise InvalidRequestError(f"{name}: the in-sync set {members} lacks the leader {partition.leader}")
     for member, epoch in item.isr:
@@ -173,7 +177,7 @@ def _check_isr(image: ClusterImage, topic: Topic, partition: Partition, item: Al
             raise IneligibleReplicaError(
                 f"{name}: broker {member} is in broker epoch {found.broker_epoch}, the leader spoke to {epoch}"
             )
-        # Whom the controller is about to take out (a broker that leaves) does not keep others from coming and going.
+        # A leaving broker in the ISR does not keep others from joining and leaving.
         if member not in partition.isr and not can_serve(image, partition, member):
             raise IneligibleReplicaError(f"{name}: broker {member} is fenced, stopping, or its directory is offline")
 
@@ -193,7 +197,7 @@ class ElectLeaders:
 
 
 def elect_leaders(image: ClusterImage, request: ElectLeaders, context: Context) -> Decision[Outcomes]:
-    """Partitions that need no election are told so when they are named, and passed over when all are meant."""
+    """Elects leaders. Partitions that need no election are reported when named, and skipped when all are requested."""
     if request.kind not in (PREFERRED, UNCLEAN):
         raise InvalidRequestError(f"election {request.kind!r}: {PREFERRED} or {UNCLEAN}")
     draft = Draft(image)
@@ -232,7 +236,7 @@ def _elected(image: ClusterImage, name: str, number: int, kind: str, context: Co
     if partition.leader != NO_LEADER:
         raise ElectionNotNeededError(f"partition {number} of {name} is led by {partition.leader}")
     _check_nobody_recovers(image, name, number, partition)
-    record = shifted(image, topic.topic_id, number, partition, partition, unclean=True, context=context)
+    record = build_change(image, topic.topic_id, number, partition, partition, unclean=True, context=context)
     if record is None or record.leader is None:
         raise EligibleLeadersUnavailableError(
             f"partition {number} of {name}: none of its brokers {list(partition.replicas)} is live"
@@ -241,9 +245,9 @@ def _elected(image: ClusterImage, name: str, number: int, kind: str, context: Co
 
 
 def _check_nobody_recovers(image: ClusterImage, name: str, number: int, partition: Partition) -> None:
-    """A replica that is about to open its log is not given up for one that may have less: what it holds is not lost.
+    """Rejects an unclean election while a replica with possibly more data recovers its log.
 
-    It counts if it holds every acknowledged record, or if nobody is known to.
+    Such a replica counts only if it holds every acknowledged record, or if no replica is known to hold them.
     """
     marked = [b for b in partition.replicas if b in partition.recovering]
     waiting = [b for b in marked if b in image.brokers and image.brokers[b].is_live]
@@ -253,7 +257,7 @@ def _check_nobody_recovers(image: ClusterImage, name: str, number: int, partitio
         brokers = ", ".join(map(str, waiting))
         raise EligibleLeadersUnavailableError(
             f"partition {number} of {name}: broker {brokers} recovers its log, and may lead when that is done. Wait for"
-            f" it, or mend its disk; to lose what it holds, stop broker {brokers} first"
+            f" it, or repair its disk; to lose what it holds, stop broker {brokers} first"
         )
 
 
@@ -261,16 +265,16 @@ def _preferred_elected(image: ClusterImage, topic: Topic, number: int, partition
     preferred = partition.preferred
     if partition.leader == preferred:
         raise ElectionNotNeededError(f"partition {number} of {topic.name} is led by its preferred replica {preferred}")
-    if not _may_return(image, partition):
+    if not _may_lead_again(image, partition):
         raise PreferredLeaderUnavailableError(
             f"partition {number} of {topic.name}: preferred replica {preferred} is not live, not in sync, or draining"
         )
-    record = shifted(image, topic.topic_id, number, partition, partition, prefer=preferred)
+    record = build_change(image, topic.topic_id, number, partition, partition, prefer=preferred)
     assert record is not None, "another replica takes over"
     return record
 
 
-def _may_return(image: ClusterImage, partition: Partition) -> bool:
+def _may_lead_again(image: ClusterImage, partition: Partition) -> bool:
     preferred = partition.preferred
     is_in_sync = preferred in partition.isr and can_serve(image, partition, preferred)
     broker = image.brokers.get(preferred)
@@ -279,59 +283,62 @@ def _may_return(image: ClusterImage, partition: Partition) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceLeaders:
-    """The controller's own round: give leaderships back where too many of a broker's are missing."""
+    """Submitted by the controller itself: elects the preferred leaders of brokers that do not lead too many of the
+    partitions for which they are preferred."""
 
     elections_max: int = ELECTIONS_PER_ROUND_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balanced:
+class LeadersMoved:
     elected: int
-    is_more_to_do: bool
+    has_more: bool
 
 
 def imbalance(image: ClusterImage) -> dict[int, float]:
-    """For each broker that is preferred anywhere: the percentage of those partitions that it does not lead."""
+    """Returns, for each broker that is preferred for any partition, the percentage of those that it does not lead."""
     missing = Counter(partition.preferred for _, _, partition in image.indexed(image.unbalanced))
     return {broker: 100.0 * missing[broker] / count for broker, count in sorted(image.preferred.items())}
 
 
-def balance_leaders(image: ClusterImage, request: BalanceLeaders, _context: Context) -> Decision[Balanced]:
+def balance_leaders(image: ClusterImage, request: BalanceLeaders, _context: Context) -> Decision[LeadersMoved]:
     if not configs.cluster_bool(image, "auto.leader.rebalance.enable"):
-        return Decision((), Balanced(elected=0, is_more_to_do=False))
+        return Decision((), LeadersMoved(elected=0, has_more=False))
     limit = configs.cluster_int(image, "leader.imbalance.per.broker.percentage")
     skewed = {broker for broker, percent in imbalance(image).items() if percent > limit}
     records: list[Record] = []
     for topic_id, number, partition in image.indexed(image.unbalanced):
-        if partition.preferred in skewed and _may_return(image, partition):
+        if partition.preferred in skewed and _may_lead_again(image, partition):
             if len(records) == request.elections_max:
-                return Decision(tuple(records), Balanced(elected=len(records), is_more_to_do=True))
-            record = shifted(image, topic_id, number, partition, partition, prefer=partition.preferred)
+                return Decision(tuple(records), LeadersMoved(elected=len(records), has_more=True))
+            record = build_change(image, topic_id, number, partition, partition, prefer=partition.preferred)
             assert record is not None, "another replica takes over"
             records.append(record)
-    return Decision(tuple(records), Balanced(elected=len(records), is_more_to_do=False))
+    return Decision(tuple(records), LeadersMoved(elected=len(records), has_more=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindLeaders:
-    """The controller's own: leaders for partitions that have none, where the rules give one.
+class ElectMissingLeaders:
+    """Submitted by the controller itself: elects leaders for leaderless partitions, where the rules allow one.
 
-    Of a broker that was let in: as when it was (`metadata.brokers`), uncleanly too, where the topic says so. Of all
-    (-1): cleanly only, since nothing has happened to any of them; who has reported a loss is not to lead by that.
+    For an unfenced broker: as at its unfencing (`metadata.brokers`), uncleanly too, where the topic allows it. For all
+    (-1): cleanly only, so that a replica which reported a loss does not lead by it.
     """
 
     broker: int = -1
     elections_max: int = ELECTIONS_PER_ROUND_MAX
 
 
-def elect_missing(image: ClusterImage, request: FindLeaders, context: Context) -> Decision[Balanced]:
+def decide_missing_leaders(
+    image: ClusterImage, request: ElectMissingLeaders, context: Context
+) -> Decision[LeadersMoved]:
     if request.broker < 0:
-        found = find_leaders(image, image.indexed(image.unbalanced), context, unclean=False)
+        found = elect_missing_leaders(image, image.indexed(image.unbalanced), context, unclean=False)
     else:
-        found = find_leaders(image, image.partitions_on(request.broker), context)
+        found = elect_missing_leaders(image, image.partitions_on(request.broker), context)
     records = tuple(islice(found, request.elections_max + 1))
     some = records[: request.elections_max]
-    return Decision(some, Balanced(elected=len(some), is_more_to_do=len(some) < len(records)))
+    return Decision(some, LeadersMoved(elected=len(some), has_more=len(some) < len(records)))
 
 
 # Log ends.
@@ -339,7 +346,7 @@ def elect_missing(image: ClusterImage, request: FindLeaders, context: Context) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLogEnds:
-    """A broker reports where logs end that only an unclean election can elect (`metadata.log_ends`)."""
+    """A broker reports log ends of replicas that only an unclean election can elect (`metadata.log_ends`)."""
 
     broker: int
     broker_epoch: int
@@ -356,7 +363,7 @@ def report_log_ends(image: ClusterImage, request: ReportLogEnds, context: Contex
 
 
 def lacks_log_ends(image: ClusterImage, request: ElectLeaders, context: Context) -> bool:
-    """Whether a live replica, of those that this unclean election would choose from, has not reported its log end."""
+    """Whether a live candidate of this unclean election has not reported its log end."""
     if request.kind != UNCLEAN:
         return False
     if request.partitions is None:
@@ -385,7 +392,7 @@ def _named_partitions(image: ClusterImage, names: Iterable[tuple[str, int]]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignDirectories:
-    """A broker says in which of its log directories replicas are."""
+    """A broker reports the log directories of replicas."""
 
     broker: int
     broker_epoch: int
@@ -395,25 +402,19 @@ class AssignDirectories:
 
 def assign_directories(image: ClusterImage, request: AssignDirectories, _context: Context) -> Decision[Outcomes]:
     broker = known_broker(image, request.broker, request.broker_epoch)
-    named = Counter((topic_id, number) for topic_id, number, _ in request.replicas)
-    outcomes: list[Outcome] = []
     records: list[Record] = []
-    for topic_id, number, directory in request.replicas:
-        label = f"{topic_id}-{number}"
-        try:
-            if named[topic_id, number] > 1:
-                raise InvalidRequestError(f"{label} is named more than once in one request")
-            topic, partition = find_partition(image, topic_id, number)
-            if request.broker not in partition.replicas:
-                raise InvalidRequestError(f"broker {request.broker} holds no replica of {topic.name}-{number}")
-            if directory not in broker.directories or directory in broker.offline:
-                raise InvalidRequestError(f"broker {request.broker} has no working log directory {directory}")
-            records += _in_directory(topic_id, number, partition, request.broker, directory)
-        except TidelogError as error:
-            outcomes.append(Outcome(label, error.code, str(error)))
-        else:
-            outcomes.append(Outcome(label))
-    return Decision(tuple(records), Outcomes(items=tuple(outcomes)))
+
+    def assign(replica: tuple[UUID, int, UUID]) -> None:
+        topic_id, number, directory = replica
+        topic, partition = find_partition(image, topic_id, number)
+        if request.broker not in partition.replicas:
+            raise InvalidRequestError(f"broker {request.broker} holds no replica of {topic.name}-{number}")
+        if directory not in broker.directories or directory in broker.offline:
+            raise InvalidRequestError(f"broker {request.broker} has no working log directory {directory}")
+        records.extend(_in_directory(topic_id, number, partition, request.broker, directory))
+
+    outcomes = each(request.replicas, lambda replica: f"{replica[0]}-{replica[1]}", assign)
+    return Decision(tuple(records), outcomes)
 
 
 def _in_directory(

@@ -1,16 +1,14 @@
-"""Where the replicas of new partitions go: every one on another broker, spread over racks, even over brokers.
+"""Placement of the replicas of new partitions: distinct brokers, spread over racks, balanced over brokers. Pure.
 
-Brokers stand in a list that alternates between racks (0,1,2 on one rack and 3,4,5 on another: 0,3,1,4,2,5). Each
-partition starts one place further along the list and takes, one replica at a time, the broker with the fewest replicas
-so far among those whose rack has the fewest replicas of this partition; the list decides between equals. Racks come
-first: with racks of unequal size the brokers of a small rack hold more, so that losing a rack never takes all replicas
-of a partition while another rack could hold one.
+The broker list alternates between racks (0,1,2 on one rack and 3,4,5 on another: 0,3,1,4,2,5). Each partition starts
+one position further in the list and takes, one replica at a time, the broker with the fewest replicas so far among
+those whose rack has the fewest replicas of this partition; the list decides between equals. Racks come first: with
+racks of unequal size the brokers of a small rack hold more, so that losing a rack never takes all replicas of a
+partition while another rack could hold one.
 
-Leaders are then spread: a partition's first replica is its preferred leader, and replicas are reordered until the
+Leaders are then balanced: a partition's first replica is its preferred leader, and replicas are reordered until the
 numbers of preferred leaders differ by at most one wherever the replica sets allow it.
 """
-
-from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -20,21 +18,21 @@ from tidelog.model.errors import InvalidReplicationFactorError
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """A broker that may take replicas, and how many it has already."""
+class UsableBroker:
+    """A broker that may take replicas, and its number of replicas."""
 
     broker: int
     rack: str | None
     replicas: int = 0
 
 
-def rack_alternating(sites: Sequence[Site]) -> list[Site]:
-    """Brokers by id, one rack after the other; a broker without a rack stands in a rack of all such brokers."""
-    racks: dict[str | None, deque[Site]] = {}
-    for site in sorted(sites, key=lambda site: site.broker):
-        racks.setdefault(site.rack, deque()).append(site)
+def alternate_racks(usable: Sequence[UsableBroker]) -> list[UsableBroker]:
+    """Orders brokers by id, alternating between racks; all brokers without a rack count as one rack."""
+    racks: dict[str | None, deque[UsableBroker]] = {}
+    for broker in sorted(usable, key=lambda broker: broker.broker):
+        racks.setdefault(broker.rack, deque()).append(broker)
     queues = deque(racks.values())
-    order: list[Site] = []
+    order: list[UsableBroker] = []
     while queues:
         queue = queues.popleft()
         order.append(queue.popleft())
@@ -43,21 +41,22 @@ def rack_alternating(sites: Sequence[Site]) -> list[Site]:
     return order
 
 
-def place(sites: Sequence[Site], *, partitions: int, replication_factor: int, first: int = 0) -> list[tuple[int, ...]]:
-    """The replicas of each partition, preferred leader first.
+def place_replicas(
+    usable: Sequence[UsableBroker], *, partitions: int, replication_factor: int, first: int = 0
+) -> list[tuple[int, ...]]:
+    """Returns the replicas of each partition, preferred leader first.
 
-    `first` is the number of partitions that the topic has already, so that partitions added later go on where the
-    earlier ones stopped.
+    `first` is the number of existing partitions of the topic, so that new ones continue where the earlier ones stopped.
     """
     if replication_factor < 1:
         raise InvalidReplicationFactorError(f"replication factor {replication_factor}: at least 1")
-    if replication_factor > len(sites):
+    if replication_factor > len(usable):
         raise InvalidReplicationFactorError(
-            f"replication factor {replication_factor} needs {replication_factor} brokers, {len(sites)} are available"
+            f"replication factor {replication_factor} needs {replication_factor} brokers, {len(usable)} are available"
         )
-    order = rack_alternating(sites)
+    order = alternate_racks(usable)
     start = min(range(len(order)), key=lambda index: (order[index].replicas, index)) + first
-    load = {site.broker: 0 for site in order}
+    load = {broker.broker: 0 for broker in order}
     chosen = []
     for partition in range(partitions):
         turn = (start + partition) % len(order)
@@ -65,18 +64,19 @@ def place(sites: Sequence[Site], *, partitions: int, replication_factor: int, fi
     return spread_leaders(chosen)
 
 
-def _choose(order: list[Site], load: dict[int, int], replication_factor: int) -> tuple[int, ...]:
-    """Each replica in the rack with the fewest of this partition, there on the emptiest broker, the first in order."""
-    in_rack: dict[str | None, int] = dict.fromkeys((site.rack for site in order), 0)
+def _choose(order: list[UsableBroker], load: dict[int, int], replication_factor: int) -> tuple[int, ...]:
+    """Chooses each replica in the rack with the fewest of this partition, there on the broker with the fewest
+    replicas."""
+    in_rack: dict[str | None, int] = dict.fromkeys((broker.rack for broker in order), 0)
     lowest = min(load.values())
     replicas: list[int] = []
     for _ in range(replication_factor):
-        best: Site | None = None
+        best: UsableBroker | None = None
         best_key = unbeaten = (min(in_rack.values()), lowest)
-        for site in order:
-            key = (in_rack[site.rack], load[site.broker])
-            if (best is None or key < best_key) and site.broker not in replicas:
-                best, best_key = site, key
+        for broker in order:
+            key = (in_rack[broker.rack], load[broker.broker])
+            if (best is None or key < best_key) and broker.broker not in replicas:
+                best, best_key = broker, key
                 if key == unbeaten:
                     break
         assert best is not None, "there are as many brokers as replicas"
@@ -87,10 +87,10 @@ def _choose(order: list[Site], load: dict[int, int], replication_factor: int) ->
 
 
 def spread_leaders(assignments: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Reorder replica lists so that first places are even.
+    """Reorders replica lists so that preferred leaders are balanced.
 
     While one broker leads two more than another that could take over, directly or through a chain of brokers that each
-    pass one leadership on, shift one along the shortest such chain. Each shift brings the ends closer, so this stops.
+    pass one leadership on, shifts one along the shortest such chain. Each shift reduces the difference, so this ends.
     """
     result = list(assignments)
     leads: dict[int, set[int]] = {broker: set() for replicas in result for broker in replicas}
@@ -110,7 +110,8 @@ def spread_leaders(assignments: Sequence[tuple[int, ...]]) -> list[tuple[int, ..
 def _chain(
     source: int, leads: Mapping[int, set[int]], assignments: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, int]] | None:
-    """Leaderships to pass on, (partition, new leader) each, from `source` to one that leads at least two fewer."""
+    """Returns the leaderships to move, (partition, new leader) each, from `source` to a broker that leads at least two
+    fewer."""
     came_from: dict[int, tuple[int, int]] = {}
     seen = {source}
     queue = deque([source])

@@ -1,29 +1,26 @@
-"""Moving replicas: add, move, drop, reorder, cancel, list.
+"""Reassignments: add, move, drop, reorder, cancel, list. Pure.
 
     replicas before     [1, 2, 3]
-    asked for           [4, 3, 2]      target = (4, 3, 2), adding = (4,), removing = (1,)
-    under way           [1, 2, 3, 4]   the old list with what is added behind it: the preferred leader stays for now
+    requested           [4, 3, 2]      target = (4, 3, 2), adding = (4,), removing = (1,)
+    in progress         [1, 2, 3, 4]   the old list followed by what is added: the preferred leader stays for now
     complete            [4, 3, 2]      when every replica of the target is in sync; the epoch rises, 1 follows no more
     cancelled           [1, 2, 3]
 
-A target with the same brokers in another order only changes the preferred leader, and is complete at once. A new target
-during a reassignment replaces the old one; it starts from the replicas before the first.
+A target with the same brokers in another order only changes the preferred leader, and completes at once. A new target
+during a reassignment replaces the old one; it starts from the original replicas.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
-from tidelog.metadata.decision import Context, Decision, Draft, Outcome
+from tidelog.metadata.decision import Context, Decision, Draft, Outcome, Outcomes, each
 from tidelog.metadata.image import ClusterImage, Partition, Topic
-from tidelog.metadata.leadership import shifted
-from tidelog.metadata.placement import Site, rack_alternating
+from tidelog.metadata.partition_changes import build_change
+from tidelog.metadata.placement import UsableBroker, alternate_racks
 from tidelog.metadata.records import ChangePartition
 from tidelog.metadata.topics import (
     INTERNAL_REPLICAS,
     INTERNAL_TOPICS,
-    Outcomes,
     check_limits,
     check_replicas,
     find_topic,
@@ -32,9 +29,7 @@ from tidelog.metadata.topics import (
 from tidelog.model.errors import (
     InvalidReplicaAssignmentError,
     InvalidReplicationFactorError,
-    InvalidRequestError,
     NoReassignmentError,
-    TidelogError,
     UnknownTopicOrPartitionError,
 )
 from tidelog.model.maps import sorted_items
@@ -43,24 +38,24 @@ GROWN_PER_ROUND_MAX = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reassigned:
+class ReassignmentTarget:
     topic: str
     partition: int
     replicas: tuple[int, ...] | None
-    """Where it shall be, preferred leader first; None cancels what is under way."""
+    """The target replicas, preferred leader first; None cancels the reassignment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterReassignments:
-    partitions: tuple[Reassigned, ...]
+    partitions: tuple[ReassignmentTarget, ...]
     validate_only: bool = False
     keeps_factor: bool = False
-    """Whether a target with another number of replicas is refused."""
+    """Rejects a target with another replication factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reassignment:
-    """One that is under way."""
+    """A reassignment in progress."""
 
     topic: str
     partition: int
@@ -74,24 +69,22 @@ class Reassignment:
 
 def alter_reassignments(image: ClusterImage, request: AlterReassignments, _context: Context) -> Decision[Outcomes]:
     draft = Draft(image)
-    named = Counter((item.topic, item.partition) for item in request.partitions)
-    outcomes = []
-    for item in request.partitions:
-        label = f"{item.topic}-{item.partition}"
-        try:
-            if named[item.topic, item.partition] > 1:
-                raise InvalidRequestError(f"{label} is named more than once in one request")
-            record = _reassigned(draft.image, item, keeps_factor=request.keeps_factor)
-        except TidelogError as error:
-            outcomes.append(Outcome(label, error.code, str(error)))
-        else:
-            if record is not None:
-                draft.add([record])
-            outcomes.append(Outcome(label))
-    return draft.decide(Outcomes(items=tuple(outcomes)))
+
+    def reassign(item: ReassignmentTarget) -> None:
+        record = _reassigned(draft.image, item, keeps_factor=request.keeps_factor)
+        if record is not None:
+            draft.add([record])
+
+    outcomes = each(
+        request.partitions,
+        lambda item: f"{item.topic}-{item.partition}",
+        reassign,
+        key=lambda item: (item.topic, item.partition),
+    )
+    return draft.decide(outcomes)
 
 
-def _reassigned(image: ClusterImage, item: Reassigned, *, keeps_factor: bool) -> ChangePartition | None:
+def _reassigned(image: ClusterImage, item: ReassignmentTarget, *, keeps_factor: bool) -> ChangePartition | None:
     topic = find_topic(image, item.topic)
     partition = topic.partitions.get(item.partition)
     if partition is None:
@@ -102,23 +95,23 @@ def _reassigned(image: ClusterImage, item: Reassigned, *, keeps_factor: bool) ->
             raise NoReassignmentError(f"{name} is not being reassigned")
         return cancel(image, topic, item.partition, partition)
     check_replicas(image, item.replicas, name)
-    if keeps_factor and len(item.replicas) != len(partition.settled):
+    if keeps_factor and len(item.replicas) != len(partition.original_replicas):
         raise InvalidReplicationFactorError(
-            f"{name} has {len(partition.settled)} replicas, the target has {len(item.replicas)}, and the request "
-            "does not allow another number"
+            f"{name} has {len(partition.original_replicas)} replicas and the target has {len(item.replicas)}: "
+            "the request does not allow another replication factor"
         )
     return retarget(image, topic, item.partition, partition, item.replicas)
 
 
 def cancel(image: ClusterImage, topic: Topic, number: int, partition: Partition) -> ChangePartition | None:
-    return retarget(image, topic, number, partition, partition.settled)
+    return retarget(image, topic, number, partition, partition.original_replicas)
 
 
 def retarget(
     image: ClusterImage, topic: Topic, number: int, partition: Partition, target: tuple[int, ...]
 ) -> ChangePartition | None:
-    """The record that starts, replaces or (with the replicas of before as target) ends a reassignment."""
-    before = partition.settled
+    """Returns the record that starts, replaces or (with the original replicas as target) ends a reassignment."""
+    before = partition.original_replicas
     adding = tuple(broker for broker in target if broker not in before)
     removing = tuple(broker for broker in before if broker not in target)
     replicas = (*before, *adding)
@@ -128,17 +121,18 @@ def retarget(
         after = under_way._replace(adding=adding, removing=removing, target=target)
         after = completed(after) or after
     else:
-        order = {broker: place for place, broker in enumerate(target)}
+        order = {broker: position for position, broker in enumerate(target)}
         reordered = _with_replicas(under_way, tuple(sorted(before, key=order.__getitem__)))
         after = reordered._replace(adding=(), removing=(), target=())
     has_dropped = not set(partition.replicas) <= set(after.replicas)
-    return shifted(image, topic.topic_id, number, partition, after, new_epoch=has_dropped)
+    return build_change(image, topic.topic_id, number, partition, after, new_epoch=has_dropped)
 
 
 def _narrowed(
     image: ClusterImage, topic: Topic, number: int, partition: Partition, replicas: tuple[int, ...]
 ) -> Partition:
-    """The partition on these replicas; those of an abandoned target leave. Somebody must be left who has the data."""
+    """Returns the partition on these replicas; those of an abandoned target leave. A replica with the data must
+    remain."""
     after = _with_replicas(partition, replicas)
     holders = (*partition.isr, *partition.eligible)
     if holders and not (after.isr or after.eligible):
@@ -163,7 +157,7 @@ def _with_replicas(partition: Partition, replicas: tuple[int, ...]) -> Partition
 
 
 def completed(partition: Partition) -> Partition | None:
-    """The partition after its reassignment, if every replica of the target is in sync; None if it is not so."""
+    """Returns the partition after its reassignment if every replica of the target is in sync, else None."""
     if not partition.target or not set(partition.target) <= set(partition.isr):
         return None
     return _with_replicas(partition, partition.target)._replace(adding=(), removing=(), target=())
@@ -172,12 +166,12 @@ def completed(partition: Partition) -> Partition | None:
 def list_reassignments(
     image: ClusterImage, partitions: tuple[tuple[str, int], ...] | None = None
 ) -> tuple[Reassignment, ...]:
-    """Those under way, all or of the partitions named; what is not under way is not listed."""
-    wanted = None if partitions is None else set(partitions)
+    """Lists the reassignments in progress, of all or of the named partitions."""
+    names = None if partitions is None else set(partitions)
     found = []
-    for topic_id, number, partition in image.partitions_reassigning():
+    for topic_id, number, partition in image.indexed(image.reassigning):
         name = image.topics[topic_id].name
-        if wanted is None or (name, number) in wanted:
+        if names is None or (name, number) in names:
             found.append(
                 Reassignment(
                     topic=name,
@@ -197,7 +191,7 @@ def list_reassignments(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowInternalTopics:
-    """The controller's own round, after brokers have registered: internal topics get up to three replicas."""
+    """The controller's own: internal topics get up to three replicas once enough brokers are registered."""
 
     partitions_max: int = GROWN_PER_ROUND_MAX
 
@@ -221,19 +215,19 @@ def grow_internal_topics(image: ClusterImage, request: GrowInternalTopics, _cont
 
 
 def _grown(image: ClusterImage, partition: Partition) -> tuple[int, ...] | None:
-    """The replicas with more behind them: on other racks first, then where the fewest replicas are."""
+    """Returns the replicas followed by new ones: on other racks first, then on brokers with the fewest replicas."""
     missing = INTERNAL_REPLICAS - len(partition.replicas)
     if missing <= 0 or partition.is_reassigning:
         return None
     chosen = list(partition.replicas)
-    sites = [
-        Site(broker.broker, broker.rack, image.replica_count(broker.broker))
+    usable = [
+        UsableBroker(broker.broker, broker.rack, image.replica_count(broker.broker))
         for broker in image.live_brokers()
         if not broker.draining and broker.broker not in chosen
     ]
-    for _ in range(min(missing, len(sites))):
+    for _ in range(min(missing, len(usable))):
         racks = Counter(image.brokers[broker].rack for broker in chosen)
-        best = min(rack_alternating(sites), key=lambda site: (racks[site.rack], site.replicas))
-        sites.remove(best)
+        best = min(alternate_racks(usable), key=lambda broker: (racks[broker.rack], broker.replicas))
+        usable.remove(best)
         chosen.append(best.broker)
     return tuple(chosen) if len(chosen) > len(partition.replicas) else None

@@ -1,39 +1,39 @@
-"""The records of `__cluster_metadata`: the only way in which the cluster's state changes.
+"""The records of `__cluster_metadata`; the cluster's state changes only by them. Pure.
 
-One Raft entry holds one decision: a list of records that apply together. On the wire and on disk a record is msgpack
+One Raft entry holds one decision: a list of records that apply together. Encoded, a record is msgpack
 
     [type: int, version: int, {field id: value}]
 
-Field ids are small ints, fixed for ever by the order of the fields of a class (a field is only ever added at the end,
-with a default). A reader keeps fields that it does not know (`extra`) and writes them back, and keeps records of types
-that it does not know as `UnknownRecord`, so that an older and a newer node can share a log and a snapshot (R14). New
-types are written only when `metadata.version` allows them.
+Field ids are small ints, fixed by the order of the fields of a class (fields are only added at the end, with a
+default). A reader keeps unknown fields (`extra`) and writes them back, and keeps records of unknown types as
+`UnknownRecord`, so that an older and a newer node can share a log and a snapshot. New types are written only when
+`metadata.version` allows them.
 
-A decision that is too large for one entry stands between `BeginDecision` and `EndDecision`: nothing of it shows before
-the end, and a new leader that finds one open drops it with `AbortDecision`.
+A decision that is too large for one entry is written between `BeginDecision` and `EndDecision`: nothing of it applies
+before the end, and a new leader that finds an open one aborts it with `AbortDecision`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 from uuid import UUID
 
 import msgpack
 
 from tidelog.model.errors import CorruptStateError
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_steps
 
 NO_LEADER = -1
 DECISION_BYTES_MAX = 8 << 20
 RECORDS_MAX = 1 << 20
 RECORDS_PER_STEP = 250
-"""So many are read, applied or compared in one turn of the event loop: some 5 ms."""
+"""Records decoded, applied or compared in one turn of the event loop: some 5 ms."""
 
-Extra = tuple[tuple[int, Any], ...]
+UnknownFields = tuple[tuple[int, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class Record:
     TYPE: ClassVar[int] = -1
     VERSION: ClassVar[int] = 0
 
-    extra: Extra = ()
-    """Fields of a newer version, kept as they came."""
+    extra: UnknownFields = ()
+    """Fields of a newer version, kept unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownRecord(Record):
-    """A record of a type that this version does not know, kept as it came."""
+    """A record of an unknown type, kept unchanged."""
 
     type: int
     version: int
@@ -57,45 +57,44 @@ class UnknownRecord(Record):
 
 
 _TYPES: dict[int, type[Record]] = {}
-R = TypeVar("R", bound=type[Record])
+R = TypeVar("R", bound=Record)
 
 
-def _record(number: int) -> Any:
-    def register(cls: R) -> R:
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def _record(number: int) -> Callable[[type[R]], type[R]]:
+    """A dataclass for the records of this type."""
+
+    def register(cls: type[R]) -> type[R]:
         assert number not in _TYPES, "record types are used once, for ever"
-        cls.TYPE = number
-        _TYPES[number] = cls
-        return cls
+        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        made.TYPE = number
+        _TYPES[number] = made
+        return made
 
     return register
 
 
 @_record(0)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoOp(Record):
-    """Changes nothing; keeps the log moving so that tails can tell silence from being up to date."""
+    """Changes nothing; keeps the log moving so that tails can distinguish silence from being up to date."""
 
 
 @_record(1)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BeginDecision(Record):
     name: str = ""
 
 
 @_record(2)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndDecision(Record):
     pass
 
 
 @_record(3)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AbortDecision(Record):
     reason: str = ""
 
 
 @_record(4)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLevel(Record):
     """A feature is at this level from here on; level 0 removes it."""
 
@@ -104,7 +103,6 @@ class FeatureLevel(Record):
 
 
 @_record(5)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterBroker(Record):
     """A new incarnation of a broker. It begins fenced; its epoch rises with every incarnation."""
 
@@ -120,16 +118,14 @@ class RegisterBroker(Record):
 
 
 @_record(6)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterBroker(Record):
     broker: int
     broker_epoch: int
 
 
 @_record(7)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeBroker(Record):
-    """None leaves a field as it is."""
+    """None leaves a field unchanged."""
 
     broker: int
     broker_epoch: int
@@ -137,20 +133,18 @@ class ChangeBroker(Record):
     in_controlled_shutdown: bool | None = None
     draining: bool | None = None
     offline: tuple[UUID, ...] | None = None
-    """Log directories that failed or stand still: nothing in them leads or is in sync."""
+    """Log directories that failed or stall: replicas there neither lead nor are in sync."""
     full: tuple[UUID, ...] | None = None
-    """Log directories without room for appends: they can be read."""
+    """Log directories without space for appends: readable."""
 
 
 @_record(8)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic(Record):
     topic_id: UUID
     name: str
 
 
 @_record(9)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTopic(Record):
     """The topic and its partitions, configs included."""
 
@@ -158,13 +152,12 @@ class RemoveTopic(Record):
 
 
 @_record(10)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePartition(Record):
     topic_id: UUID
     partition: int
     replicas: tuple[int, ...]
     directories: tuple[UUID, ...]
-    """The log directory of each replica; the nil UUID where the broker has not said yet."""
+    """The log directory of each replica; the nil UUID until the broker reports it."""
     isr: tuple[int, ...]
     leader: int
     leader_epoch: int = 0
@@ -175,17 +168,16 @@ class CreatePartition(Record):
     removing: tuple[int, ...] = ()
     start_offset: int = 0
     target: tuple[int, ...] = ()
-    """Where a reassignment under way leads, in order; until then `replicas` is the old list with `adding` behind it."""
+    """The target of a reassignment, in order; until it completes, `replicas` is the old list followed by `adding`."""
     recovering: tuple[int, ...] = ()
-    """Replicas whose log is not open yet in this life of their broker: neither in sync nor to be elected until then."""
+    """Replicas whose log is not open yet in this incarnation of their broker: neither in sync nor electable."""
     unclean_epoch: int = -1
     """The leader epoch of the last unclean election; -1: there was none."""
 
 
 @_record(11)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePartition(Record):
-    """None leaves a field as it is. The partition epoch rises by one with every change; the leader epoch is given."""
+    """None leaves a field unchanged. Every change raises the partition epoch by one; the leader epoch is explicit."""
 
     topic_id: UUID
     partition: int
@@ -204,9 +196,8 @@ class ChangePartition(Record):
 
 
 @_record(12)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetConfig(Record):
-    """One key of one resource; a value of None goes back to the default."""
+    """One key of one resource; None restores the default."""
 
     resource_type: str
     """`cluster`, `broker` or `topic`."""
@@ -216,7 +207,6 @@ class SetConfig(Record):
 
 
 @_record(13)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetQuota(Record):
     entity: tuple[tuple[str, str | None], ...]
     """(`user` | `client-id` | `ip`, name or None for the default), sorted."""
@@ -225,7 +215,6 @@ class SetQuota(Record):
 
 
 @_record(14)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetUser(Record):
     """A SCRAM credential; an empty salt removes it."""
 
@@ -238,7 +227,6 @@ class SetUser(Record):
 
 
 @_record(15)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateAcl(Record):
     acl_id: UUID
     resource_type: str
@@ -251,15 +239,13 @@ class CreateAcl(Record):
 
 
 @_record(16)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveAcl(Record):
     acl_id: UUID
 
 
 @_record(17)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateProducerIds(Record):
-    """Producer ids below `next_producer_id` are handed out; the block went to this broker."""
+    """Producer ids below `next_producer_id` are allocated; the last block went to this broker."""
 
     broker: int
     broker_epoch: int
@@ -294,7 +280,7 @@ def _pack_default(value: object) -> msgpack.ExtType:
 
 @lru_cache(maxsize=1 << 16)
 def _uuid(data: bytes) -> UUID:
-    # Equal ids share one object: 100,000 partitions name the same few directories and topics.
+    # Equal ids share one object: 100,000 partitions use the same few directories and topics.
     return UUID(bytes=data)
 
 
@@ -323,13 +309,13 @@ def _unpack(data: bytes) -> Any:
 
 
 def encode_records(records: Iterable[Record]) -> bytes:
-    """One decision as bytes."""
+    """Encodes one decision."""
     return bytes(msgpack.packb([_as_list(record) for record in records], default=_pack_default))
 
 
 def decode_records(data: bytes) -> tuple[Record, ...]:
-    """The decision in one entry; `CorruptStateError` if it is not one."""
-    return at_once(decode_steps(data))
+    """Decodes the decision of one entry; raises `CorruptStateError`."""
+    return run_steps(decode_steps(data))
 
 
 def decode_steps(data: bytes) -> Steps[tuple[Record, ...]]:
@@ -337,15 +323,15 @@ def decode_steps(data: bytes) -> Steps[tuple[Record, ...]]:
     try:
         raw = _unpack(data)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise CorruptStateError(f"metadata records cannot be read: {error}") from error
+        raise CorruptStateError(f"metadata records are unreadable: {error}") from error
     if not isinstance(raw, tuple) or len(raw) > RECORDS_MAX:
         raise CorruptStateError("a metadata entry is a list of records")
-    found: list[Record] = []
+    records: list[Record] = []
     for at in range(0, len(raw), RECORDS_PER_STEP):
         if at:
             yield
-        found += map(_from_raw, raw[at : at + RECORDS_PER_STEP])
-    return tuple(found)
+        records += map(_from_raw, raw[at : at + RECORDS_PER_STEP])
+    return tuple(records)
 
 
 def _from_raw(item: Any) -> Record:
@@ -378,7 +364,7 @@ def _from_raw(item: Any) -> Record:
 
 
 def split_decision(records: Sequence[Record], *, name: str, bytes_max: int = DECISION_BYTES_MAX) -> list[bytes]:
-    """The entries of one decision: one if it fits, else parts between begin and end."""
+    """Returns the entries of one decision: one if it fits, else parts between begin and end."""
     whole = encode_records(records)
     if len(whole) <= bytes_max:
         return [whole]

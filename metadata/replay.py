@@ -1,42 +1,40 @@
-"""From log entries to images: the way in which every node, leader or not, live or after a restart, gets its state.
+"""Replays log entries into images, on every node, after a restart as in operation. Pure.
 
     Replay(image)
       .apply([record, ...])        an entry with a whole decision: a new image
-      .apply([BeginDecision])      a large one begins: nothing shows
-      .apply([record, ...]) ...    kept
-      .apply([EndDecision])        all of it shows at once
-      .apply([AbortDecision])      none of it ever does
+      .apply([BeginDecision])      a large decision begins: the image stays
+      .apply([record, ...]) ...    kept as pending
+      .apply([EndDecision])        all of it is applied at once
+      .apply([AbortDecision])      none of it is
 
-A snapshot that is taken in between carries what is kept (`pending`), so that the rest of the log still fits on it.
+A snapshot in between contains the pending records, so that the rest of the log continues it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.records import RECORDS_PER_STEP, AbortDecision, BeginDecision, EndDecision, Record
 from tidelog.model.errors import CorruptStateError
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_steps
 
 
 class Replay:
-    """`image` is the state after all whole decisions so far."""
+    """`image` is the state after all complete decisions so far."""
 
     __slots__ = ("image", "pending")
 
     def __init__(self, image: ClusterImage, pending: tuple[Record, ...] | None = None) -> None:
         self.image = image
         self.pending: list[Record] | None = None if pending is None else list(pending)
-        """The records of a decision that has begun and not ended; None if there is none."""
+        """The records of an open decision; None if there is none."""
 
     @property
     def is_open(self) -> bool:
         return self.pending is not None
 
     def apply(self, records: Iterable[Record]) -> ClusterImage:
-        """One entry of the log."""
-        return at_once(self.apply_steps(records))
+        """Applies one entry of the log."""
+        return run_steps(self.apply_steps(records))
 
     def apply_steps(self, records: Iterable[Record]) -> Steps[ClusterImage]:
         """`apply`, in steps of `RECORDS_PER_STEP`. `image` changes with the last one."""

@@ -1,13 +1,13 @@
-"""Requests and replies of the controller as bytes.
+"""Encodes requests and replies of the controller. Pure.
 
     [message type: int, {field id: value}]      msgpack; a nested value is {field id: value} too
 
-Field ids are the order of the fields of a class, for ever: a field is only added at the end, with a default. A field
-with its default is not sent; one that this version does not know would change what is asked, so it is refused
-(UNSUPPORTED_VERSION), as is a message type that it does not know. Everything that is read is checked against the
-field's type and against bounds, before anything is decided: what does not fit is INVALID_REQUEST and says where.
+Field ids are the order of the fields of a class, for ever: fields are only added at the end, with a default. A field
+with its default is not sent. An unknown field would change the meaning of a request, so it is rejected
+(UNSUPPORTED_VERSION), as is an unknown message type. Decoding checks everything against the field's type and bounds,
+before anything is decided: an invalid value is INVALID_REQUEST and names the field.
 
-A refusal travels as a message of type 0: the catalogue's error name and the sentence.
+An error is a message of type 0: the catalogue's error name and the message.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import msgpack
 
 from tidelog.metadata import (
-    access,
+    acls,
     brokers,
+    config_changes,
     decision,
-    describe,
-    losses,
+    features,
+    lost_replicas,
     partitions,
+    producer_ids,
+    queries,
+    quotas,
     reassignments,
-    recoveries,
-    settings,
+    recovering_replicas,
     topics,
+    users,
 )
 from tidelog.model.errors import ErrorCode, InvalidRequestError, RemoteError, TidelogError, UnsupportedVersionError
 
@@ -41,7 +45,8 @@ TEXT_LENGTH_MAX = 65_536
 BYTES_MAX = 65_536
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
-_REFUSAL = 0
+M = TypeVar("M")
+_ERROR = 0
 REQUESTS: dict[int, type[Any]] = {
     1: brokers.Register,
     2: brokers.Heartbeat,
@@ -51,33 +56,33 @@ REQUESTS: dict[int, type[Any]] = {
     6: topics.CreateTopics,
     7: topics.DeleteTopics,
     8: topics.AddPartitions,
-    9: topics.Trim,
+    9: topics.AdvanceLogStart,
     10: partitions.AlterPartition,
     11: partitions.ElectLeaders,
     12: partitions.BalanceLeaders,
     13: partitions.AssignDirectories,
     14: reassignments.AlterReassignments,
     15: reassignments.GrowInternalTopics,
-    16: settings.AlterConfigs,
-    17: settings.AlterQuotas,
-    18: settings.AllocateProducerIdBlock,
-    19: settings.UpdateFeatures,
-    20: access.AlterUsers,
-    21: access.CreateAcls,
-    22: access.DeleteAcls,
-    23: losses.ReportLost,
-    24: partitions.FindLeaders,
-    25: recoveries.ReportOpen,
+    16: config_changes.AlterConfigs,
+    17: quotas.AlterQuotas,
+    18: producer_ids.AllocateProducerIdBlock,
+    19: features.UpdateFeatures,
+    20: users.AlterUsers,
+    21: acls.CreateAcls,
+    22: acls.DeleteAcls,
+    23: lost_replicas.ReplicasLost,
+    24: partitions.ElectMissingLeaders,
+    25: recovering_replicas.ReplicasRecovered,
     26: partitions.ReportLogEnds,
-    40: describe.DescribeTopics,
-    41: describe.DescribeBrokers,
-    42: describe.DescribeConfigs,
-    43: describe.ListReassignments,
-    44: describe.DescribeAcls,
-    45: describe.DescribeQuotas,
-    46: describe.DescribeUsers,
-    47: describe.DescribeFeatures,
-    48: describe.FindTopics,
+    40: queries.DescribeTopics,
+    41: queries.DescribeBrokers,
+    42: queries.DescribeConfigs,
+    43: queries.ListReassignments,
+    44: queries.DescribeAcls,
+    45: queries.DescribeQuotas,
+    46: queries.DescribeUsers,
+    47: queries.DescribeFeatures,
+    48: queries.FindTopics,
 }
 REPLIES: dict[int, type[Any]] = {
     1: brokers.Registered,
@@ -85,21 +90,21 @@ REPLIES: dict[int, type[Any]] = {
     3: decision.Done,
     4: brokers.Drained,
     5: topics.CreatedTopics,
-    6: topics.Outcomes,
+    6: decision.Outcomes,
     7: partitions.AlteredPartitions,
-    8: partitions.Balanced,
-    9: settings.ProducerIdBlock,
-    10: access.DeletedAcls,
-    11: losses.ReportedLost,
-    40: describe.DescribedTopics,
-    41: describe.DescribedBrokers,
-    42: describe.DescribedConfigs,
-    43: describe.ListedReassignments,
-    44: describe.DescribedAcls,
-    45: describe.DescribedQuotas,
-    46: describe.DescribedUsers,
-    47: describe.DescribedFeatures,
-    48: describe.FoundTopics,
+    8: partitions.LeadersMoved,
+    9: producer_ids.ProducerIdBlock,
+    10: acls.DeletedAcls,
+    11: lost_replicas.ReportedLost,
+    40: queries.DescribedTopics,
+    41: queries.DescribedBrokers,
+    42: queries.DescribedConfigs,
+    43: queries.ListedReassignments,
+    44: queries.DescribedAcls,
+    45: queries.DescribedQuotas,
+    46: queries.DescribedUsers,
+    47: queries.DescribedFeatures,
+    48: queries.FoundTopics,
 }
 _UUID_EXT = 1
 
@@ -116,7 +121,7 @@ class _MisfitError(Exception):
 
 _AS_IT_IS = frozenset({int, str, bytes, bool, float, type(None)})
 _FIELDS: dict[type, tuple[tuple[int, str, Any], ...]] = {}
-"""(number, name, default) of the fields of each dataclass that was met."""
+"""(number, name, default) of the fields of each dataclass seen so far."""
 
 
 def _plain(value: Any) -> Any:
@@ -147,7 +152,7 @@ _READERS: dict[Any, Reader] = {}
 
 
 def _reader(hint: Any) -> Reader:
-    """The function that checks and converts a value of this type; made once for each type."""
+    """Returns the function that checks and converts a value of this type; created once for each type."""
     found = _READERS.get(hint)
     if found is None:
         found = _READERS[hint] = _made_reader(hint)
@@ -168,7 +173,7 @@ def _made_reader(hint: Any) -> Reader:
         assert len(choices) == 1, f"{hint} is not one type or None"
         inner = _reader(choices[0])
         return lambda value, path: None if value is None else inner(value, path)
-    assert isinstance(hint, type) and dataclasses.is_dataclass(hint), f"{hint} cannot travel"  # noqa: PT018
+    assert isinstance(hint, type) and dataclasses.is_dataclass(hint), f"{hint} has no wire form"  # noqa: PT018
     return _class_reader(hint)
 
 
@@ -299,7 +304,7 @@ def encode_request(request: object) -> bytes:
 
 
 def decode_request(data: bytes) -> Any:
-    """A request or question; `InvalidRequestError` or `UnsupportedVersionError` if it is none of this version's."""
+    """Decodes a request or query; raises `InvalidRequestError` or `UnsupportedVersionError`."""
     number, fields = _unpack(data, REQUEST_BYTES_MAX)
     cls = REQUESTS.get(number)
     if cls is None:
@@ -311,17 +316,17 @@ def decode_request(data: bytes) -> Any:
 
 
 def encode_reply(reply: object) -> bytes:
-    """A reply, or the error that was raised instead of one."""
+    """Encodes a reply, or the error that was raised instead of one."""
     if isinstance(reply, TidelogError):
-        return bytes(msgpack.packb([_REFUSAL, [reply.code.name, str(reply)]]))
+        return bytes(msgpack.packb([_ERROR, [reply.code.name, str(reply)]]))
     return bytes(msgpack.packb([_REPLY_NUMBERS[type(reply)], _plain(reply)]))
 
 
 def decode_reply(data: bytes) -> Any:
-    """The reply; raises `RemoteError` if the request was refused."""
+    """Decodes a reply; raises `RemoteError` if the request was rejected."""
     number, fields = _unpack(data, REPLY_BYTES_MAX)
     try:
-        if number == _REFUSAL:
+        if number == _ERROR:
             name, message = _row_reader([_text, _text])(fields, "")
             raise RemoteError(message, code=_error_code(name, ""))
         cls = REPLIES.get(number)
@@ -330,3 +335,100 @@ def decode_reply(data: bytes) -> Any:
         return _reader(cls)(fields, "")
     except _MisfitError as error:
         raise InvalidRequestError(f"reply {number}: {error}") from None
+
+
+# Messages between services of two nodes: the name of the call selects the class.
+
+
+def encode_message(message: object) -> bytes:
+    """Encode any dataclass whose fields have types that requests may have."""
+    return bytes(msgpack.packb(_plain(message)))
+
+
+def decode_message(cls: type[M], data: bytes, *, bytes_max: int = REPLY_BYTES_MAX) -> M:
+    """Return the dataclass; raises `InvalidRequestError` or `UnsupportedVersionError` as `decode_request` does."""
+    if len(data) > bytes_max:
+        raise InvalidRequestError(f"{cls.__name__}: {len(data)} bytes; at most {bytes_max} are allowed")
+    try:
+        raw = msgpack.unpackb(data, strict_map_key=False, ext_hook=_unpack_ext)
+        message: M = _reader(cls)(raw, "")
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise InvalidRequestError(f"{cls.__name__} cannot be decoded: {error or type(error).__name__}") from error
+    except _MisfitError as error:
+        raise InvalidRequestError(f"{cls.__name__}: {error}") from None
+    return message
+
+
+# The checks of the wire for a request that is not encoded.
+
+Check = Callable[[Any, str], int]
+"""Raises `_MisfitError`; returns about how many bytes the value takes when it is encoded."""
+_CHECKS: dict[Any, Check] = {}
+
+
+def check_request(request: object) -> None:
+    """Raise the `InvalidRequestError` that `decode_request` would raise for this request."""
+    name = type(request).__name__
+    try:
+        size = _check(type(request))(request, "")
+    except _MisfitError as error:
+        raise InvalidRequestError(f"{name}: {error}") from None
+    if size > REQUEST_BYTES_MAX:
+        raise InvalidRequestError(f"a message of {size} bytes: at most {REQUEST_BYTES_MAX}")
+
+
+def _check(hint: Any) -> Check:
+    """The function that checks a value of this type; made once for each type."""
+    check = _CHECKS.get(hint)
+    if check is None:
+        check = _CHECKS[hint] = _made_check(hint)
+    return check
+
+
+def _made_check(hint: Any) -> Check:
+    if hint in _PRIMITIVES:
+        return _primitive_check(_PRIMITIVES[hint])
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        is_list = len(arguments) == 2 and arguments[1] is Ellipsis
+        return _list_check(_check(arguments[0])) if is_list else _row_check([_check(item) for item in arguments])
+    if origin in (Union, types.UnionType):
+        inner = _check(next(choice for choice in arguments if choice is not type(None)))
+        return lambda value, path: 1 if value is None else inner(value, path)
+    hints = get_type_hints(hint)
+    return _fields_check(hint, [(field.name, _check(hints[field.name])) for field in dataclasses.fields(hint)])
+
+
+def _primitive_check(read: Reader) -> Check:
+    def check(value: Any, path: str) -> int:
+        read(value.name if isinstance(value, ErrorCode) else value, path)
+        return 1 + (len(value) if isinstance(value, str | bytes) else 0)
+
+    return check
+
+
+def _list_check(item: Check) -> Check:
+    def check(value: Any, path: str) -> int:
+        if type(value) is not tuple or len(value) > ITEMS_MAX:
+            raise _MisfitError(path, f"a list of at most {ITEMS_MAX} is needed")
+        return 1 + sum(item(entry, f"{path}[{number}]") for number, entry in enumerate(value))
+
+    return check
+
+
+def _row_check(items: list[Check]) -> Check:
+    def check(value: Any, path: str) -> int:
+        if type(value) is not tuple or len(value) != len(items):
+            raise _MisfitError(path, f"a list of {len(items)} is needed")
+        return 1 + sum(item(entry, f"{path}[{at}]") for at, (item, entry) in enumerate(zip(items, value, strict=True)))
+
+    return check
+
+
+def _fields_check(cls: type[Any], fields: list[tuple[str, Check]]) -> Check:
+    def check(value: Any, path: str) -> int:
+        if type(value) is not cls:
+            raise _MisfitError(path, f"the fields of {cls.__name__} are needed")
+        return 1 + sum(item(getattr(value, name), f"{path}.{name}") for name, item in fields)
+
+    return check

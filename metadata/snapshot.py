@@ -1,4 +1,4 @@
-"""An image as bytes and back: the records that make it, in chunks that are small, checked and chained.
+"""Encodes an image as bytes: its records, in small chunks with chained CRCs. Pure.
 
     +----------------+--------+------+---------------------------------+
     | payload length | CRC    | kind | payload                         |   one chunk
@@ -7,12 +7,12 @@
                                      | kind 2: [chunks, records]       |   the last one
                                      +---------------------------------+
 
-The CRC-32C covers kind and payload, and goes on from the CRC of the chunk before: a chunk that is damaged, missing,
-doubled or out of place is noticed, and so is an end that is not the end (R19). What cannot be read is an error of the
-reader's copy; it never makes an image, and nothing is deleted for it.
+The CRC-32C covers kind and payload, and continues from the CRC of the chunk before: a chunk that is damaged, missing,
+duplicated or out of order is detected, and so is a missing end. An unreadable snapshot is an error of the
+reader's copy; it never produces an image, and nothing is deleted for it.
 
-The records are those of the log, so an older and a newer version read each other's snapshots: records and fields that a
-version does not know are in the image (`unknown`, `extras`) and come out as they went in (R14).
+The records are those of the log, so older and newer versions read each other's snapshots: unknown records and fields
+are in the image (`unknown`, `unknown_fields`) and are written back unchanged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from crc32c import crc32c
 
 from tidelog.metadata import records as r
 from tidelog.metadata.image import ClusterImage, Partition
-from tidelog.metadata.records import BeginDecision, Extra, Record, decode_records, encode_records
+from tidelog.metadata.records import BeginDecision, Record, UnknownFields, decode_records, encode_records
 from tidelog.model.errors import CorruptStateError
 from tidelog.model.maps import sorted_items
 
 MAGIC = b"tidelog image"
 VERSION = 1
 RECORDS_PER_CHUNK = 1024
-"""Also the slice in which a snapshot is read back where others wait for their turn: some 15 ms."""
+"""Also the slice size for reading a snapshot on the event loop: some 15 ms."""
 CHUNK_BYTES_MAX = 64 << 20
 _FRAME = struct.Struct(">II")
 _HEADER, RECORDS, _END = b"\0", b"\1", b"\2"
@@ -44,18 +44,18 @@ _HEADER, RECORDS, _END = b"\0", b"\1", b"\2"
 class Snapshot:
     image: ClusterImage
     pending: tuple[Record, ...] | None = None
-    """The records of a decision that had begun and not ended."""
+    """The records of an open decision."""
 
 
 # Image to records.
 
 
 def image_records(image: ClusterImage) -> Iterator[Record]:
-    """Records that make this image of an empty one, in an order that does not depend on hashes."""
-    extras = image.extras
+    """Yields the records that produce this image from an empty one, in an order that does not depend on hashes."""
+    unknown_fields = image.unknown_fields
 
-    def extra(*key: object) -> Extra:
-        return extras.get(key, ()) if extras else ()
+    def extra(*key: object) -> UnknownFields:
+        return unknown_fields.get(key, ()) if unknown_fields else ()
 
     for name, level in sorted_items(image.features):
         yield r.FeatureLevel(name=name, level=level, extra=extra(r.FeatureLevel.TYPE, name))
@@ -104,9 +104,9 @@ def _broker_records(image: ClusterImage) -> Iterator[Record]:
             rack=broker.rack,
             directories=broker.directories,
             features=broker.features,
-            extra=image.extras.get((r.RegisterBroker.TYPE, number), ()),
+            extra=image.unknown_fields.get((r.RegisterBroker.TYPE, number), ()),
         )
-        kept = image.extras.get((r.ChangeBroker.TYPE, number), ())
+        kept = image.unknown_fields.get((r.ChangeBroker.TYPE, number), ())
         state = (broker.fenced, broker.in_controlled_shutdown, broker.draining, broker.offline, broker.full)
         if state != (True, False, False, (), ()) or kept:
             yield r.ChangeBroker(
@@ -122,11 +122,11 @@ def _broker_records(image: ClusterImage) -> Iterator[Record]:
 
 
 def _partition_records(image: ClusterImage, topic_id: UUID, number: int, partition: Partition) -> Iterator[Record]:
-    made: Extra = ()
-    changed: Extra = ()
-    if image.extras:
-        made = image.extras.get((r.CreatePartition.TYPE, topic_id, number), ())
-        changed = image.extras.get((r.ChangePartition.TYPE, topic_id, number), ())
+    made: UnknownFields = ()
+    changed: UnknownFields = ()
+    if image.unknown_fields:
+        made = image.unknown_fields.get((r.CreatePartition.TYPE, topic_id, number), ())
+        changed = image.unknown_fields.get((r.ChangePartition.TYPE, topic_id, number), ())
     yield r.CreatePartition(
         topic_id=topic_id,
         partition=number,
@@ -159,7 +159,7 @@ def _chunk(kind: bytes, payload: bytes, crc: int) -> tuple[bytes, int]:
 
 
 def encode_snapshot(image: ClusterImage, pending: Iterable[Record] | None = None) -> Iterator[bytes]:
-    """The snapshot chunk by chunk; joined they are what `decode_snapshot` reads."""
+    """Yields the snapshot chunk by chunk; joined they are what `decode_snapshot` reads."""
     chunk, crc = _chunk(_HEADER, MAGIC + bytes([VERSION]), 0)
     yield chunk
     chunks = records = 0
@@ -186,12 +186,12 @@ def encode_snapshot(image: ClusterImage, pending: Iterable[Record] | None = None
 
 
 def snapshot_bytes(image: ClusterImage, pending: tuple[Record, ...] | None = None) -> bytes:
-    """The whole of it; for work in another process (`raft.state_machine.SnapshotJob`)."""
+    """Returns the whole snapshot; for work in another process (`raft.state_machine.SnapshotJob`)."""
     return b"".join(encode_snapshot(image, pending))
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(kind, payload) of each chunk, checked; `CorruptStateError` at the first that is not sound."""
+    """Yields (kind, payload) of each chunk, checked; `CorruptStateError` at the first invalid one."""
     view = memoryview(data)
     position, crc = 0, 0
     while position < len(view):
@@ -211,7 +211,7 @@ def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 class SnapshotReader:
-    """Takes the chunks of a snapshot one by one: `take` each in order, then `finish`."""
+    """Reads the chunks of a snapshot one by one: `take` each in order, then `finish`."""
 
     __slots__ = ("_chunks", "_has_begun", "_has_ended", "_image", "_pending", "_records")
 
@@ -223,7 +223,7 @@ class SnapshotReader:
 
     def take(self, kind: bytes, payload: bytes) -> None:
         if self._has_ended:
-            raise CorruptStateError("metadata snapshot goes on after its end")
+            raise CorruptStateError("metadata snapshot continues after its end")
         if not self._has_begun:
             if kind != _HEADER or payload[:-1] != MAGIC or payload[-1] != VERSION:
                 raise CorruptStateError("not a metadata snapshot of a known version")
@@ -255,7 +255,7 @@ class SnapshotReader:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """The image in a snapshot; `CorruptStateError` if any of it is damaged or missing."""
+    """Decodes a snapshot; raises `CorruptStateError` if any of it is damaged or missing."""
     reader = SnapshotReader()
     for kind, payload in chunks(data):
         reader.take(kind, payload)
@@ -266,4 +266,4 @@ def _applied(image: ClusterImage, records: tuple[Record, ...]) -> ClusterImage:
     try:
         return image.apply_all(records)
     except (KeyError, AssertionError, TypeError, AttributeError, IndexError) as error:
-        raise CorruptStateError(f"the records of a metadata snapshot do not fit together: {error!r}") from error
+        raise CorruptStateError(f"the records of a metadata snapshot are inconsistent: {error!r}") from error

@@ -1,4 +1,4 @@
-"""A broker's own copy of the cluster's metadata: committed records from any controller, on disk, handed on as deltas.
+"""A broker's copy of the cluster metadata: committed records from any controller, kept on disk, published as deltas.
 
     controllers --raft-tail--> RaftObserver --> MetadataTail --> image, and subscribers(delta, older, newer) in order
                                                     |
@@ -7,23 +7,22 @@
                                 <offset>.tail              entries from there on: frames of length, CRC-32C, msgpack
                                                            [offset, epoch, kind, data]; written, not synced
 
-A restart reads the newest sound snapshot and the frames that continue it, and asks only for what is new. What a loss of
-power takes from the tail files is fetched again; a damaged file ends what is read, and is no error: every controller
-has it all. A snapshot is taken in the background when the frames behind the last one are many.
+A restart reads the newest sound snapshot and the frames that continue it, and fetches only what is new. What a power
+loss takes from the tail files is fetched again; a damaged file ends the read and is no error: every controller has it
+all. A snapshot is taken in the background when there are many frames after the last one.
 
-The copy is there to start from. On a full disk it falls behind and the image does not: frames that find no room, and
-all that follow, are not written, until there is room for a snapshot.
+On a full disk the copy falls behind and the image does not: frames without space, and all that follow, are not written
+until there is space for a snapshot.
 
-Large decisions are read, applied and compared in slices before anything shows (`prepare`): the image changes at once,
-with the last of them. A subscriber is called on the event loop and returns quickly; an exception of one stops the tail
-(our own error).
+Large decisions are decoded, applied and compared in slices before they are visible (`prepare`): the image changes at
+once, with the last slice. Subscribers run on the event loop and return quickly; an exception of one stops the tail (a
+bug).
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from random import Random
 from struct import Struct
@@ -33,10 +32,10 @@ from crc32c import crc32c
 
 from tidelog.metadata.delta import ImageDelta, delta_between, delta_steps
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.loading import SnapshotLoader
 from tidelog.metadata.records import Record, decode_records, decode_steps
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.snapshot import snapshot_bytes
+from tidelog.metadata.snapshot_loader import SnapshotLoader
 from tidelog.model.errors import CorruptStateError, DiskFullError, WorkFailedError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.model.steps import Steps
@@ -46,16 +45,17 @@ from tidelog.raft.observer import ObserverConfig, RaftObserver
 from tidelog.raft.snapshots import SnapshotFiles
 from tidelog.raft.tail import TailState
 from tidelog.world.disk import Disk, File
+from tidelog.world.slicing import run_in_turns
 from tidelog.world.transport import Transport
 from tidelog.world.work import Work
 
 LOGGER = logging.getLogger(__name__)
 
 SNAPSHOT_BYTES = 4 << 20
-ROOM_WAIT_MIN_S, ROOM_WAIT_MAX_S = 1.0, 30.0
-"""After a snapshot that found no room; it doubles."""
+SPACE_RETRY_MIN_S, SPACE_RETRY_MAX_S = 1.0, 30.0
+"""Backoff after a snapshot without space; doubles."""
 SMALL_BYTES = 16 << 10
-"""Entries of so many bytes are some 150 records: applied on the spot."""
+"""Entries up to this size, some 150 records, are applied in one turn."""
 _FRAME = Struct(">II")
 
 Subscriber = Callable[[ImageDelta, ClusterImage, ClusterImage], None]
@@ -67,19 +67,19 @@ def encode_entry(offset: Offset, entry: Entry) -> bytes:
 
 
 def decode_entries(data: bytes) -> tuple[list[tuple[Offset, Entry]], int]:
-    """The sound frames from the beginning, and how many bytes they take."""
-    found: list[tuple[Offset, Entry]] = []
+    """Returns the sound frames from the beginning, and their size."""
+    entries: list[tuple[Offset, Entry]] = []
     position = 0
     while position + _FRAME.size <= len(data):
         length, crc = _FRAME.unpack_from(data, position)
         payload = data[position + _FRAME.size : position + _FRAME.size + length]
-        # Zeros, which a loss of power may leave, look like an empty frame with a sound CRC.
+        # A power loss may leave zeros, which look like an empty frame with a valid CRC.
         if length == 0 or len(payload) < length or crc32c(payload) != crc:
             break
         offset, epoch, kind, value = msgpack.unpackb(payload)
-        found.append((Offset(offset), Entry(Epoch(epoch), EntryKind(kind), value)))
+        entries.append((Offset(offset), Entry(Epoch(epoch), EntryKind(kind), value)))
         position += _FRAME.size + length
-    return found, position
+    return entries, position
 
 
 def _records_of(entry: Entry) -> tuple[Record, ...]:
@@ -95,7 +95,7 @@ class _Prepared:
 
 
 class MetadataTail:
-    """`open`, then `run` is its task. Implements `raft.state_machine.Follower`."""
+    """`open`, then `run` is its task. Implements `raft.state_machine.CommitListener`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class MetadataTail:
         config: ObserverConfig | None = None,
         snapshot_bytes: int = SNAPSHOT_BYTES,
     ) -> None:
-        """`sources` are the controllers that may be asked."""
+        """`sources` returns the controllers to choose from."""
         self._disk = disk
         self._path = path
         self._work = work
@@ -127,9 +127,9 @@ class MetadataTail:
         """Everything below is in `image`."""
         self.epoch = Epoch(0)
         self.fetched = 0
-        """Entries that came from a controller since `open`."""
+        """Entries fetched since `open`."""
         self.loaded = 0
-        """Snapshots that did."""
+        """Snapshots fetched since `open`."""
         self._current_s: float | None = None
         """When it last had everything that its source knew as committed."""
         self._noted: TailState | None = None
@@ -141,46 +141,47 @@ class MetadataTail:
 
     @property
     def leader(self) -> NodeId | None:
-        """Who leads the controllers, as its source sees it."""
+        """The active controller, as its source reports it."""
         return None if self._observer.state is None else self._observer.state.leader
 
     @property
-    def trouble(self) -> str | None:
-        """Why the controllers cannot be followed, and what to do, if that does not pass by itself."""
-        return self._observer.trouble
+    def unhealthy_reason(self) -> str | None:
+        """Why this broker cannot follow the controllers, and what to do; None while it can."""
+        return self._observer.unhealthy_reason
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Called with every change from now on; with one delta for all that is there already, if there is anything."""
+        """Subscribes to every change from now on; called at once with one delta for the present image, unless it is
+        empty."""
         empty = ClusterImage()
         if self.offset > 0:
             subscriber(delta_between(empty, self.image), empty, self.image)
         self._subscribers.append(subscriber)
 
     def stale_ms(self) -> int | None:
-        """How long ago it last had all that its source knew as committed; None if it never has."""
+        """Time since it last had everything that its source knew as committed; None if it never had."""
         self._note_current()
         if self._current_s is None:
             return None
         return int((asyncio.get_running_loop().time() - self._current_s) * 1000)
 
     def _note_current(self, *, has_news: bool = False) -> None:
-        """What a source says counts for the moment in which it says it, not for as long as it is silent after that."""
+        """Notes a report of the source that this copy is current: staleness is counted from the time of the report."""
         state = self._observer.state
-        is_said_now = has_news or state is not self._noted
+        is_current_report = has_news or state is not self._noted
         self._noted = state
-        if is_said_now and state is not None and state.leader is not None and self.offset >= state.commit:
+        if is_current_report and state is not None and state.leader is not None and self.offset >= state.commit:
             self._current_s = asyncio.get_running_loop().time()
 
     async def until(self, condition: Callable[[ClusterImage], bool]) -> None:
-        """Returns when the image is so."""
+        """Returns when the condition holds for the image."""
         while not condition(self.image):
             self._changed.clear()
             await self._changed.wait()
 
-    # Life.
+    # Life cycle.
 
     async def open(self) -> None:
-        """Read what the last life has left."""
+        """Reads what the last incarnation has stored."""
         self._disk.make_directory(self._path)
         await self._disk.sync_many([], [""])
         self._files.open()
@@ -204,21 +205,18 @@ class MetadataTail:
 
     def _read_tails(self) -> None:
         for _, path in self._tails():
-            file = self._disk.open(path)
-            try:
+            with closing(self._disk.open(path)) as file:
                 entries, _ = decode_entries(file.read(0, file.size))
-            finally:
-                file.close()
             for offset, entry in entries:
                 if offset == self.offset:
                     self._apply(_records_of(entry), entry)
-        # What follows begins a file of its own: the last one may end in the middle of a frame.
+        # New frames go to a new file: the last one may end in the middle of a frame.
         for first, path in self._tails():
             if first >= self.offset:
                 self._disk.remove(path)
 
     async def run(self) -> None:
-        """Follow the controllers; ends by cancellation, or by an error of the disk or of our own, which it raises."""
+        """Follows the controllers; ends by cancellation, or raises a disk error or a bug."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._observer.run())
@@ -227,13 +225,13 @@ class MetadataTail:
             raise errors.exceptions[0] from errors
 
     async def _watch(self) -> None:
-        wait_s = ROOM_WAIT_MIN_S / 2
+        wait_s = SPACE_RETRY_MIN_S / 2
         while True:
             await asyncio.sleep(0.1)
             self._note_current()
             if self._bytes >= self._snapshot_bytes or self._is_behind:
                 await self._take_snapshot()
-                wait_s = min(2 * wait_s, ROOM_WAIT_MAX_S) if self._is_behind else ROOM_WAIT_MIN_S / 2
+                wait_s = min(2 * wait_s, SPACE_RETRY_MAX_S) if self._is_behind else SPACE_RETRY_MIN_S / 2
                 if self._is_behind:
                     await asyncio.sleep(wait_s)
 
@@ -249,20 +247,13 @@ class MetadataTail:
         assert first == self.offset, f"entries from {first} on an image at {self.offset}"
         self._prepared = None
         if self._replay.is_open or sum(len(entry.data) for entry in entries) > SMALL_BYTES:
-            steps = self._prepare(entries)
-            while self._prepared is None:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    self._prepared = end.value
-                else:
-                    await asyncio.sleep(0)
+            self._prepared = await run_in_turns(self._prepare(entries))
 
     def _prepare(self, entries: Sequence[Entry]) -> Steps[_Prepared]:
-        """What `apply` will show, beside what is shown."""
+        """Computes what `apply` will publish, without changing the visible image."""
         pending = self._replay.pending
         replay = Replay(self.image, None if pending is None else tuple(pending))
-        # A large decision names its topics in earlier calls: then everything is compared.
+        # The topics of a large decision are in earlier calls: then everything is compared.
         named: list[Record] | None = None if replay.is_open else []
         for entry in entries:
             if entry.kind is EntryKind.DATA:
@@ -282,16 +273,16 @@ class MetadataTail:
             self._replay = prepared.replay
             self.offset, self.epoch = Offset(first + len(entries)), entries[-1].epoch
             self.fetched += len(entries)
-            self._hand_on(older, None, prepared.delta)
+            self._publish(older, None, prepared.delta)
             return
-        # Read before anything is kept: what cannot be read must not be met again by every life that follows.
+        # Decoded before anything is stored: every later start would fail on an unreadable entry.
         decoded = [_records_of(entry) for entry in entries]
         self._write_entries(first, entries)
         was_open = self._replay.is_open
         for records, entry in zip(decoded, entries, strict=True):
             self._apply(records, entry)
         self.fetched += len(entries)
-        self._hand_on(older, None if was_open else [record for records in decoded for record in records])
+        self._publish(older, None if was_open else [record for records in decoded for record in records])
 
     def _apply(self, records: tuple[Record, ...], entry: Entry) -> None:
         if records:
@@ -302,16 +293,16 @@ class MetadataTail:
         await self._loader.prepare(data)
 
     def load_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
-        found = self._loader.take(data)
+        loaded = self._loader.take(data)
         older = self.image
-        self._replay = Replay(found.image, found.pending)
+        self._replay = Replay(loaded.image, loaded.pending)
         self.offset, self.epoch = snapshot
         self.loaded += 1
         self._end_tail()
-        self._bytes = self._snapshot_bytes  # what lies before it is gone: a snapshot of our own is due
-        self._hand_on(older, None)
+        self._bytes = self._snapshot_bytes  # the frames before it are obsolete: a snapshot is due
+        self._publish(older, None)
 
-    def _hand_on(self, older: ClusterImage, records: list[Record] | None, delta: ImageDelta | None = None) -> None:
+    def _publish(self, older: ClusterImage, records: list[Record] | None, delta: ImageDelta | None = None) -> None:
         newer = self.image
         self._note_current(has_news=True)
         if newer is not older:
@@ -336,7 +327,7 @@ class MetadataTail:
                 self._tail = self._disk.open(path, create=True)
             self._tail.append(*frames)
         except DiskFullError as error:
-            LOGGER.error("offset=%d the copy of the metadata falls behind: %s", first, error)
+            LOGGER.error("the metadata copy falls behind at offset=%d: %s", first, error)
             self._end_tail()
             self._is_behind = True
             return
@@ -350,28 +341,28 @@ class MetadataTail:
     async def _take_snapshot(self) -> None:
         snapshot = SnapshotId(self.offset, self.epoch)
         pending = self._replay.pending
-        was_behind, self._is_behind = self._is_behind, False  # what comes from here on continues the snapshot
+        was_behind, self._is_behind = self._is_behind, False  # later frames continue the snapshot
         self._bytes = 0
         self._end_tail()
         try:
             data = await self._work.run(snapshot_bytes, self.image, None if pending is None else tuple(pending))
         except WorkFailedError as error:
-            # Nothing is lost by it: the frames stay, and half as many again bring the next try.
+            # The frames stay. The next attempt follows when they have grown by half.
             self._bytes += self._snapshot_bytes // 2
             self._is_behind |= was_behind
-            LOGGER.error("metadata snapshot not taken offset=%d, tried again later: %s", snapshot.offset, error)
+            LOGGER.error("metadata snapshot not taken offset=%d, retrying later: %s", snapshot.offset, error)
             return
         try:
             await self._files.write(snapshot, Membership(), data)
         except DiskFullError as error:
             if not was_behind:
-                LOGGER.error("metadata snapshot not taken offset=%d, tried again later: %s", snapshot.offset, error)
-            # The frames from here on continue those before, unless these were not written. To write none is simpler.
+                LOGGER.error("metadata snapshot not taken offset=%d, retrying later: %s", snapshot.offset, error)
+            # No later frame may follow a gap in the file: write none until the next snapshot.
             self._end_tail()
             self._is_behind = True
             return
         if was_behind:
-            LOGGER.info("offset=%d the copy of the metadata is whole again", snapshot.offset)
+            LOGGER.info("the metadata copy is complete again at offset=%d", snapshot.offset)
         await self._files.remove([known for known in self._files.ids if known < snapshot])
         for first, path in self._tails():
             if first < snapshot.offset:

@@ -1,10 +1,8 @@
-"""Topics: create, delete, grow, trim, describe. Requests, and the decisions that answer them.
+"""Topics: create, delete, add partitions, advance log starts. Requests, and the decisions on them. Pure.
 
-A request for several topics answers each by itself. Names are Kafka's: 1 to 249 of `[a-zA-Z0-9._-]`, not `.` or `..`;
-two names that differ only in dots and underscores would be one name in a metric, so the second is refused.
+A request for several topics has one outcome for each. Names are Kafka's: 1 to 249 of `[a-zA-Z0-9._-]`, not `.` or `..`;
+two names that differ only in dots and underscores would be one metric name, so the second is rejected.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter
@@ -15,10 +13,10 @@ from uuid import UUID
 from tidelog.metadata import configs
 from tidelog.metadata.brokers import known_broker
 from tidelog.metadata.config_table import Scope
-from tidelog.metadata.decision import Context, Decision, Draft, Outcome
+from tidelog.metadata.decision import Context, Decision, Draft, Outcomes, each
 from tidelog.metadata.image import NIL, ClusterImage, Partition, Topic, folds
-from tidelog.metadata.leadership import can_serve
-from tidelog.metadata.placement import Site, place
+from tidelog.metadata.partition_changes import can_serve
+from tidelog.metadata.placement import UsableBroker, place_replicas
 from tidelog.metadata.records import ChangePartition, CreatePartition, CreateTopic, Record, RemoveTopic, SetConfig
 from tidelog.model.errors import (
     ErrorCode,
@@ -31,8 +29,8 @@ from tidelog.model.errors import (
     InvalidTopicError,
     PolicyViolationError,
     TidelogError,
+    TopicAlreadyExistsError,
     TopicDeletionDisabledError,
-    TopicExistsError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
@@ -45,7 +43,8 @@ INTERNAL_TOPICS: dict[str, str] = {
     "__consumer_offsets": "offsets.topic.num.partitions",
     "__transaction_state": "transaction.state.log.num.partitions",
 }
-"""Made by the cluster for itself, and the key that says how many partitions they get."""
+"""Internal topics, and the config key of their partition count. The hash of a group id over this count chooses the
+partition that holds the group's state, so the count of an existing topic never changes."""
 INTERNAL_CONFIGS = (("cleanup.policy", "compact"), ("segment.bytes", str(100 << 20)))
 INTERNAL_REPLICAS = 3
 PARTITIONS_PER_REQUEST_MAX = 10_000
@@ -61,7 +60,7 @@ class NewTopic:
     replication_factor: int = -1
     """-1: `default.replication.factor`."""
     assignment: tuple[tuple[int, ...], ...] = ()
-    """Instead of the two numbers: the brokers of each partition from 0 on, preferred leader first."""
+    """Instead of the two numbers: the brokers of each partition, preferred leader first."""
     configs: tuple[tuple[str, str], ...] = ()
 
 
@@ -76,7 +75,7 @@ class CreatedTopic:
     name: str
     error: ErrorCode | None = None
     message: str = ""
-    """What is wrong; or, if it was created, what its owner should know."""
+    """What is wrong; or, if it was created, a hint for its owner."""
     topic_id: UUID = NIL
     partitions: int = -1
     replication_factor: int = -1
@@ -95,22 +94,22 @@ class DeleteTopics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoreOfTopic:
+class NewPartitions:
     name: str
     total: int
-    """Partitions that the topic shall have, all told."""
+    """The new total number of partitions."""
     assignment: tuple[tuple[int, ...], ...] = ()
     """The brokers of each new partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddPartitions:
-    topics: tuple[MoreOfTopic, ...]
+    topics: tuple[NewPartitions, ...]
     validate_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimmedPartition:
+class LogStartAdvance:
     topic_id: UUID
     partition: int
     leader_epoch: int
@@ -118,24 +117,17 @@ class TrimmedPartition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trim:
-    """A leader gives up what lies before an offset (delete-records). It has checked the offset against its high
-    watermark; the image keeps it, so that no later leader serves the records again."""
+class AdvanceLogStart:
+    """A leader deletes records before an offset (DeleteRecords). It has checked the offset against its high watermark;
+    the image keeps it, so that no later leader serves the records again."""
 
     broker: int
     broker_epoch: int
-    partitions: tuple[TrimmedPartition, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes:
-    """How each item of a request ended, in its order."""
-
-    items: tuple[Outcome, ...]
+    partitions: tuple[LogStartAdvance, ...]
 
 
 def check_name(image: ClusterImage, name: str) -> None:
-    """`InvalidTopicError` or `TopicExistsError` if no topic of this name can be made."""
+    """Raises `InvalidTopicError` or `TopicAlreadyExistsError` if the name cannot be used."""
     if not name:
         raise InvalidTopicError("a topic needs a name")
     if len(name) > NAME_LENGTH_MAX:
@@ -147,7 +139,7 @@ def check_name(image: ClusterImage, name: str) -> None:
     if name == METADATA_TOPIC:
         raise InvalidTopicError(f"{METADATA_TOPIC} is the controllers' own log")
     if name in image.topic_ids:
-        raise TopicExistsError(f"topic {name} exists")
+        raise TopicAlreadyExistsError(f"topic {name} exists")
     other = image.folded.get(name.replace(".", "_")) if folds(name) else None
     if other is not None:
         raise InvalidTopicError(f"topic name {name} collides with {other}: '.' and '_' are one in the names of metrics")
@@ -173,13 +165,13 @@ def find_partition(image: ClusterImage, topic_id: UUID, number: int) -> tuple[To
     return topic, partition
 
 
-# Where replicas go.
+# Placement.
 
 
 def choose_replicas(
     image: ClusterImage, *, partitions: int, replication_factor: int, first: int = 0
 ) -> list[tuple[int, ...]]:
-    """The replicas of new partitions: on live brokers; on fenced ones only as far as there are too few live ones."""
+    """Places the replicas of new partitions on live brokers, and on fenced ones only if there are too few live ones."""
     if not 1 <= replication_factor <= REPLICAS_MAX:
         raise InvalidReplicationFactorError(f"replication factor {replication_factor}: from 1 to {REPLICAS_MAX}")
     candidates = [broker for _, broker in sorted(image.brokers.items()) if not broker.draining]
@@ -195,8 +187,10 @@ def choose_replicas(
         )
     # With too few live brokers every partition gets all of them, so that each has a leader.
     waiting = [broker for broker in candidates if not broker.is_live][: max(0, replication_factor - len(live))]
-    sites = [Site(broker.broker, broker.rack, image.replica_count(broker.broker)) for broker in (*live, *waiting)]
-    return place(sites, partitions=partitions, replication_factor=replication_factor, first=first)
+    usable = [
+        UsableBroker(broker.broker, broker.rack, image.replica_count(broker.broker)) for broker in (*live, *waiting)
+    ]
+    return place_replicas(usable, partitions=partitions, replication_factor=replication_factor, first=first)
 
 
 def _no_broker_for_replicas(image: ClusterImage) -> str:
@@ -252,7 +246,7 @@ def check_limits(image: ClusterImage, assignments: Sequence[tuple[int, ...]]) ->
 
 
 def first_directory(image: ClusterImage, broker: int) -> UUID:
-    """The directory of a new replica where there is no choice; otherwise the broker says it later."""
+    """Returns the directory of a new replica if the broker has one; otherwise the broker reports it later."""
     directories = image.brokers[broker].directories
     return directories[0] if len(directories) == 1 else NIL
 
@@ -275,14 +269,16 @@ def _new_partition(image: ClusterImage, topic_id: UUID, number: int, replicas: t
 def create_topics(image: ClusterImage, request: CreateTopics, context: Context) -> Decision[CreatedTopics]:
     draft = Draft(image)
     named = Counter(topic.name for topic in request.topics)
-    asked = sum(_asked(image, topic) for topic in request.topics)
+    requested = sum(_requested_partitions(image, topic) for topic in request.topics)
     results = []
     for topic in request.topics:
         try:
             if named[topic.name] > 1:
                 raise InvalidRequestError(f"topic {topic.name!r} is named {named[topic.name]} times in one request")
-            if asked > PARTITIONS_PER_REQUEST_MAX:
-                raise PolicyViolationError(f"{asked} partitions in one request: at most {PARTITIONS_PER_REQUEST_MAX}")
+            if requested > PARTITIONS_PER_REQUEST_MAX:
+                raise PolicyViolationError(
+                    f"{requested} partitions in one request: at most {PARTITIONS_PER_REQUEST_MAX}"
+                )
             records, result = _create(draft.image, topic, context)
         except TidelogError as error:
             results.append(CreatedTopic(name=topic.name, error=error.code, message=str(error)))
@@ -292,7 +288,7 @@ def create_topics(image: ClusterImage, request: CreateTopics, context: Context) 
     return draft.decide(CreatedTopics(topics=tuple(results)))
 
 
-def _asked(image: ClusterImage, topic: NewTopic) -> int:
+def _requested_partitions(image: ClusterImage, topic: NewTopic) -> int:
     return len(topic.assignment) or (_partition_count(image, topic) if topic.partitions == -1 else topic.partitions)
 
 
@@ -341,10 +337,20 @@ def _checked_configs(image: ClusterImage, topic: NewTopic) -> list[tuple[str, st
     for key, value in topic.configs:
         configs.check(Scope.TOPIC, key, value)
         settings[key] = value
+    check_internal_policy(topic.name, settings.get("cleanup.policy"))
     problems = configs.log_problems(Map(settings), image.config("cluster", configs.CLUSTER))
     if problems:
         raise InvalidConfigError(f"topic {topic.name}: {'; '.join(problems)}")
     return sorted(settings.items())
+
+
+def check_internal_policy(topic: str, policy: str | None) -> None:
+    """Raises if the topic is internal and this policy of its own would delete the state in it; with None it would have
+    the policy of the cluster, which may change."""
+    if topic in INTERNAL_TOPICS and (policy is None or configs.split_list(policy) != ("compact",)):
+        raise InvalidConfigError(
+            f"topic {topic} accepts only cleanup.policy=compact: its records are state, and retention would delete it"
+        )
 
 
 def _partition_count(image: ClusterImage, topic: NewTopic) -> int:
@@ -374,25 +380,20 @@ def delete_topics(image: ClusterImage, request: DeleteTopics, _context: Context)
         raise TopicDeletionDisabledError("topics cannot be deleted: delete.topic.enable is false")
     wanted: list[tuple[str, UUID | str]] = [(name, name) for name in request.names]
     wanted += [(str(topic_id), topic_id) for topic_id in request.ids]
-    named = Counter(_id_of(image, key) for _, key in wanted)
-    outcomes = []
-    for label, key in wanted:
-        try:
-            if named[_id_of(image, key)] > 1:
-                raise InvalidRequestError(f"topic {label!r} is named more than once in one request")
-            draft.add([_removal(draft.image, key)])
-        except TidelogError as error:
-            outcomes.append(Outcome(label, error.code, str(error)))
-        else:
-            outcomes.append(Outcome(label))
-    return draft.decide(Outcomes(items=tuple(outcomes)))
+    outcomes = each(
+        wanted,
+        lambda topic: topic[0],
+        lambda topic: draft.add([_delete_topic(draft.image, topic[1])]),
+        key=lambda topic: _id_of(image, topic[1]),
+    )
+    return draft.decide(outcomes)
 
 
 def _id_of(image: ClusterImage, key: UUID | str) -> UUID | str:
     return image.topic_ids.get(key, key) if isinstance(key, str) else key
 
 
-def _removal(image: ClusterImage, key: UUID | str) -> RemoveTopic:
+def _delete_topic(image: ClusterImage, key: UUID | str) -> RemoveTopic:
     if isinstance(key, str):
         topic = find_topic(image, key)
     else:
@@ -410,27 +411,24 @@ def _removal(image: ClusterImage, key: UUID | str) -> RemoveTopic:
 
 def add_partitions(image: ClusterImage, request: AddPartitions, _context: Context) -> Decision[Outcomes]:
     draft = Draft(image)
-    named = Counter(topic.name for topic in request.topics)
-    outcomes = []
-    for topic in request.topics:
-        try:
-            if named[topic.name] > 1:
-                raise InvalidRequestError(f"topic {topic.name!r} is named {named[topic.name]} times in one request")
-            draft.add(list(_added(draft.image, topic)))
-        except TidelogError as error:
-            outcomes.append(Outcome(topic.name, error.code, str(error)))
-        else:
-            outcomes.append(Outcome(topic.name))
-    return draft.decide(Outcomes(items=tuple(outcomes)))
+    outcomes = each(
+        request.topics, lambda topic: topic.name, lambda topic: draft.add(_add_partitions(draft.image, topic))
+    )
+    return draft.decide(outcomes)
 
 
-def _added(image: ClusterImage, request: MoreOfTopic) -> Iterator[Record]:
+def _add_partitions(image: ClusterImage, request: NewPartitions) -> Iterator[Record]:
     topic = find_topic(image, request.name)
+    if topic.name in INTERNAL_TOPICS:
+        raise InvalidTopicError(
+            f"topic {topic.name} keeps its partition count: with another one, groups and transactions would hash to "
+            "partitions that do not hold their state"
+        )
     present = len(topic.partitions)
     if request.total < present:
         raise InvalidPartitionsError(
-            f"topic {topic.name} has {present} partitions, {request.total} would be fewer: partitions are never taken "
-            "away; make a new topic"
+            f"topic {topic.name} has {present} partitions, {request.total} would be fewer: partitions are never "
+            "removed; create a new topic"
         )
     if request.total == present:
         raise InvalidPartitionsError(f"topic {topic.name} has {present} partitions already")
@@ -441,7 +439,7 @@ def _added(image: ClusterImage, request: MoreOfTopic) -> Iterator[Record]:
     count = request.total - present
     if count > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError(f"{count} partitions in one request: at most {PARTITIONS_PER_REQUEST_MAX}")
-    factor = len(topic.partitions[0].settled)
+    factor = len(topic.partitions[0].original_replicas)
     if request.assignment:
         if len(request.assignment) != count:
             raise InvalidReplicaAssignmentError(
@@ -456,25 +454,22 @@ def _added(image: ClusterImage, request: MoreOfTopic) -> Iterator[Record]:
         yield _new_partition(image, topic.topic_id, number, replicas)
 
 
-# Trim.
+# Advance log starts.
 
 
-def trim(image: ClusterImage, request: Trim, _context: Context) -> Decision[Outcomes]:
+def advance_log_start(image: ClusterImage, request: AdvanceLogStart, _context: Context) -> Decision[Outcomes]:
     known_broker(image, request.broker, request.broker_epoch)
     draft = Draft(image)
-    outcomes = []
-    for item in request.partitions:
-        label = f"{item.topic_id}-{item.partition}"
-        try:
-            draft.add(_trimmed(draft.image, request.broker, item))
-        except TidelogError as error:
-            outcomes.append(Outcome(label, error.code, str(error)))
-        else:
-            outcomes.append(Outcome(label))
-    return draft.decide(Outcomes(items=tuple(outcomes)))
+    outcomes = each(
+        request.partitions,
+        lambda item: f"{item.topic_id}-{item.partition}",
+        lambda item: draft.add(_advanced(draft.image, request.broker, item)),
+        duplicate=None,
+    )
+    return draft.decide(outcomes)
 
 
-def _trimmed(image: ClusterImage, broker: int, item: TrimmedPartition) -> list[Record]:
+def _advanced(image: ClusterImage, broker: int, item: LogStartAdvance) -> list[Record]:
     topic, partition = find_partition(image, item.topic_id, item.partition)
     if partition.leader != broker or partition.leader_epoch != item.leader_epoch:
         raise FencedLeaderEpochError(

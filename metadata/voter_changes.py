@@ -1,15 +1,15 @@
-"""Changes of the controllers that vote, as the active controller makes them.
+"""Changes of the voters, executed by the active controller.
 
     add       probe the endpoints --> learner --> caught up, it votes
-                  |                      '-- time is up, or it cannot be reached: the learner is removed again
-                  '-- nobody answers, or another node does: refused, nothing was proposed
-    update    probe the new endpoints --> the log says where the voter is
-    remove    no probe: what is removed may be gone
+                  |                      '-- timeout, or unreachable: the learner is removed again
+                  '-- no answer, or another node answers: rejected, nothing was proposed
+    update    probe the new endpoints --> the log has the endpoints of the voter
+    remove    no probe: the removed node may be gone
 
-A probe calls the endpoint itself, not the address that the transport knows of the node, and asks for the node's
-identity. An endpoint counts if the node that is meant answers there, from the directory that is meant.
+A probe calls the endpoint itself, not the address that the transport has for the node, and requests the node's
+identity. An endpoint is valid if the intended node answers there, with the intended directory.
 
-A change goes on when its caller is gone, and ends by its own deadline: it is done then, or undone.
+A change continues if its caller is cancelled, and ends by its own deadline: completed or undone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from typing import Any
 
 import msgpack
 
+from tidelog.model.admin_errors import DuplicateVoterError
 from tidelog.model.errors import (
     CorruptStateError,
-    DuplicateVoterError,
     InvalidRequestError,
     MembershipChangeError,
+    NotLeaderError,
+    RaftStoppedError,
     RemoteError,
     TidelogError,
     TransportError,
@@ -43,20 +45,20 @@ from tidelog.world.transport import Transport
 LOGGER = logging.getLogger(__name__)
 
 IDENTITY = "metadata-identity"
-LOOK_AT = "metadata-look-at"
-"""Asked of another voter: who answers at this address?"""
+PROBE_ADDRESS = "metadata-look-at"
+"""Call to another voter: it probes an address and returns the identity of the controller there."""
 PROBE_MS = 2_000
-PROBE_PATIENCE_MS = 5_000
-"""How long a node may refuse connections before it counts as not there: it may have been started just now."""
+PROBE_RETRY_MS = 5_000
+"""Time a node may refuse connections before it counts as unreachable: it may have just started."""
 PROBE_WAIT_S = 0.2
 UNDO_MS = 5_000
-"""How long the removal of a learner is tried when an addition has failed."""
+"""Retry time for the removal of a learner after a failed addition."""
 UNDO_WAIT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Who a controller is, and whom it knows as voters and learners."""
+class ControllerIdentity:
+    """The identity of a controller, and the voters and learners that it knows."""
 
     node: NodeId
     directory: bytes
@@ -65,12 +67,12 @@ class Identity:
     leads: bool
     members: tuple[tuple[NodeId, bytes, bool], ...]
     """(node, directory, whether it votes)."""
-    heard: tuple[NodeId, ...] | None = None
-    """Nodes whose messages it has ever taken; None if it was not noted from the beginning."""
+    seen_peers: tuple[NodeId, ...] | None = None
+    """Nodes whose messages it has ever processed; None if unknown."""
 
-    def never_heard(self, node: NodeId) -> bool:
-        """Whether it is certain that no vote and no acknowledgement of this node was ever counted here."""
-        return self.heard is not None and node not in self.heard
+    def has_never_seen(self, node: NodeId) -> bool:
+        """Whether no vote and no acknowledgement of this node was ever counted here."""
+        return self.seen_peers is not None and node not in self.seen_peers
 
     def encode(self) -> bytes:
         fields = {
@@ -80,12 +82,12 @@ class Identity:
             "log_end": self.log_end,
             "leads": self.leads,
             "members": [list(row) for row in self.members],
-            "heard": None if self.heard is None else list(self.heard),
+            "heard": None if self.seen_peers is None else list(self.seen_peers),
         }
         return bytes(msgpack.packb(["identity", 1, fields]))
 
     @classmethod
-    def decode(cls, data: bytes) -> Identity:
+    def decode(cls, data: bytes) -> ControllerIdentity:
         try:
             kind, _version, fields = msgpack.unpackb(data)
             members = tuple((NodeId(int(node)), bytes(key), bool(votes)) for node, key, votes in fields["members"])
@@ -96,7 +98,7 @@ class Identity:
                 log_end=int(fields["log_end"]),
                 leads=bool(fields["leads"]),
                 members=members,
-                heard=None if fields["heard"] is None else tuple(NodeId(int(node)) for node in fields["heard"]),
+                seen_peers=None if fields["heard"] is None else tuple(NodeId(int(node)) for node in fields["heard"]),
             )
         except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
             raise CorruptStateError(f"the identity of a controller cannot be read: {error}") from error
@@ -105,10 +107,10 @@ class Identity:
         return found
 
 
-def identity_of(driver: RaftDriver) -> Identity:
+def identity_of(driver: RaftDriver) -> ControllerIdentity:
     core = driver.core
     membership = core.log.membership
-    return Identity(
+    return ControllerIdentity(
         node=driver.me.node,
         directory=driver.me.directory,
         epoch=core.epoch,
@@ -118,19 +120,20 @@ def identity_of(driver: RaftDriver) -> Identity:
             *((member.node, member.directory, True) for member in membership.voters),
             *((member.node, member.directory, False) for member in membership.learners),
         ),
-        heard=driver.heard.nodes,
+        seen_peers=driver.seen_peers.nodes,
     )
 
 
 class VoterChanges:
-    """Of one controller. Every method is for the active one: the driver of another refuses."""
+    """The voter changes of one controller. Only the active controller executes them; the driver of another rejects
+    them."""
 
     def __init__(self, driver: RaftDriver, transport: Transport) -> None:
         self._driver = driver
         self._transport = transport
         self._tasks: set[asyncio.Task[None]] = set()
         transport.serve(IDENTITY, self._serve)
-        transport.serve(LOOK_AT, self._serve_look_at)
+        transport.serve(PROBE_ADDRESS, self._serve_probe_address)
 
     async def _serve(self, _sender: NodeId, _data: bytes) -> bytes:
         return identity_of(self._driver).encode()
@@ -142,20 +145,20 @@ class VoterChanges:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def add(self, member: Member, *, timeout_ms: int) -> None:
-        """Returns when it votes. Raises `DuplicateVoterError`, and `MembershipChangeError` if nothing was changed in
-        the end; `UnknownOutcomeError` if this controller stopped leading meanwhile."""
+        """Adds a voter; returns when it votes. Raises `DuplicateVoterError`, `MembershipChangeError` if nothing was
+        changed in the end, and `UnknownOutcomeError` if this controller stopped leading meanwhile."""
         if self._driver.core.log.membership.voter(member.node) is not None:
             raise DuplicateVoterError(f"node {member.node} is a voter already")
-        await self._to_the_end(self._add(member, timeout_ms))
+        await self._run_shielded(self._add(member, timeout_ms))
 
     async def update(self, member: Member, *, timeout_ms: int) -> None:
-        """Returns when the log has the endpoints of this voter or learner."""
-        await self._to_the_end(self._update(member, timeout_ms))
+        """Updates the endpoints of a voter or learner; returns when the log has them."""
+        await self._run_shielded(self._update(member, timeout_ms))
 
     async def remove(self, node: NodeId) -> None:
         await self._driver.change_membership(remove=node)
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_shielded(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -164,7 +167,7 @@ class VoterChanges:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOGGER.warning("a change of the voters was not made: %s", error)
+            LOGGER.warning("a change of the voters failed: %s", error)
 
     # Adding.
 
@@ -193,24 +196,27 @@ class VoterChanges:
             raise
 
     async def _undo(self, member: Member) -> bool:
-        """Remove the learner; False if it is a voter by now, so that there is nothing to undo."""
+        """Removes the learner; returns False if it is a voter by now, so that there is nothing to undo."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + UNDO_MS / 1000
         why = "no time left"
         while loop.time() < end_s:
             membership = self._driver.core.log.membership
-            if membership.has_voter(member.key):
-                await self._driver.applied(Offset(self._driver.core.log.membership_offset + 1))
-                return False
             learner = membership.learner(member.node)
-            if learner is None or learner.key != member.key:
-                return True
             try:
+                if membership.has_voter(member.key):
+                    await self._driver.wait_applied(Offset(self._driver.core.log.membership_offset + 1))
+                    return False
+                if learner is None or learner.key != member.key:
+                    return True
                 async with asyncio.timeout_at(end_s):
                     await self._driver.change_membership(remove=member.node)
                 return True
             except MembershipChangeError as error:
                 why = str(error)
+            except (NotLeaderError, RaftStoppedError) as error:
+                why = str(error)
+                break
             except TimeoutError:
                 break
             await asyncio.sleep(UNDO_WAIT_S)
@@ -226,14 +232,15 @@ class VoterChanges:
         driver = self._driver
         membership = driver.core.log.membership
         if member in (membership.voter(member.node), membership.learner(member.node)):
-            # Nothing to change; but it may not be committed yet.
-            await driver.applied(Offset(driver.core.log.membership_offset + 1))
+            # Nothing to change, but it may not be committed yet.
+            await driver.wait_applied(Offset(driver.core.log.membership_offset + 1))
             return
         await self._probe(member, timeout_ms)
         await driver.change_membership(update=member)
 
-    async def _probe(self, member: Member, timeout_ms: int) -> Identity:
-        """Every endpoint that the cluster would use answers as this member; raises `MembershipChangeError`."""
+    async def _probe(self, member: Member, timeout_ms: int) -> ControllerIdentity:
+        """Checks that every endpoint that the cluster would use answers as this member; raises
+        `MembershipChangeError`."""
         assert member.endpoints, "a member has endpoints"
         used = dict.fromkeys([self._driver.endpoint(member.endpoints), member.endpoints[0][1]])
         for address in used:
@@ -242,7 +249,7 @@ class VoterChanges:
             except MembershipChangeError:
                 if member.node != self._driver.me.node:
                     raise
-                # What this node advertises may be a name that only others can resolve.
+                # The advertised name of this node may resolve only on others.
                 seen_by_another = await self._ask_another(member.node, address)
                 if seen_by_another is None:
                     raise
@@ -255,9 +262,9 @@ class VoterChanges:
                 )
         return found
 
-    async def _identity_at(self, node: NodeId, address: str, timeout_ms: int) -> Identity:
+    async def _identity_at(self, node: NodeId, address: str, timeout_ms: int) -> ControllerIdentity:
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + min(timeout_ms, PROBE_PATIENCE_MS) / 1000
+        end_s = loop.time() + min(timeout_ms, PROBE_RETRY_MS) / 1000
         while True:
             try:
                 return await self._ask_identity(node, address, min(timeout_ms, PROBE_MS))
@@ -269,29 +276,29 @@ class VoterChanges:
                     ) from error
             await asyncio.sleep(PROBE_WAIT_S)
 
-    async def _ask_another(self, node: NodeId, address: str) -> Identity | None:
-        """Who answers there, as another voter sees it."""
+    async def _ask_another(self, node: NodeId, address: str) -> ControllerIdentity | None:
+        """Asks another voter who answers at the address."""
         question = bytes(msgpack.packb([node, address]))
         for voter in self._driver.core.log.membership.voters:
             if voter.node != self._driver.me.node:
                 try:
-                    data = await self._transport.call(voter.node, LOOK_AT, question, timeout_ms=2 * PROBE_MS)
-                    return Identity.decode(data)
+                    data = await self._transport.call(voter.node, PROBE_ADDRESS, question, timeout_ms=2 * PROBE_MS)
+                    return ControllerIdentity.decode(data)
                 except TidelogError as error:
-                    LOGGER.info("peer=%d cannot look at %s: %s", voter.node, address, error)
+                    LOGGER.info("peer=%d cannot probe %s: %s", voter.node, address, error)
         return None
 
-    async def _serve_look_at(self, _sender: NodeId, data: bytes) -> bytes:
+    async def _serve_probe_address(self, _sender: NodeId, data: bytes) -> bytes:
         try:
             node, address = msgpack.unpackb(data)
             return (await self._ask_identity(NodeId(int(node)), str(address), PROBE_MS)).encode()
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise InvalidRequestError(f"no node and address to look at: {error}") from error
+            raise InvalidRequestError(f"the request has no node and address to probe: {error}") from error
 
-    async def _ask_identity(self, node: NodeId, address: str, timeout_ms: int) -> Identity:
+    async def _ask_identity(self, node: NodeId, address: str, timeout_ms: int) -> ControllerIdentity:
         try:
             data = await self._transport.call_at(node, address, IDENTITY, b"?", timeout_ms=timeout_ms)
-            return Identity.decode(data)
+            return ControllerIdentity.decode(data)
         except WrongClusterError as error:
             raise MembershipChangeError(f"{error}: nothing was changed. Correct --endpoint or --node-id") from error
         except UnreachableError:
@@ -304,5 +311,7 @@ class VoterChanges:
 
 
 def _reason(error: TidelogError, node: NodeId, address: str) -> str:
-    prefix = f"node {node} at {address}"
-    return str(error) if prefix in str(error) else f"{prefix}: {error}"
+    """`error` with the node and its address, once. The transport may cut its text inside of parentheses."""
+    prefix, text = f"node {node} at {address}", str(error)
+    text = text.removesuffix(")") if text.count(")") > text.count("(") else text
+    return text if prefix in text else f"{prefix}: {text}"

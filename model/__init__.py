@@ -1,1 +1,1 @@
-"""Ids, epochs, offsets and the error catalogue: the words that every room shares."""
+"""Ids, epochs, offsets and the error catalogue, shared by all packages."""

@@ -1,12 +1,10 @@
-"""The errors of groups, as exceptions. Their rows stand in the one catalogue (`errors`)."""
-
-from __future__ import annotations
+"""Exceptions of group coordination. Their catalogue entries are in `model.errors`. Pure."""
 
 from tidelog.model.errors import ErrorCode, TidelogError
 
 
 class NotCoordinatorError(TidelogError):
-    """`coordinator` is who coordinates the group, as far as is known here."""
+    """`coordinator` coordinates the group, as far as this broker knows."""
 
     code = ErrorCode.NOT_COORDINATOR
 

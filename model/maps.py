@@ -1,8 +1,8 @@
-"""The persistent map: the one place that knows which library gives it.
+"""The persistent map. This module hides the library that implements it. Pure.
 
-A persistent map is a value: `set` and `delete` return a new map that shares all but a path with the old one. Its
-iteration order depends on hashes, so code that must be replayable iterates `sorted_items`, or keys by ints and UUIDs
-whose hashes do not change between processes.
+A persistent map is a value: `set` and `delete` return a new map that shares structure with the old one. Its iteration
+order depends on hashes, so code that must be deterministic iterates `sorted_items`, or uses ints and UUIDs as keys,
+whose hashes are equal in all processes.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def sorted_items(values: "Map[Any, V]") -> list[tuple[Any, V]]:
 
 
 def updated(values: "Map[K, V]", changes: Iterable[tuple[K, V | None]]) -> "Map[K, V]":
-    """Many changes at once, cheaper than one by one; None removes."""
+    """Applies many changes, faster than one by one; None removes a key."""
     mutable = values.mutate()
     for key, value in changes:
         if value is None:
@@ -33,5 +33,5 @@ def updated(values: "Map[K, V]", changes: Iterable[tuple[K, V | None]]) -> "Map[
 
 
 def without(values: "Map[K, V]", key: K) -> "Map[K, V]":
-    """The map without a key that it may or may not have."""
+    """Returns the map without the key, whether or not it has it."""
     return values.delete(key) if key in values else values

@@ -1,9 +1,8 @@
-"""Long work in steps: a generator that yields where its caller may do something else, and returns a result.
+"""Long computations in steps: a generator that yields where its caller may run something else, and returns a result.
+Pure.
 
-Whoever has the time runs it with `at_once`; on an event loop each step is a turn of its own.
+`run_steps` runs all steps at once. On an event loop each step is a turn of its own (`world.slicing.run_in_turns`).
 """
-
-from __future__ import annotations
 
 from collections.abc import Generator
 from typing import TypeVar
@@ -13,8 +12,8 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 
-def at_once(steps: Steps[T]) -> T:
-    """The result, after all steps."""
+def run_steps(steps: Steps[T]) -> T:
+    """Runs all steps; returns the result."""
     while True:
         try:
             next(steps)

@@ -1,1 +1,2 @@
-"""Raft for one group, the `__cluster_metadata` log: a pure core, its storage, and the driver that gives it a world."""
+"""Raft for one group, the `__cluster_metadata` log: a pure core, its storage, its driver, and the state machine
+runtime."""

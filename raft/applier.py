@@ -1,59 +1,51 @@
-"""Hands committed entries, loaded snapshots and changes of role to the state machine, in the order of the effects.
+"""Applies committed entries, snapshots and role changes to the state machine, in the order of the effects.
 
-Little work is done on the spot, much of it in slices, so that heartbeats leave in between. While a snapshot is read
-from the disk everything that follows waits in line; it is read again if the helper process that checks it dies.
+Small batches apply inline, large ones in slices, so that heartbeats are sent in between. While a snapshot is read from
+the disk, everything after it waits; the read is retried if the helper process that checks it dies.
 
-At every moment that the owner sees, the state machine's state is that of `applied`, whatever waits in line.
+At every moment that the owner sees, the state machine has the state of `applied`.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from tidelog.model.errors import WorkFailedError
 from tidelog.model.ids import Offset
 from tidelog.raft.effects import RoleChange
 from tidelog.raft.messages import Entry, SnapshotId, entry_bytes
+from tidelog.raft.pending_requests import PendingRequests
 from tidelog.raft.snapshots import SnapshotFiles
 from tidelog.raft.state_machine import StateMachine, load_snapshot
-from tidelog.raft.waiting import Waiting
 
 LOGGER = logging.getLogger(__name__)
 
 SLICE_ENTRIES = 512
-READ_AGAIN_S = 1.0
+READ_RETRY_S = 1.0
 
 Commit = tuple[Offset, tuple[Entry, ...]]
 
 
+@dataclass(eq=False)
 class Applier:
-    def __init__(
-        self,
-        machine: StateMachine,
-        snapshots: SnapshotFiles,
-        waiting: Waiting,
-        applied: Offset,
-        on_applied: Callable[[], None],
-    ) -> None:
-        self.applied = applied
-        """Everything below has been applied."""
-        self.entries = 0
-        self.unsaved_bytes = 0
-        """Of entries applied since the state was loaded, or since the owner set this to 0: it takes a snapshot then."""
-        self._machine = machine
-        self._snapshots = snapshots
-        self._waiting = waiting
-        self._on_applied = on_applied
-        self._line: deque[Commit | SnapshotId | RoleChange] = deque()
-        self._is_loading = False
-        self._wake = asyncio.Event()
+    _machine: StateMachine
+    _snapshots: SnapshotFiles
+    _waiting: PendingRequests
+    applied: Offset
+    """Everything below has been applied."""
+    _on_applied: Callable[[], None]
+    entries: int = 0
+    unsaved_bytes: int = 0
+    """Bytes of entries applied since the last snapshot was loaded or requested; the owner resets it."""
+    _queue: deque[Commit | SnapshotId | RoleChange] = field(default_factory=deque)
+    _is_loading: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_idle(self) -> bool:
-        return not self._line and not self._is_loading
+        return not self._queue and not self._is_loading
 
     def load(self, snapshot: SnapshotId) -> None:
         self._put(snapshot)
@@ -71,7 +63,7 @@ class Applier:
             self._put(change)
 
     def _put(self, item: Commit | SnapshotId | RoleChange) -> None:
-        self._line.append(item)
+        self._queue.append(item)
         self._wake.set()
 
     def _apply(self, first: Offset, entries: tuple[Entry, ...]) -> None:
@@ -89,11 +81,11 @@ class Applier:
 
     async def run(self) -> None:
         while True:
-            if not self._line:
+            if not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            item = self._line.popleft()
+            item = self._queue.popleft()
             if isinstance(item, SnapshotId):
                 await self._load(item)
             elif isinstance(item, RoleChange):
@@ -102,25 +94,25 @@ class Applier:
                 first, entries = item
                 self._apply(first, entries[:SLICE_ENTRIES])
                 if len(entries) > SLICE_ENTRIES:
-                    self._line.appendleft((Offset(first + SLICE_ENTRIES), entries[SLICE_ENTRIES:]))
+                    self._queue.appendleft((Offset(first + SLICE_ENTRIES), entries[SLICE_ENTRIES:]))
                 await asyncio.sleep(0)
 
     async def _load(self, snapshot: SnapshotId) -> None:
-        # A newer one in line makes this one, and all between them, pointless; its file may be gone already.
-        newer = [index for index, item in enumerate(self._line) if isinstance(item, SnapshotId)]
+        # A newer queued snapshot makes this one, and everything in between, obsolete; its file may be gone already.
+        newer = [index for index, item in enumerate(self._queue) if isinstance(item, SnapshotId)]
         if newer:
-            roles = [item for item in list(self._line)[: newer[-1]] if isinstance(item, RoleChange)]
-            rest = list(self._line)[newer[-1] :]
-            self._line = deque([*rest[:1], *roles, *rest[1:]])
+            roles = [item for item in list(self._queue)[: newer[-1]] if isinstance(item, RoleChange)]
+            rest = list(self._queue)[newer[-1] :]
+            self._queue = deque([*rest[:1], *roles, *rest[1:]])
             return
         self._is_loading = True
         try:
-            found = await self._snapshots.read(snapshot)
-            await load_snapshot(self._machine, snapshot, found.data)
+            loaded = await self._snapshots.read(snapshot)
+            await load_snapshot(self._machine, snapshot, loaded.data)
         except WorkFailedError as error:
-            LOGGER.error("snapshot offset=%d could not be read, and is read again: %s", snapshot.offset, error)
-            self._line.appendleft(snapshot)
-            await asyncio.sleep(READ_AGAIN_S)
+            LOGGER.error("snapshot offset=%d could not be read, retrying: %s", snapshot.offset, error)
+            self._queue.appendleft(snapshot)
+            await asyncio.sleep(READ_RETRY_S)
             return
         finally:
             self._is_loading = False

@@ -1,6 +1,4 @@
-"""What a core is made from: its limits and times, and what storage found."""
-
-from __future__ import annotations
+"""The inputs of a core: limits, timeouts, and the state that storage found. Pure."""
 
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ class RaftConfig:
 
 @dataclass(frozen=True, slots=True)
 class BootState:
-    """What storage found: the core starts from it."""
+    """The state that storage found, from which the core starts."""
 
     hard_state: HardState
     snapshot: SnapshotId
@@ -41,4 +39,4 @@ class BootState:
     entries: tuple[Entry, ...]
     recovering_until: Offset | None = None
     loss_epoch: Epoch = _NO_EPOCH_YET
-    """The epoch when the loss was found: this node cast no vote after it."""
+    """The epoch when the loss was found: this node has cast no vote after it."""

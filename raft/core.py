@@ -1,49 +1,49 @@
-"""The Raft core: messages, ticks and disk completions in, effects out. No IO, no clock, no randomness of its own.
+"""The Raft core: messages, ticks and disk completions in, effects out. No IO, no clock, no randomness of its own. Pure.
 
-State that survives (the shell stores it): epoch, vote, entries, snapshot, the mark of a voter that lost synced data.
+Persistent state (the driver stores it): epoch, vote, entries, snapshot, and `recovering_until` of a voter that lost
+synced data.
 
 Transitions (roles of one node):
 
     FOLLOWER       --election timeout, or the leader's stream broke-->            PRE_CANDIDATE
     PRE_CANDIDATE  --a majority would vote for it-->   epoch + 1, votes for itself  CANDIDATE
-    PRE_CANDIDATE  --a leader is heard, or refused-->                             FOLLOWER / waits, asks again
+    PRE_CANDIDATE  --contact from a leader, or rejected-->                        FOLLOWER / retries after a backoff
     CANDIDATE      --a majority voted for it-->        appends a no-op            LEADER
-    CANDIDATE      --a leader is heard-->                                         FOLLOWER
-    CANDIDATE      --refused or no answer-->           waits a little             PRE_CANDIDATE
-    LEADER         --no majority heard for an election timeout, own disk stalled,
+    CANDIDATE      --contact from a leader-->                                     FOLLOWER
+    CANDIDATE      --rejected or no response-->        after a backoff            PRE_CANDIDATE
+    LEADER         --no contact to a majority for an election timeout, own disk stalled,
                      removed from the voters-->                                   FOLLOWER
     any            --a higher epoch in a message (but for pre-vote requests)-->   FOLLOWER in that epoch
     FOLLOWER       --TimeoutNow from its leader-->     epoch + 1                  CANDIDATE
 
 Invariants, on which the proofs rest:
 
- 1. A vote, and the epoch that it is for, are durable before the message that tells of it leaves; one vote an epoch.
- 2. A follower acknowledges only what it has synced, and only what it knows to be equal to its leader's log.
- 3. A leader counts itself only for what it has synced; it commits by counting only entries of its own epoch (5.4.2).
- 4. Entries below `commit` are never truncated; `commit` never falls; what is handed out as committed is contiguous.
- 5. Granting or refusing a pre-vote changes nothing (R3); the leader that a node believes in may ask too (R2).
- 6. The membership in force is the last one in the log (or its snapshot), committed or not.
- 7. A voter that lost synced data (`recovering_until`) neither votes, nor campaigns, nor counts, until a leader of this
-    life has brought it past that offset, or past the first entry of an epoch that began after the loss: either way it
-    then holds all that it may ever have acknowledged and that was committed.
+1. A vote and its epoch are durable before the message that grants it is sent; one vote per epoch.
+2. A follower acknowledges only what it has synced, and only what it knows to be equal to its leader's log.
+3. A leader counts itself only for what it has synced; it commits by counting only entries of its own epoch (5.4.2).
+4. Entries below `commit` are never truncated; `commit` never falls; `Effects.committed` is contiguous.
+5. Granting or rejecting a pre-vote changes no state of the voter. A follower also grants one to its own leader, which
+   may have restarted.
+6. The membership in force is the last one in the log (or its snapshot), committed or not.
+7. A voter that lost synced data (`recovering_until`) neither votes, nor campaigns, nor counts, until a leader has
+   replicated to it past that offset since this start, or past the first entry of an epoch that began after the loss:
+   either way it then holds everything that it may have acknowledged and that was committed.
 
-Who may lead, and whom this node votes for, is decided in `elections`; what it does while it leads, in `leading`.
+`elections` decides on candidacy and votes, `leader` does what a leader does.
 
-`step` changes state, `effects` harvests what is to be done; between two harvests all proposals share one persist and
-one append per peer.
+`step` changes state, `effects` returns what is to be done; between two calls of `effects` all proposals share one
+persist and one append per peer.
 """
-
-from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.config import BootState, RaftConfig
-from tidelog.raft.effects import Effects, HardState, Persist, Refusal, Role, RoleChange
-from tidelog.raft.elections import Elections
-from tidelog.raft.leading import FAR_FUTURE_MS, Leadership
+from tidelog.raft.effects import Effects, HardState, Persist, Rejection, Role, RoleChange
+from tidelog.raft.elections import Elections, Randomness
+from tidelog.raft.leader import FAR_FUTURE_MS, LeaderState
 from tidelog.raft.membership import VoterKey
 from tidelog.raft.messages import (
     SNAPSHOT_HELD,
@@ -73,28 +73,25 @@ from tidelog.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from tidelog.raft.view import LogView
-
-if TYPE_CHECKING:
-    from random import Random
+from tidelog.raft.raft_log import RaftLog
 
 _NO_EPOCH_YET, _NO_OFFSET = Epoch(0), Offset(0)
 
-# Names of our own: in Python 3.11 each `Role.X` costs a tenth of a microsecond, and it is asked for all the time.
+# Local aliases: in Python 3.11 each `Role.X` costs a tenth of a microsecond, on the hot path.
 _FOLLOWER, _CANDIDATE, _LEADER = Role.FOLLOWER, Role.CANDIDATE, Role.LEADER
 
 
 class RaftCore:
-    def __init__(self, me: VoterKey, boot: BootState, config: RaftConfig, random: Random, now_ms: int) -> None:
+    def __init__(self, me: VoterKey, boot: BootState, config: RaftConfig, random: Randomness, now_ms: int) -> None:
         self.me = me
         self.config = config
         self.random = random
         self.epoch, self.voted_for = boot.hard_state
-        self.log = LogView(boot.snapshot, boot.membership, boot.start, boot.start_epoch)
+        self.log = RaftLog(boot.snapshot, boot.membership, boot.start, boot.start_epoch)
         self.log.append(boot.entries)
         self._durable_epoch = self.epoch
         if self.log.last_epoch > self.epoch:
-            # A crash between the sync of entries and the commit of their epoch: no vote of that epoch was ever told.
+            # A crash between the sync of entries and the commit of their epoch: no vote of that epoch was sent.
             self.epoch, self.voted_for = self.log.last_epoch, None
         self.commit = boot.snapshot.offset
         self.recovering_until = boot.recovering_until
@@ -102,29 +99,30 @@ class RaftCore:
 
         self.role = _FOLLOWER
         self.leader: NodeId | None = None
-        self.leading: Leadership | None = None
+        self.leader_state: LeaderState | None = None
         self.elections = Elections(self, now_ms)
         self._matched = Offset(0)
-        """What is known to be equal to the leader's log; a follower acknowledges min(matched, durable)."""
+        """The log is known to equal the leader's below this; a follower acknowledges min(matched, durable)."""
         self._incoming: SnapshotId | None = None
         self._incoming_position = 0
         self._incoming_busy = False
 
         self.durable_end = self.log.end
-        self._handed_over = self.log.end
-        """Entries below were given to storage."""
+        self._submitted_end = self.log.end
+        """Entries below were submitted to storage."""
         self._truncate_to: Offset | None = None
         self._reset_to: Offset | None = None
         self._hard_state = boot.hard_state
-        """As it was handed to storage last."""
+        """As it was last submitted to storage."""
         self._persist_due = self.epoch != self._durable_epoch
-        """There is something to persist beside new entries: epoch, vote, a cut, a new beginning, the recovered mark."""
+        """There is something to persist beside new entries: epoch, vote, a truncation, a reset, the end of a
+        recovery."""
         self._recovered = False
         self._persist_number = 0
         self._persisting: deque[tuple[int, Offset, int, Epoch]] = deque()
-        """(number, log end when it is durable, when it was asked for, epoch), oldest first."""
+        """(number, log end when it is durable, when it was submitted, epoch), oldest first."""
         self._waiting: deque[tuple[int, list[tuple[NodeId, Message]]]] = deque()
-        """Messages that must not leave before the persist with this number is durable."""
+        """Messages that wait until the persist with this number is durable."""
         self._after_persist: list[tuple[NodeId, Message]] = []
         self._ack_due = False
         self._probe_seen = 0
@@ -136,17 +134,17 @@ class RaftCore:
             **{kind: getattr(self.elections, name) for kind, name in _ELECTION_HANDLERS.items()},
         }
 
-    # The shell's side.
+    # For the driver.
 
     def step(self, event: Message | Event, now_ms: int) -> None:
         self._handlers[type(event)](event, now_ms)
 
     def effects(self, now_ms: int) -> Effects:
-        """What is to be done now; the state is as if it had been done."""
-        leading = self.leading
-        if leading is not None:
-            leading.flush(now_ms)
-        if self._persist_due or self._handed_over != self.log.end:
+        """Returns what is to be done now; the state is as if it had been done."""
+        leader_state = self.leader_state
+        if leader_state is not None:
+            leader_state.flush(now_ms)
+        if self._persist_due or self._submitted_end != self.log.end:
             self._harvest_persist(now_ms)
         if self._ack_due and self.epoch == self._durable_epoch:
             self._ack_due = False
@@ -169,8 +167,8 @@ class RaftCore:
     @property
     def deadline_ms(self) -> int:
         """When the next `Tick` is due."""
-        if self.leading is not None:
-            return self.leading.deadline_ms()
+        if self.leader_state is not None:
+            return self.leader_state.deadline_ms()
         return self.elections.due_ms if self.elections.may_campaign() else FAR_FUTURE_MS
 
     @property
@@ -179,7 +177,7 @@ class RaftCore:
 
     @property
     def persist_since_ms(self) -> int | None:
-        """Since when the oldest persist has been under way."""
+        """When the oldest pending persist was submitted."""
         return self._persisting[0][2] if self._persisting else None
 
     def send(self, to: NodeId, message: Message) -> None:
@@ -197,7 +195,7 @@ class RaftCore:
             self._persist_due = False
             self._hard_state = HardState(self.epoch, self.voted_for)
         self._persist_number += 1
-        first = self._handed_over
+        first = self._submitted_end
         self._out.persist = Persist(
             self._persist_number,
             self._hard_state,
@@ -208,16 +206,16 @@ class RaftCore:
             self._recovered,
         )
         self._persisting.append((self._persist_number, end, now_ms, self.epoch))
-        self._handed_over = end
+        self._submitted_end = end
         self._truncate_to = self._reset_to = None
         self._recovered = False
 
     def send_after_persist(self, to: NodeId, message: Message) -> None:
-        """Send when everything decided so far is durable."""
+        """Sends when everything decided so far is durable."""
         self._after_persist.append((to, message))
 
     def _send_in_durable_epoch(self, to: NodeId, message: Message) -> None:
-        """Send at once if our epoch is durable: what the message says of the log is so already."""
+        """Sends at once if the epoch is durable: what the message says of the log holds already."""
         if self.epoch == self._durable_epoch:
             self.send(to, message)
         else:
@@ -239,12 +237,12 @@ class RaftCore:
         while self._waiting and self._waiting[0][0] <= event.number:
             for to, message in self._waiting.popleft()[1]:
                 if to == self.me.node:
-                    self.step(message, now_ms)  # its own vote counts like any other: once it is durable
+                    self.step(message, now_ms)  # its own vote counts once it is durable, like any other
                 else:
                     self.send(to, message)
-        if self.leading is not None:
+        if self.leader_state is not None:
             if durable > self.commit:
-                self.leading.advance_commit(now_ms)
+                self.leader_state.advance_commit(now_ms)
         elif advanced:
             self._ack_due = self.leader is not None
             if self.recovering_until is not None:
@@ -254,21 +252,21 @@ class RaftCore:
         assert end >= self.commit, "a committed entry is never truncated"
         self.log.truncate(end)
         self.durable_end = min(self.durable_end, end)
-        if end < self._handed_over:
-            self._handed_over = end
+        if end < self._submitted_end:
+            self._submitted_end = end
             self._truncate_to = end if self._truncate_to is None else min(self._truncate_to, end)
             self._persist_due = True
             self._persisting = deque((n, min(to, end), at, epoch) for n, to, at, epoch in self._persisting)
 
     # Roles.
 
-    def become(self, role: Role, leader: NodeId | None) -> None:
+    def set_role(self, role: Role, leader: NodeId | None) -> None:
         if (role, leader) != (self.role, self.leader):
             self._role_changed = True
         self.role, self.leader = role, leader
 
-    def adopt(self, epoch: Epoch, leader: NodeId | None, now_ms: int) -> None:
-        """Follow in `epoch`, which is not below ours; `leader` may not be known yet."""
+    def become_follower(self, epoch: Epoch, leader: NodeId | None, now_ms: int) -> None:
+        """Becomes a follower in `epoch`, which is not below the current one; `leader` is None if unknown."""
         assert epoch >= self.epoch, "epochs never fall"
         if epoch > self.epoch or leader != self.leader or self.role is not _FOLLOWER:
             self._matched = Offset(0)
@@ -277,19 +275,19 @@ class RaftCore:
         if epoch > self.epoch:
             self.epoch, self.voted_for = epoch, None
             self._persist_due = self._role_changed = True
-        if self.leading is not None:
-            self.leading.abandon()
-            self.leading = None
+        if self.leader_state is not None:
+            self.leader_state.abandon()
+            self.leader_state = None
         if self.role is not _FOLLOWER:
             self.elections.restart(now_ms)
-        self.become(_FOLLOWER, leader)
+        self.set_role(_FOLLOWER, leader)
 
-    def stand(self) -> None:
-        """Become a candidate of the next epoch, which has this node's vote."""
+    def become_candidate(self) -> None:
+        """Becomes a candidate of the next epoch and votes for itself."""
         self.epoch = Epoch(self.epoch + 1)
         self.voted_for = self.me
         self._persist_due = self._role_changed = True
-        self.become(_CANDIDATE, None)
+        self.set_role(_CANDIDATE, None)
 
     def vote_for(self, candidate: VoterKey) -> None:
         assert self.voted_for in (None, candidate), "one vote an epoch"
@@ -298,41 +296,41 @@ class RaftCore:
             self._persist_due = True
 
     def resign(self, now_ms: int) -> None:
-        """Stop leading, and let the others go first."""
-        self.adopt(self.epoch, None, now_ms)
-        self.elections.step_back(now_ms)
+        """Steps down, and postpones its own next campaign."""
+        self.become_follower(self.epoch, None, now_ms)
+        self.elections.postpone_campaign(now_ms)
 
-    def lead(self, now_ms: int) -> None:
-        """It has won the election."""
-        self.become(_LEADER, self.me.node)
+    def become_leader(self, now_ms: int) -> None:
+        """Starts to lead: the node has won the election."""
+        self.set_role(_LEADER, self.me.node)
         self._role_changed = True
-        self.leading = Leadership(self, now_ms)
+        self.leader_state = LeaderState(self, now_ms)
 
     # Following.
 
-    def _hear_leader(self, epoch: Epoch, leader: NodeId, now_ms: int) -> None:
+    def _note_leader_contact(self, epoch: Epoch, leader: NodeId, now_ms: int) -> None:
         if epoch > self.epoch or self.leader != leader or self.role is not _FOLLOWER:
             assert epoch > self.epoch or self.role is not _LEADER, "two leaders in one epoch"
-            self.adopt(epoch, leader, now_ms)
+            self.become_follower(epoch, leader, now_ms)
             self.elections.found_leader(leader)
         elections = self.elections
         elections.contact_ms = now_ms
-        elections.due_ms = now_ms + elections.patience_ms
+        elections.due_ms = now_ms + elections.timeout_ms
 
     def _on_append_request(self, request: AppendRequest, now_ms: int) -> None:
         if request.epoch < self.epoch:
             self.send(request.sender, self._rejection(request))
             return
-        self._hear_leader(request.epoch, request.sender, now_ms)
+        self._note_leader_contact(request.epoch, request.sender, now_ms)
         log, prev, entries = self.log, request.prev_offset, request.entries
         if prev < log.start:
-            # What a snapshot covers is committed, and so equal to the leader's.
+            # What a snapshot covers is committed, and so equal to the leader's log.
             known = min(log.start - prev, len(entries))
             prev, entries = Offset(prev + known), entries[known:]
         elif log.epoch_before(prev) != request.prev_epoch:
             self._send_in_durable_epoch(request.sender, self._rejection(request))
             return
-        has_news = bool(entries) and self._take_entries(prev, entries)
+        has_new = bool(entries) and self._append_entries(prev, entries)
         end = prev + len(entries)
         if end > self._matched:
             self._matched = Offset(end)
@@ -341,13 +339,13 @@ class RaftCore:
         if request.probe > self._probe_seen:
             self._probe_seen = request.probe
             self._ack_due = True
-        if not has_news:
+        if not has_new:
             self._ack_due = True
             if self.recovering_until is not None:
                 self._check_recovered()
 
-    def _take_entries(self, prev: Offset, entries: tuple[Entry, ...]) -> bool:
-        """Append what is new, after cutting what contradicts it; True if there was any."""
+    def _append_entries(self, prev: Offset, entries: tuple[Entry, ...]) -> bool:
+        """Appends new entries, after truncating conflicting ones; returns True if there were any."""
         log = self.log
         known = min(len(entries), log.end - prev)
         for index in range(known):
@@ -395,7 +393,7 @@ class RaftCore:
             self.commit = commit
 
     def _check_recovered(self) -> None:
-        """Invariant 7: is what was lost here again?"""
+        """Ends the recovery of lost data (invariant 7) if the log holds it again."""
         if self.recovering_until is None or self.leader is None:
             return
         synced = min(self._matched, self.durable_end)
@@ -422,14 +420,14 @@ class RaftCore:
         if chunk.epoch < self.epoch:
             self.send(chunk.sender, self._snapshot_ack(chunk.snapshot, 0))
             return
-        self._hear_leader(chunk.epoch, chunk.sender, now_ms)
+        self._note_leader_contact(chunk.epoch, chunk.sender, now_ms)
         if chunk.snapshot.offset <= self.commit:
             self.send_after_persist(chunk.sender, self._snapshot_ack(chunk.snapshot, SNAPSHOT_HELD))
             return
         if self._incoming != chunk.snapshot:
             self._incoming, self._incoming_position, self._incoming_busy = chunk.snapshot, 0, False
         if chunk.position != self._incoming_position:
-            # Resume where we are: a piece was lost, or the leader does not know how far another leader brought us.
+            # Resume from this position: a chunk was lost, or the leader does not know how far another leader got.
             self.send_after_persist(chunk.sender, self._snapshot_ack(chunk.snapshot, self._incoming_position))
         elif not self._incoming_busy:
             self._incoming_busy = True
@@ -453,8 +451,8 @@ class RaftCore:
         snapshot = event.snapshot
         if snapshot == self._incoming:
             self._incoming, self._incoming_busy = None, False
-        if self.leading is not None:
-            return  # elected meanwhile: its log holds all that is committed, and commits it by counting
+        if self.leader_state is not None:
+            return  # elected meanwhile: its log holds everything committed, and commits it by counting
         if snapshot.offset > self.commit:
             self._out.load_snapshot = snapshot
             if self.log.epoch_before(snapshot.offset) == snapshot.epoch:
@@ -462,7 +460,7 @@ class RaftCore:
             else:
                 self.log.reset(snapshot, event.membership)
                 self._persisting = deque((n, snapshot.offset, at, e) for n, _, at, e in self._persisting)
-                self.durable_end = self._handed_over = self._reset_to = snapshot.offset
+                self.durable_end = self._submitted_end = self._reset_to = snapshot.offset
                 self._truncate_to = None
                 self._persist_due = True
             self.commit = self._delivered = snapshot.offset
@@ -472,59 +470,72 @@ class RaftCore:
             self._check_recovered()
             self.send_after_persist(self.leader, self._snapshot_ack(snapshot, SNAPSHOT_HELD))
 
-    # Leading: the rest is in `Leadership`, which exists only while this node leads.
+    # Leading: `LeaderState` exists only while this node leads.
 
     def _on_append_response(self, response: AppendResponse, now_ms: int) -> None:
         if response.epoch > self.epoch:
-            self.adopt(response.epoch, None, now_ms)
-        elif self.leading is not None and response.epoch == self.epoch:
-            self.leading.on_append_response(response, now_ms)
+            self.become_follower(response.epoch, None, now_ms)
+        elif self.leader_state is not None and response.epoch == self.epoch:
+            self.leader_state.on_append_response(response, now_ms)
 
     def _on_snapshot_ack(self, ack: SnapshotAck, now_ms: int) -> None:
         if ack.epoch > self.epoch:
-            self.adopt(ack.epoch, None, now_ms)
-        elif self.leading is not None and ack.epoch == self.epoch:
-            self.leading.on_snapshot_ack(ack, now_ms)
+            self.become_follower(ack.epoch, None, now_ms)
+        elif self.leader_state is not None and ack.epoch == self.epoch:
+            self.leader_state.on_snapshot_ack(ack, now_ms)
 
     def _on_snapshot_read(self, event: SnapshotRead, now_ms: int) -> None:
-        if self.leading is not None:
-            self.leading.on_snapshot_read(event, now_ms)
+        if self.leader_state is not None:
+            self.leader_state.on_snapshot_read(event, now_ms)
 
     def _on_propose(self, event: Propose, _now_ms: int) -> None:
-        if self.leading is None:
-            self._out.refused.append((event.token, Refusal.NOT_LEADER))
+        if self.leader_state is None:
+            self._out.rejected.append((event.token, Rejection.NOT_LEADER))
         else:
-            self.leading.propose(event)
+            self.leader_state.propose(event)
 
     def _on_change_membership(self, event: ChangeMembership, now_ms: int) -> None:
-        if self.leading is None:
-            self._out.refused.append((event.token, Refusal.NOT_LEADER))
+        if self.leader_state is None:
+            self._out.rejected.append((event.token, Rejection.NOT_LEADER))
         else:
-            self.leading.change_membership(event, now_ms)
+            self.leader_state.change_membership(event, now_ms)
 
     def _on_read_index(self, event: ReadIndex, _now_ms: int) -> None:
-        if self.leading is None:
-            self._out.refused.append((event.token, Refusal.NOT_LEADER))
+        if self.leader_state is None:
+            self._out.rejected.append((event.token, Rejection.NOT_LEADER))
         else:
-            self.leading.read_index(event)
+            self.leader_state.read_index(event)
 
     def _on_transfer(self, event: Transfer, now_ms: int) -> None:
-        if self.leading is not None:
-            self.leading.transfer(event, now_ms)
+        if self.leader_state is not None:
+            self.leader_state.transfer(event, now_ms)
 
-    def validate(self) -> None:
-        """The invariants that can be checked from inside; tests call it after every step."""
-        self.log.validate()
-        assert self.log.start <= self.log.snapshot.offset <= self.commit <= self.log.end
-        assert self.durable_end <= self._handed_over <= self.log.end
-        assert self._delivered <= self.commit
-        assert self._persist_due or (self._truncate_to, self._reset_to, self._recovered) == (None, None, False)
-        assert (self.leading is not None) == (self.role is _LEADER)
-        assert self.role is not _LEADER or self.leader == self.me.node
-        assert self.recovering_until is None or self.role is _FOLLOWER
-        assert self.epoch >= max(self._durable_epoch, self.log.last_epoch)
-        if self.leading is not None:
-            self.leading.validate()
+    def validate(self, *, thorough: bool = True) -> None:
+        """Asserts the invariants that the core alone can check; tests call it after every step. Without `thorough` in
+        constant time, but for the peers and what is being persisted."""
+        log = self.log
+        log.validate(thorough=thorough)
+        assert log.start <= log.snapshot.offset <= self.commit <= log.end, (
+            f"start {log.start}, snapshot {log.snapshot.offset}, commit {self.commit}, end {log.end}"
+        )
+        assert self.durable_end <= self._submitted_end <= log.end, f"durable up to {self.durable_end} of {log.end}"
+        assert self._matched <= log.end, f"equals the leader's log up to {self._matched}, and ends at {log.end}"
+        assert self._delivered <= self.commit, "what is not committed was delivered"
+        assert self._persist_due or (self._truncate_to, self._reset_to, self._recovered) == (None, None, False), (
+            "a change of the log is not to be persisted"
+        )
+        assert self._persist_due or self._hard_state == (self.epoch, self.voted_for), "a vote is not to be persisted"
+        assert (self.leader_state is not None) == (self.role is _LEADER), "leader state is a leader's"
+        assert self.role is not _LEADER or self.leader == self.me.node, "a leader knows itself"
+        if self.role is _LEADER or self.role is _CANDIDATE:
+            assert self.voted_for == self.me, f"{self.role.value} without its own vote"
+        assert self.recovering_until is None or self.role is _FOLLOWER, "a recovering voter follows"
+        assert self.epoch >= max(self._durable_epoch, log.last_epoch), f"in epoch {self.epoch}, behind its log"
+        assert not self._persisting or self._persisting[-1][1] == self._submitted_end, (
+            "the newest persist ends elsewhere"
+        )
+        if self.leader_state is not None:
+            self.leader_state.validate(thorough=thorough)
 
 
 _HANDLERS: dict[type, str] = {

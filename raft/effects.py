@@ -1,17 +1,15 @@
-"""What a core asks of its shell. Field order is the order of execution.
+"""What the core requests of its driver. Field order is the order of execution. Pure.
 
-The shell's duties:
-1. Carry out `persist` in order, number by number: cut the log to `truncate_to`, append `entries`, sync; then store
-   epoch, vote and the synced end in one commit. Before a cut epoch and vote are stored with the lowered synced end.
+The driver's duties:
+1. Execute `persist` in order, number by number: truncate the log to `truncate_to`, append `entries`, sync; then store
+   epoch, vote and the synced end in one commit. Before a truncation, store epoch and vote with the lowered synced end.
    When all is durable, step `Persisted(number)`. It may merge several.
-2. Never send a message that the core has not put into `messages`: those that depend on a persist are held back by the
-   core until `Persisted`.
-3. Hand `committed` to the state machine in order; offsets are contiguous from the one before.
+2. Send only messages that the core has put into `messages`: the core holds those that depend on a persist until
+   `Persisted`.
+3. Pass `committed` to the state machine in order; offsets are contiguous.
 4. Read and write snapshots as `snapshot_*` say, and step the matching event.
 5. Step `Tick` at `core.deadline_ms`, at the latest.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
@@ -32,7 +30,7 @@ class Role(Enum):
 
 
 class HardState(NamedTuple):
-    """What must survive: the epoch, and the vote in it."""
+    """The epoch, and the vote in it: must survive a restart."""
 
     epoch: Epoch
     voted_for: VoterKey | None
@@ -42,34 +40,34 @@ class Persist(NamedTuple):
     number: int
     hard_state: HardState
     reset_to: Offset | None
-    """An installed snapshot replaces the stored log: drop all of it, it begins anew at this offset."""
+    """An installed snapshot replaces the stored log: drop all of it, it starts over at this offset."""
     truncate_to: Offset | None
-    """Cut the stored log to this end before appending (None: it continues where it ends)."""
+    """Truncate the stored log to this end before appending (None: append at its end)."""
     first: Offset
     entries: tuple[Entry, ...]
     recovered: bool
-    """Clear the mark that synced data was lost: a leader has brought this voter past it."""
+    """Ends the recovery of lost data: a leader has replicated past it."""
 
 
-class Refusal(Enum):
-    """Why a proposal, a membership change or a read was not taken."""
+class Rejection(Enum):
+    """Why the core rejected a proposal, a membership change or a read."""
 
     NOT_LEADER = "not the leader"
-    TRANSFERRING = "leadership is being handed over"
+    TRANSFERRING = "a leadership transfer is in progress"
     OVERLOADED = "too many uncommitted bytes"
-    UNKNOWN = "leadership ended with the learner in the log: the next leader may promote it, or not"
-    MOVED = "the log does not end where the proposal belongs"
+    UNKNOWN = "leadership ended with the learner in the log: the next leader may promote it or not"
+    MOVED = "the log does not end where the proposal expects"
     CHANGE_IN_PROGRESS = "another membership change is in progress"
     NOT_READY = "the leader has not committed an entry of its own epoch yet"
     UNKNOWN_MEMBER = "no such member"
-    ALREADY_MEMBER = "it is a voter already"
-    TOO_MANY_MEMBERS = "as many voters and learners as there may be"
+    ALREADY_MEMBER = "the node is already a voter"
+    TOO_MANY_MEMBERS = "the quorum has the maximum number of voters and learners"
     LAST_VOTER = "the last voter cannot be removed"
-    NO_QUORUM_LEFT = "too few of the voters that would remain are up and sound"
+    NO_QUORUM_LEFT = "too few of the remaining voters are up and sound"
 
 
 class SnapshotPiece(NamedTuple):
-    """Read this piece of our snapshot for a peer and step `SnapshotRead`."""
+    """Read this chunk of the snapshot for a peer and step `SnapshotRead`."""
 
     peer: NodeId
     snapshot: SnapshotId
@@ -86,23 +84,23 @@ class RoleChange(NamedTuple):
 class Effects:
     persist: Persist | None
     snapshot_writes: list[SnapshotChunk]
-    """Store this received piece (its last one: check, install, load) and step the outcome."""
+    """Store this received chunk (the last one: check, install, load) and step the outcome."""
     messages: list[tuple[NodeId, Message]]
     load_snapshot: SnapshotId | None
-    """Replace the state machine's state by this snapshot, before `committed`."""
+    """Load this snapshot into the state machine, before `committed`."""
     drop_before: Offset | None
-    """Entries below may be removed from storage: a snapshot covers them."""
+    """Entries below may be dropped from storage: a snapshot covers them."""
     committed_from: Offset
     committed: tuple[Entry, ...]
     role: RoleChange | None
     accepted: list[tuple[int, Offset, Epoch]]
-    """(token, offset, epoch): in the log of this leader; it is committed when that offset commits in that epoch."""
-    refused: list[tuple[int, Refusal]]
+    """(token, offset, epoch): appended by this leader; committed when that offset commits in that epoch."""
+    rejected: list[tuple[int, Rejection]]
     reads: list[tuple[int, Offset]]
     snapshot_reads: list[SnapshotPiece]
 
     def __init__(self) -> None:
-        # Written out: one is made for every step, and seven default factories take twice the time.
+        # Written out: created for every step, and seven default factories take twice the time.
         self.persist = None
         self.snapshot_writes = []
         self.messages = []
@@ -112,6 +110,6 @@ class Effects:
         self.committed = ()
         self.role = None
         self.accepted = []
-        self.refused = []
+        self.rejected = []
         self.reads = []
         self.snapshot_reads = []

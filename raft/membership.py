@@ -1,11 +1,11 @@
-"""Who votes: the voter set as a value, changed by one voter at a time.
+"""The voter set as a value, changed by one voter at a time. Pure.
 
-A voter is a node *and* the directory that holds its vote and log. A node that comes back with an empty or swapped disk
-has another directory id and is not the voter it was, whatever its node id says (R10).
+A voter is a node *and* the directory that holds its vote and log. A node with an empty or swapped disk has another
+directory id and is a different voter, even with the same node id: its former votes are unknown (as in KIP-853).
 
-A membership is a log entry of its own kind. It is in force from the moment the entry is in a node's log, committed or
-not; when truncation removes the entry, the one before is in force again. Learners receive the log and do not count.
-Two consecutive memberships differ by at most one voter, so that any two majorities of them overlap.
+A membership is a log entry of its own kind. It is in force as soon as the entry is in a node's log, committed or not;
+when truncation removes the entry, the one before is in force again. Learners receive the log and do not count. Two
+consecutive memberships differ by at most one voter, so that any two majorities of them overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOTERS_MAX = 15
 
 
 def directory_text(directory: bytes) -> str:
-    """A directory id as people read and type it: 22 characters, as Kafka writes it."""
+    """Returns a directory id as text: 22 characters, as Kafka writes it."""
     return base64.urlsafe_b64encode(directory).decode().rstrip("=")
 
 
@@ -37,7 +37,7 @@ class VoterKey:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """A voter or learner, and where it is reached: (listener name, host:port) pairs."""
+    """A voter or learner with its endpoints: (listener name, host:port) pairs."""
 
     node: NodeId
     directory: bytes
@@ -70,18 +70,18 @@ class Membership:
         return member is not None and member.directory == key.directory
 
     def has_room_for(self, node: NodeId) -> bool:
-        """Whether one more learner fits: all that are learners may become voters."""
+        """Whether one more learner fits: every learner may become a voter."""
         return self.learner(node) is not None or len(self.voters) + len(self.learners) < VOTERS_MAX
 
     def with_learner(self, member: Member) -> Membership:
         return Membership(self.voters, _put(self.learners, member))
 
     def with_voter(self, member: Member) -> Membership:
-        """Promote a learner, or give a voter new endpoints."""
+        """Promotes a learner, or changes the endpoints of a voter."""
         return Membership(_put(self.voters, member), _without(self.learners, member.node))
 
     def with_endpoints(self, member: Member) -> Membership | None:
-        """A voter or learner with these endpoints; None if there is none of this node and directory."""
+        """Changes the endpoints of a voter or learner; returns None if this node and directory is neither."""
         if self.has_voter(member.key):
             return Membership(_put(self.voters, member), self.learners)
         known = self.learner(member.node)
@@ -91,7 +91,7 @@ class Membership:
         return Membership(_without(self.voters, node), _without(self.learners, node))
 
     def is_one_step_from(self, other: Membership) -> bool:
-        """At most one voter was added or removed; only then do all majorities of the two overlap."""
+        """Whether at most one voter was added or removed; only then do all majorities of the two overlap."""
         mine, theirs = {member.key for member in self.voters}, {member.key for member in other.voters}
         return len(mine ^ theirs) <= 1
 
@@ -106,7 +106,7 @@ class Membership:
             groups = [fields["voters"], fields["learners"]]
             voters, learners = (tuple(sorted(_member(raw) for raw in group)) for group in groups)
         except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-            raise CorruptStateError(f"a membership entry cannot be read: {error}") from error
+            raise CorruptStateError(f"a membership entry is unreadable: {error}") from error
         nodes = {member.node for member in (*voters, *learners)}
         if kind != "membership" or len(nodes) < len(voters) + len(learners) or len(nodes) > VOTERS_MAX:
             raise CorruptStateError(f"not a membership entry of at most {VOTERS_MAX} distinct members")

@@ -1,20 +1,18 @@
-"""What Raft nodes say to each other, and what happens to one of them.
+"""The messages between Raft nodes, and the events of one node. Pure.
 
-Messages are named tuples (built in the hot path, some 100,000 a second). Every message carries the sender's epoch and
+Messages are named tuples (created on the hot path, some 100,000 a second). Every message carries the sender's epoch and
 id. Offsets are exclusive ends: `end` is the next offset to be written, `prev_offset` the offset of the first entry that
 an append carries, and `prev_epoch` the epoch of the entry before it.
 
     PreVoteRequest    would you vote for me?          changes nothing at the receiver, not even its timer
-    VoteRequest       vote for me in this epoch       leaves only when epoch and own vote are durable
-    AppendRequest     entries, or a heartbeat         leaves at once: the leader counts itself only when it has synced
-    AppendResponse    what I have *synced*, or where we differ
-    SnapshotChunk     a piece of a snapshot           answered with the position that is wanted next
+    VoteRequest       vote for me in this epoch       sent only when epoch and own vote are durable
+    AppendRequest     entries, or a heartbeat         sent at once: the leader counts itself only when it has synced
+    AppendResponse    what is *synced*, or where the logs differ
+    SnapshotChunk     a chunk of a snapshot           the response names the next position
     TimeoutNow        start an election at once       leadership transfer
 
-Events are what the world does to a core: a tick of time, a proposal, a disk completion, a broken stream.
+Events are the inputs of a core beside messages: a tick, a proposal, a disk completion, a broken stream.
 """
-
-from __future__ import annotations
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -95,7 +93,7 @@ class AppendRequest(NamedTuple):
     entries: tuple[Entry, ...]
     commit: Offset
     probe: int
-    """The round of leadership confirmation that an answer confirms (read index)."""
+    """The round of leadership confirmation that the response confirms (read index)."""
 
 
 class AppendResponse(NamedTuple):
@@ -103,14 +101,14 @@ class AppendResponse(NamedTuple):
     sender: NodeId
     directory: bytes
     match: Offset
-    """Everything below is synced here and equal to the leader's log. On a rejection: the refused `prev_offset`."""
+    """Everything below is synced here and equal to the leader's log. On a rejection: the rejected `prev_offset`."""
     rejected: bool
     hint_epoch: Epoch
     hint_end: Offset
-    """On a rejection: the largest epoch of this log that is at most the refused one, and where it ends here."""
+    """On a rejection: the largest epoch of this log that is at most the rejected one, and where it ends here."""
     probe: int
     counts: bool
-    """False while this voter recovers from a loss of synced data: it is not part of any majority."""
+    """False while this voter recovers from a loss of synced data: it is in no majority."""
 
 
 class SnapshotChunk(NamedTuple):
@@ -128,7 +126,7 @@ class SnapshotAck(NamedTuple):
     directory: bytes
     snapshot: SnapshotId
     wanted: int
-    """The next position, or `SNAPSHOT_HELD` when the snapshot, or more than it, is here."""
+    """The next position, or `SNAPSHOT_HELD` if the node has the snapshot or more."""
 
 
 class TimeoutNow(NamedTuple):
@@ -153,21 +151,21 @@ Message = (
 
 
 class Tick(NamedTuple):
-    """Time has passed; the core looks at its deadlines."""
+    """Time has passed; the core checks its deadlines."""
 
 
 class Propose(NamedTuple):
-    """Append `data` if this node leads; `token` comes back in `Effects.accepted` or `Effects.refused`."""
+    """Appends `data` if this node leads; `token` is in `Effects.accepted` or `Effects.rejected`."""
 
     token: int
     data: bytes
     at: Offset | None = None
     epoch: Epoch | None = None
-    """Only at this offset and in this epoch, if given: what was decided on a state must follow that state."""
+    """If set: only at this offset and in this epoch. A decision must follow the state that it was made on."""
 
 
 class ChangeMembership(NamedTuple):
-    """Add a learner (it is promoted by itself once it has caught up), remove a member, or change its endpoints."""
+    """Adds a learner (promoted once it has caught up), removes a member, or changes its endpoints."""
 
     token: int
     add: Member | None = None
@@ -177,13 +175,13 @@ class ChangeMembership(NamedTuple):
 
 
 class ReadIndex(NamedTuple):
-    """Answered in `Effects.reads` with an offset: a state that has applied it is linearizable."""
+    """`Effects.reads` returns an offset: a state that has applied it is linearizable."""
 
     token: int
 
 
 class Transfer(NamedTuple):
-    """Hand leadership to a voter (None: the most advanced one)."""
+    """Transfers leadership to a voter (None: the most advanced one)."""
 
     target: NodeId | None = None
 
@@ -195,13 +193,13 @@ class Persisted(NamedTuple):
 
 
 class SnapshotTaken(NamedTuple):
-    """The owner's state up to `snapshot.offset` is durable in a snapshot; entries before it may go."""
+    """The state up to `snapshot.offset` is durable in a snapshot; entries before it may be dropped."""
 
     snapshot: SnapshotId
 
 
 class SnapshotRead(NamedTuple):
-    """A piece that `Effects.snapshot_reads` asked for."""
+    """A chunk that `Effects.snapshot_reads` requested."""
 
     peer: NodeId
     snapshot: SnapshotId
@@ -211,27 +209,28 @@ class SnapshotRead(NamedTuple):
 
 
 class SnapshotWritten(NamedTuple):
-    """A received piece is stored; `wanted` is the next position."""
+    """A received chunk is stored; `wanted` is the next position."""
 
     snapshot: SnapshotId
     wanted: int
 
 
 class SnapshotInstalled(NamedTuple):
-    """A received snapshot is whole, checked and durable, with this membership. The core says whether to load it."""
+    """A received snapshot is complete, checked and durable, with this membership. The core decides whether to load
+    it."""
 
     snapshot: SnapshotId
     membership: Membership
 
 
 class SnapshotFailed(NamedTuple):
-    """A received snapshot was not what its CRC says; it starts again from the beginning."""
+    """A received snapshot fails its CRC; the transfer restarts from the beginning."""
 
     snapshot: SnapshotId
 
 
 class Disconnected(NamedTuple):
-    """The stream with this peer broke: what was in flight may be lost, and a leader's contact ends."""
+    """The stream with this peer broke: what was in flight may be lost, and contact to a leader ends."""
 
     peer: NodeId
 

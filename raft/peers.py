@@ -1,32 +1,31 @@
-"""The streams between members: one outgoing stream to each peer, and what comes in from them.
+"""The streams between members: one outgoing stream to each peer, and the incoming ones.
 
-    outgoing, a `PeerLink` for each member, and for each other node that was written to lately:
+    outgoing, a `PeerLink` for each member, and for each other node with recent messages:
 
-        connecting --accepted--> connected --broken, or the queue overflows--> connecting (after a short wait)
-              ^--refused, after a wait that doubles--'
+        connecting --accepted--> connected --broken, or the queue overflows--> connecting (after a backoff)
+              ^--refused, after a backoff that doubles--'
 
-A link to one that is no member is kept as long as there is something to say to it: acks for a leader that is removing
-itself or that is adding us, answers to a candidate that is being removed or does not know that it was. When nothing was
-said for `stranger_idle_ms` it is closed and forgotten, whatever that node has open to us. A member's link is never.
+A link to a non-member stays while there are messages for it: acks to a leader that removes itself or adds this node,
+responses to a candidate that is being removed or does not know that it was. After `nonmember_idle_ms` without messages
+it is closed. Links to members stay open.
 
-Messages wait in a bounded queue. While there is no connection only young ones are kept: an old heartbeat helps nobody,
-a fresh vote request or probe should leave the moment the peer is there. A queue that overflows while connected belongs
-to a peer that does not read: all of it is dropped and the stream is broken, so that the core knows.
+Messages wait in a bounded queue. Without a connection it keeps only recent ones: an old heartbeat is useless, a fresh
+vote request should leave as soon as the peer is there. When the queue of a connected peer overflows, the peer does not
+read: all of it is dropped and the stream is broken, so that the core knows.
 
-Everything that waits leaves in one frame. The first frame of a stream is a greeting with the sender's address: a node
-that was just added, and knows nobody, can answer; and one that moved is found before the membership says where.
+All pending messages leave in one frame. The first frame of a stream is a greeting with the sender's address: a node
+that was just added and knows no peer can respond, and peers find a node that moved before the membership has its
+address.
 
-Incoming: a newer stream from a peer takes the place of the older one. The end of a stream, in whatever way, is a
-`Disconnected`: what was in flight may be lost.
+Incoming: a newer stream from a peer replaces the older one. The end of a stream is always a `Disconnected`: what was in
+flight may be lost.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
@@ -42,14 +41,16 @@ from tidelog.model.errors import (
 )
 from tidelog.model.ids import NodeId
 from tidelog.raft import wire
-from tidelog.raft.heard import HeardNodes
 from tidelog.raft.messages import AppendRequest, Message, SnapshotChunk, entry_bytes
+from tidelog.raft.seen_peers import SeenPeers
 from tidelog.world.transport import Stream, Transport
 
 LOGGER = logging.getLogger(__name__)
 
 SERVICE = "raft"
 MESSAGE_OVERHEAD_BYTES = 64
+WARN_AFTER_S = 2.0
+"""A peer that starts or moves is out of reach for less; a line about it is no warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +62,25 @@ class LinkConfig:
     connect_wait_min_ms: int = 20
     connect_wait_max_ms: int = 300
     unsent_age_max_ms: int = 1000
-    """How old a message may be that waited for a connection."""
-    stranger_idle_ms: int = 5_000
-    """A link to one that is no member goes when nothing was sent on it for so long."""
+    """Maximum age of a message that waited for a connection."""
+    nonmember_idle_ms: int = 5_000
+    """A link to a non-member closes after this time without messages."""
 
 
 class Inbox(Protocol):
-    """What a link tells its owner. None of these may raise."""
+    """Callbacks of a link to its owner. They do not raise."""
 
     def received(self, messages: Sequence[Message]) -> None: ...
 
     def disconnected(self, peer: NodeId) -> None: ...
 
-    async def wait_for_room(self) -> None:
-        """Returns when the owner has caught up with what it was given."""
+    async def wait_for_capacity(self) -> None:
+        """Returns when the owner's inbox has capacity."""
         ...
 
 
 def message_bytes(message: Message) -> int:
-    """About how much room it takes."""
+    """Returns the approximate size in memory."""
     if isinstance(message, AppendRequest):
         return MESSAGE_OVERHEAD_BYTES + sum(map(entry_bytes, message.entries))
     if isinstance(message, SnapshotChunk):
@@ -88,7 +89,7 @@ def message_bytes(message: Message) -> int:
 
 
 def encode_frame(messages: Sequence[Message]) -> bytes:
-    """Messages one after the other, each behind its length in 4 bytes, big endian."""
+    """Encodes messages, each after its length in 4 bytes, big endian."""
     parts: list[bytes] = []
     for message in messages:
         raw = wire.encode(message)
@@ -97,7 +98,7 @@ def encode_frame(messages: Sequence[Message]) -> bytes:
 
 
 def decode_frame(frame: bytes) -> list[Message]:
-    """`ProtocolError` for bytes that are not a frame of sound messages."""
+    """Decodes a frame; raises `ProtocolError` for an invalid one."""
     messages: list[Message] = []
     view = memoryview(frame)
     position = 0
@@ -114,38 +115,31 @@ def _now_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
 
 
+@dataclass(eq=False)
 class PeerLink:
-    """See the module's docstring. `run` is its task; the rest is called by the owner."""
+    """See the module's docstring. `run` is its task; the owner calls the rest."""
 
-    def __init__(
-        self,
-        node: NodeId,
-        transport: Transport,
-        greeting: bytes,
-        config: LinkConfig,
-        random: Random,
-        disconnected: Callable[[NodeId], None],
-        now_ms: int,
-    ) -> None:
-        self.node = node
-        self.used_ms = now_ms
-        """When something was given to it last."""
-        self.error: str | None = "not connected yet"
-        """Why there is no connection; None while there is one."""
-        self.overflows = 0
-        self.sent = 0
-        self.frames = 0
-        self._transport = transport
-        self._greeting = greeting
-        self._config = config
-        self._random = random
-        self._disconnected = disconnected
-        self._queue: deque[tuple[int, int, Message]] = deque()
-        self._queue_bytes = 0
-        self._wake = asyncio.Event()
-        self._retry = asyncio.Event()
-        self._stream: Stream | None = None
-        self._task: asyncio.Task[None] | None = None
+    node: NodeId
+    _transport: Transport
+    _greeting: bytes
+    _config: LinkConfig
+    _random: Random
+    _disconnected: Callable[[NodeId], None]
+    used_ms: int
+    """Time of the last message."""
+    error: str | None = "not connected yet"
+    """Why there is no connection; None while there is one."""
+    overflows: int = 0
+    sent: int = 0
+    frames: int = 0
+    _queue: deque[tuple[int, int, Message]] = field(default_factory=deque)
+    _queue_bytes: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _retry: asyncio.Event = field(default_factory=asyncio.Event)
+    _stream: Stream | None = None
+    _unreachable_since_s: float | None = None
+    _has_warned: bool = False
+    _task: asyncio.Task[None] | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -179,12 +173,12 @@ class PeerLink:
         self._queue.clear()
         self._queue_bytes = 0
         if self._stream is not None:
-            LOGGER.warning("peer=%d does not take what is sent: its stream is broken off", self.node)
+            LOGGER.warning("peer=%d does not read: breaking its stream", self.node)
             self._stream.close()
             self._lost("it does not read")
 
     def _lost(self, why: str) -> None:
-        """The stream broke; said once for each stream."""
+        """Notes that the stream broke; reports it once for each stream."""
         if self._stream is not None:
             self._stream = None
             self.error = why
@@ -198,9 +192,10 @@ class PeerLink:
             try:
                 stream = await self._transport.open_stream(self.node, SERVICE)
             except (TransportError, RemoteError) as error:
-                self._note_refusal(error)
+                self._note_unreachable(error)
             else:
                 self.error = None
+                self._unreachable_since_s, self._has_warned = None, False
                 self._stream = stream
                 await self._use(stream)
             if asyncio.get_running_loop().time() - began > 1.0:
@@ -217,16 +212,21 @@ class PeerLink:
             return
 
     def retry(self) -> None:
-        """The peer was heard: if we wait to connect again, now is the time."""
+        """The peer made contact: connects now instead of waiting for the backoff."""
         self._retry.set()
 
-    def _note_refusal(self, error: TidelogError) -> None:
-        if str(error) != self.error:
-            LOGGER.warning("peer=%d cannot be reached: %s", self.node, error)
+    def _note_unreachable(self, error: TidelogError) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._unreachable_since_s is None:
+            self._unreachable_since_s = now_s
+        is_lasting = now_s - self._unreachable_since_s >= WARN_AFTER_S
+        if str(error) != self.error or (is_lasting and not self._has_warned):
+            self._has_warned = is_lasting
+            LOGGER.log(logging.WARNING if is_lasting else logging.INFO, "peer=%d is unreachable: %s", self.node, error)
         self.error = str(error)
 
     async def _use(self, stream: Stream) -> None:
-        """Send until the stream breaks. A watcher receives: nothing comes, but a break is noticed at once."""
+        """Sends until the stream breaks. A watcher receives, to detect a break at once."""
         watcher = asyncio.get_running_loop().create_task(self._watch(stream), name=f"raft-watch-{self.node}")
         loop = asyncio.get_running_loop()
         self._drop_older(int(loop.time() * 1000) - self._config.unsent_age_max_ms)
@@ -258,8 +258,8 @@ class PeerLink:
         messages: list[Message] = []
         size = 0
         while self._queue and size < self._config.frame_bytes:
-            _, one, message = self._queue.popleft()
-            size += one
+            _, message_size, message = self._queue.popleft()
+            size += message_size
             messages.append(message)
         self._queue_bytes -= size
         self.sent += len(messages)
@@ -277,7 +277,7 @@ class Peers:
         config: LinkConfig,
         random: Random,
         inbox: Inbox,
-        heard: HeardNodes,
+        seen_peers: SeenPeers,
     ) -> None:
         self.links: dict[NodeId, PeerLink] = {}
         self.received = 0
@@ -285,16 +285,16 @@ class Peers:
         self._config = config
         self._random = random
         self._inbox = inbox
-        self._heard = heard
+        self._seen_peers = seen_peers
         self._greeting: bytes = msgpack.packb(["raft-greeting", 1, {"address": address}])
         self._incoming: dict[NodeId, Stream] = {}
         self._known: frozenset[NodeId] = frozenset()
         self._addresses: dict[NodeId, str] = {}
-        """What the membership said last of each."""
+        """The last address of each in the membership."""
         self._forgotten = (0, 0)
-        """Messages and overflows of links that are gone."""
+        """Messages and overflows of closed links."""
         self._sweep: asyncio.TimerHandle | None = None
-        """Set while there are links to nodes that are no members."""
+        """Set while there are links to non-members."""
         self._group: asyncio.TaskGroup | None = None
         transport.serve_stream(SERVICE, self._serve)
 
@@ -313,10 +313,10 @@ class Peers:
         self._incoming.clear()
 
     def set_members(self, addresses: dict[NodeId, str]) -> None:
-        """The others in the membership in force, and where they are. Links to them are opened now."""
+        """Sets the other members and their addresses, and opens links to them."""
         for node, address in addresses.items():
             if address and self._addresses.get(node) != address:
-                # Only what is new: a member that moved may have told us its address itself since (R18).
+                # Only a changed address is set: a member that moved may have sent its new one in a greeting since.
                 self._addresses[node] = address
                 self._transport.set_address(node, address)
         self._known = frozenset(addresses)
@@ -341,21 +341,21 @@ class Peers:
         return link
 
     def _sweep_later(self) -> None:
-        """Look again when the first of the links to strangers may have been idle for long enough."""
-        strangers = [link for node, link in self.links.items() if node not in self._known]
-        if strangers and self._sweep is None:
+        """Schedules the next sweep for when the first link to a non-member may be idle for long enough."""
+        nonmembers = [link for node, link in self.links.items() if node not in self._known]
+        if nonmembers and self._sweep is None:
             # One millisecond more: in whole milliseconds a moment is reached when the clock shows it.
-            wait_ms = min(link.used_ms for link in strangers) + self._config.stranger_idle_ms - _now_ms() + 1
-            self._sweep = asyncio.get_running_loop().call_later(max(wait_ms, 1) / 1000, self._sweep_strangers)
+            wait_ms = min(link.used_ms for link in nonmembers) + self._config.nonmember_idle_ms - _now_ms() + 1
+            self._sweep = asyncio.get_running_loop().call_later(max(wait_ms, 1) / 1000, self._sweep_nonmembers)
 
-    def _sweep_strangers(self) -> None:
+    def _sweep_nonmembers(self) -> None:
         self._sweep = None
-        idle_since_ms = _now_ms() - self._config.stranger_idle_ms
+        idle_since_ms = _now_ms() - self._config.nonmember_idle_ms
         for node, link in list(self.links.items()):
             if node not in self._known and link.used_ms <= idle_since_ms:
-                LOGGER.info("peer=%d is no member and was not written to for a while: its link is closed", node)
+                LOGGER.info("peer=%d is not a member and had no messages for a while: closing its link", node)
                 self._forget(node)
-                # If it is added again, what the membership then says is news, though it be the old address.
+                # If it is added again, its address in the membership counts as new, even if it is the old one.
                 self._addresses.pop(node, None)
         self._sweep_later()
 
@@ -366,16 +366,12 @@ class Peers:
 
     @property
     def sent(self) -> int:
-        """Messages that left, on links that are and that were."""
+        """Messages sent, including those of closed links."""
         return self._forgotten[0] + sum(link.sent for link in self.links.values())
 
     @property
     def overflows(self) -> int:
         return self._forgotten[1] + sum(link.overflows for link in self.links.values())
-
-    def is_heard(self, node: NodeId) -> bool:
-        """Whether a stream from this peer is open."""
-        return node in self._incoming
 
     async def _serve(self, stream: Stream) -> None:
         if self._group is None:
@@ -388,19 +384,19 @@ class Peers:
             self._inbox.disconnected(peer)
         try:
             self._greet(peer, await stream.receive())
-            await self._heard.add(peer)
+            await self._seen_peers.add(peer)
             if peer in self.links:
                 self.links[peer].retry()
             while self._incoming.get(peer) is stream:
                 messages = decode_frame(await stream.receive())
                 for message in messages:
                     if message.sender != peer:
-                        raise StreamBrokenError(f"node {peer} speaks for node {message.sender}", node=peer)
+                        raise StreamBrokenError(f"node {peer} sends messages of node {message.sender}", node=peer)
                 self.received += len(messages)
                 self._inbox.received(messages)
-                await self._inbox.wait_for_room()
+                await self._inbox.wait_for_capacity()
         except ProtocolError as error:
-            LOGGER.error("peer=%d sent what cannot be read, its stream is broken off: %s", peer, error)
+            LOGGER.error("peer=%d sent an unreadable frame, breaking its stream: %s", peer, error)
             stream.close()
         except (StreamBrokenError, StreamClosedError):
             stream.close()
@@ -414,10 +410,10 @@ class Peers:
             kind, _version, fields = msgpack.unpackb(frame)
             address = str(fields["address"])
         except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-            raise StreamBrokenError(f"node {peer} does not begin with a greeting: {error}", node=peer) from error
+            raise StreamBrokenError(f"node {peer} did not send a greeting first: {error}", node=peer) from error
         if kind != "raft-greeting":
-            raise StreamBrokenError(f"node {peer} does not begin with a greeting", node=peer)
+            raise StreamBrokenError(f"node {peer} did not send a greeting first", node=peer)
         link = self.links.get(peer)
         if address and (peer not in self._known or link is None or not link.is_connected):
-            # A member that moved is not where the membership says; it cannot change that before it is heard (R18).
+            # A member that moved is not at the membership's address, and cannot change that before it is reachable.
             self._transport.set_address(peer, address)

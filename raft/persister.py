@@ -1,10 +1,9 @@
-"""Carries out persist effects: one at a time, all that wait in one go. One sync is shared by everybody who waits.
+"""Executes persist effects: all pending ones at once, with one shared sync.
 
-On a full disk it tries again until there is room: nothing is told as durable meanwhile, so this member acknowledges
-nothing and votes for nobody, and the others go on without it. What waits is bounded; past the bound the member stops.
+On a full disk it retries until there is space. Meanwhile nothing is reported as durable, so this member acknowledges
+nothing and votes for nobody, and the others continue without it. Pending bytes are bounded; past the bound the member
+stops.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
@@ -19,13 +18,12 @@ LOGGER = logging.getLogger(__name__)
 
 ENTRIES_AT_ONCE_MAX = 50_000
 WAITING_BYTES_MAX = 64 << 20
-"""Of entries that wait for room on a full disk."""
-ROOM_WAIT_S, TOLD_EVERY = 0.25, 40
+"""Limit of entries that wait for space on a full disk."""
+SPACE_RETRY_S, LOG_EVERY = 0.25, 40
 
 
 class Persister:
-    """Owns the stored log: nobody else writes to it while `run` runs. Any error of the storage but a full disk ends
-    `run`."""
+    """Owns the stored log: nothing else writes to it while `run` runs. Any storage error but a full disk ends `run`."""
 
     def __init__(self, storage: RaftStorage, persisted: Callable[[int], None]) -> None:
         self.rounds = 0
@@ -35,7 +33,7 @@ class Persister:
         self._waiting: list[Persist] = []
         self._newest = self._done = 0
         self._drop_before: tuple[int, Offset] | None = None
-        """With the number of the last persist that was asked for before it."""
+        """With the number of the last persist that was submitted before it."""
         self._wake = asyncio.Event()
 
     def put(self, persist: Persist) -> None:
@@ -44,8 +42,8 @@ class Persister:
         self._wake.set()
 
     def drop_before(self, offset: Offset) -> None:
-        """Remove entries below `offset` when there is time, after all that was put before: a snapshot may cover entries
-        that are not written yet, in the place of others that are not cut yet."""
+        """Removes entries below `offset`, after all effects that were put before: a snapshot may cover entries that are
+        not written yet, in place of others that are not truncated yet."""
         self._drop_before = (self._newest, offset)
         self._wake.set()
 
@@ -53,7 +51,7 @@ class Persister:
         while True:
             if self._waiting:
                 await self._persist()
-            # Also under steady load, or the stored log would grow without bound.
+            # Under steady load, too, or the stored log would grow without bound.
             if self._drop_before is not None and self._drop_before[0] <= self._done:
                 offset, self._drop_before = self._drop_before[1], None
                 try:
@@ -71,23 +69,25 @@ class Persister:
             count += 1
         batch = self._waiting[:count]
         del self._waiting[:count]
-        await self._persist_with_room(batch)
+        await self._persist_with_retries(batch)
         self.rounds += 1
         self._done = batch[-1].number
         self._persisted(self._done)
 
-    async def _persist_with_room(self, batch: list[Persist]) -> None:
-        """The same batch until it is stored: it may be stored in part, and goes on from there."""
+    async def _persist_with_retries(self, batch: list[Persist]) -> None:
+        """Retries the same batch until it is stored; a partly stored batch continues where it stopped."""
         tries = 0
         while True:
             try:
                 await self._storage.persist(batch)
+                if tries:
+                    LOGGER.info("this member takes part again: there is space after %d attempts", tries)
                 return
             except DiskFullError as error:
-                if tries % TOLD_EVERY == 0:
-                    LOGGER.error("this member takes no part until there is room: %s", error)
+                if tries % LOG_EVERY == 0:
+                    LOGGER.error("this member does not take part until there is space: %s", error)
                 tries += 1
                 waiting = [*batch, *self._waiting]
-                if sum(len(entry.data) for one in waiting for entry in one.entries) > WAITING_BYTES_MAX:
+                if sum(len(entry.data) for persist in waiting for entry in persist.entries) > WAITING_BYTES_MAX:
                     raise
-            await asyncio.sleep(ROOM_WAIT_S)
+            await asyncio.sleep(SPACE_RETRY_S)

@@ -1,14 +1,12 @@
-"""What a leader knows of one peer, and what it may send to it.
+"""A leader's view of one peer, and what it may send to it. Pure.
 
     PROBE       one append at a time, until the peer's log is found to agree at `next`
     REPLICATE   pipelined: `next` runs ahead of `match`, with bounded bytes and messages in flight
-    SNAPSHOT    the peer needs entries that are gone: pieces of a snapshot, one at a time
+    SNAPSHOT    the peer needs dropped entries: chunks of a snapshot, one at a time
 
-`match` is what the peer has said that it has synced in this epoch: it never falls while the leader leads, and
-`match <= next`. Losing the stream, a rejection, or silence brings a peer back to PROBE.
+`match` is what the peer has acknowledged as synced in this epoch: it never falls while the leader leads, and `match <=
+next` (`validate`). A broken stream, a rejection, or silence brings a peer back to PROBE.
 """
-
-from __future__ import annotations
 
 from collections import deque
 from enum import Enum
@@ -23,38 +21,20 @@ class Mode(Enum):
     SNAPSHOT = "snapshot"
 
 
-# Names of our own: `Mode.X` is slow in Python 3.11 (see `core`).
+# Local aliases: `Mode.X` is slow in Python 3.11 (see `core`).
 PROBE, REPLICATE, SNAPSHOT = Mode.PROBE, Mode.REPLICATE, Mode.SNAPSHOT
 
 
 class Progress:
-    __slots__ = (
-        "active_ms",
-        "advanced_ms",
-        "asked_ms",
-        "counts",
-        "directory",
-        "inflight",
-        "inflight_bytes",
-        "match",
-        "mode",
-        "next",
-        "paused",
-        "position",
-        "probe",
-        "sent_ms",
-        "snapshot",
-    )
-
     def __init__(self, *, next_offset: Offset, directory: bytes, now_ms: int) -> None:
         self.directory = directory
         self.match = Offset(0)
         self.next = next_offset
         self.mode = PROBE
         self.paused = False
-        """PROBE and SNAPSHOT: something is out, its answer is awaited."""
+        """PROBE and SNAPSHOT: waits for a response."""
         self.inflight: deque[tuple[Offset, int]] = deque()
-        """REPLICATE: (end offset, bytes) of each append that is out, oldest first."""
+        """REPLICATE: (end offset, bytes) of each append in flight, oldest first."""
         self.inflight_bytes = 0
         self.snapshot: SnapshotId | None = None
         self.position = 0
@@ -62,11 +42,20 @@ class Progress:
         self.counts = True
         self.active_ms = now_ms
         self.advanced_ms = now_ms
-        """When it last had everything that was to be had, or came a step nearer."""
+        """When it last had everything, or made progress."""
         self.sent_ms = now_ms
-        """When the last append left, entries or heartbeat."""
+        """When the last append was sent, entries or heartbeat."""
         self.asked_ms = now_ms
-        """When what is awaited (`paused`) was sent."""
+        """When the request that `paused` waits for was sent."""
+
+    def validate(self, log_end: Offset) -> None:
+        """Asserts the invariants, of a leader whose log ends at `log_end`."""
+        assert self.match <= self.next <= log_end, f"match {self.match}, next {self.next} of a log up to {log_end}"
+        assert self.inflight_bytes == sum(size for _, size in self.inflight), "bytes in flight are counted"
+        assert not self.inflight or self.mode is REPLICATE, f"appends in flight in {self.mode.value}"
+        assert not self.inflight or self.match < self.inflight[0][0], "an append in flight is acknowledged"
+        assert not self.inflight or self.inflight[-1][0] == self.next, "the last append in flight ends at next"
+        assert (self.snapshot is not None) == (self.mode is SNAPSHOT), f"{self.mode.value}: snapshot {self.snapshot}"
 
     def to_probe(self, next_offset: Offset) -> None:
         self.mode = PROBE
@@ -91,7 +80,7 @@ class Progress:
         self.inflight_bytes = 0
 
     def sent(self, end: Offset, size: int, now_ms: int) -> None:
-        """An append with entries up to `end` left for this peer."""
+        """Notes an append with entries up to `end` as sent."""
         if self.mode is PROBE:
             self.paused = True
             self.asked_ms = now_ms
@@ -101,7 +90,7 @@ class Progress:
             self.inflight_bytes += size
 
     def acked(self, match: Offset) -> bool:
-        """The peer has synced up to `match`; True if that is news."""
+        """Notes that the peer has synced up to `match`; returns True if that is an advance."""
         while self.inflight and self.inflight[0][0] <= match:
             self.inflight_bytes -= self.inflight.popleft()[1]
         if match <= self.match:

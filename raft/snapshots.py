@@ -1,4 +1,4 @@
-"""Snapshots as files: one file holds the whole state up to an offset, and the membership that was in force there.
+"""Snapshot files: one file holds the whole state up to an offset, and the membership that was in force there. Pure.
 
     name      %020d-%010d.snapshot     offset, epoch of the last entry below it
 
@@ -12,18 +12,17 @@
                   4      CRC-32C of everything before it
     end
 
-A file gets its name when it is whole and on the device: it is written as `.new` (taken here) or `.part` (received),
-then synced, renamed, and the directory synced. So a file with the right name and wrong bytes was spoilt by the disk. It
-is set aside under the name `.corrupt`, never removed: it may be the best copy that is left (R19).
+A file gets its name when it is complete and durable: it is written as `.new` (taken here) or `.part` (received), then
+synced, renamed, and the directory synced. So a file with the right name and wrong bytes was damaged by the disk. It is
+renamed to `.corrupt`, never removed: it may be the best copy that is left.
 
-Reading checks everything: magic, header, each chunk, the whole, and that name and header agree. The checks run in
-`Work`, the pieces of a transfer are raw bytes of the file, and the receiver checks the whole before it gives it a name.
+Readers check everything: magic, header, each chunk, the whole, and that name and header agree. The checks run in
+`Work`. A transfer sends raw bytes of the file; the receiver checks the whole before it gives it a name.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import closing
 from struct import Struct
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ from tidelog.world.work import Work
 
 MAGIC = b"TLSNAP01"
 CHUNK_BYTES = 256 << 10
-PIECE_BYTES = 256 << 10
+TRANSFER_BYTES = 256 << 10
 SNAPSHOT_BYTES_MAX = 4 << 30
 
 _PREFIX = Struct(">8sII")
@@ -49,7 +48,7 @@ _LEFT_OVER = (".new", ".part")
 
 
 class Snapshot(NamedTuple):
-    """A snapshot that was read and found to be sound."""
+    """A snapshot that was read and checked."""
 
     id: SnapshotId
     membership: Membership
@@ -61,12 +60,12 @@ def file_name(snapshot: SnapshotId) -> str:
 
 
 def parse_name(name: str) -> SnapshotId | None:
-    found = _NAME.fullmatch(name)
-    return SnapshotId(Offset(int(found[1])), Epoch(int(found[2]))) if found else None
+    match = _NAME.fullmatch(name)
+    return SnapshotId(Offset(int(match[1])), Epoch(int(match[2]))) if match else None
 
 
 def encode_file(snapshot: SnapshotId, membership: Membership, data: bytes) -> list[bytes]:
-    """The file's bytes, as buffers to be written one after the other."""
+    """Returns the file's bytes, as buffers to be written one after the other."""
     fields = {"offset": snapshot.offset, "epoch": snapshot.epoch, "membership": membership.encode(), "bytes": len(data)}
     header: bytes = msgpack.packb(["snapshot", 1, fields])
     buffers = [_PREFIX.pack(MAGIC, len(header), crc32c(header)), header]
@@ -82,19 +81,19 @@ def encode_file(snapshot: SnapshotId, membership: Membership, data: bytes) -> li
 
 
 def decode_file(data: bytes, *, path: str) -> Snapshot:
-    """The snapshot in these bytes; `CorruptStateError` names the first thing that is wrong."""
+    """Returns the snapshot in these bytes; `CorruptStateError` names the first problem."""
     view = memoryview(data)
     if len(data) < _PREFIX.size + 8:
         raise _corrupt(path, f"{len(data)} bytes are too few")
     magic, header_bytes, header_crc = _PREFIX.unpack_from(data)
     position = _PREFIX.size + header_bytes
     if magic != MAGIC or position + 8 > len(data):
-        raise _corrupt(path, "it does not begin like one")
+        raise _corrupt(path, "it has no snapshot header")
     header = view[_PREFIX.size : position]
     if crc32c(header) != header_crc:
         raise _corrupt(path, "its header fails its CRC")
     if crc32c(view[:-4]) != int.from_bytes(view[-4:], "big"):
-        raise _corrupt(path, "it fails its CRC as a whole")
+        raise _corrupt(path, "the file fails its CRC")
     snapshot, membership, size = _parse_header(bytes(header), path)
     chunks: list[bytes] = []
     while True:
@@ -120,7 +119,7 @@ def _parse_header(header: bytes, path: str) -> tuple[SnapshotId, Membership, int
         snapshot = SnapshotId(Offset(int(fields["offset"])), Epoch(int(fields["epoch"])))
         membership, size = Membership.decode(fields["membership"]), int(fields["bytes"])
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise _corrupt(path, f"its header cannot be read: {error}") from error
+        raise _corrupt(path, f"its header is unreadable: {error}") from error
     if kind != "snapshot" or version != 1:
         raise _corrupt(path, f"it is a {kind} of version {version}")
     return snapshot, membership, size
@@ -131,25 +130,22 @@ def _corrupt(path: str, why: str) -> CorruptStateError:
 
 
 def read_file(disk: Disk, path: str) -> Snapshot:
-    """Read and check a snapshot, blocking: for `Work`."""
-    file = disk.open(path)
-    try:
+    """Reads and checks a snapshot; blocks, for `Work`."""
+    with closing(disk.open(path)) as file:
         return decode_file(file.read(0, file.size), path=path)
-    finally:
-        file.close()
 
 
 def check_file(disk: Disk, path: str) -> SnapshotId:
-    """As `read_file`, for one that only wants to know whether it is sound: the state does not travel."""
+    """Like `read_file`, without returning the state."""
     return read_file(disk, path).id
 
 
 class SnapshotFiles:
     """The snapshots in one directory of a disk. One task writes (takes or receives) at a time.
 
-    Whatever checks a file raises `WorkFailedError` if the helper process died: that says nothing about the file.
+    Methods that check a file raise `WorkFailedError` if the helper process died: that says nothing about the file.
 
-    Invariant: `ids` are those files that have a snapshot's name, oldest first.
+    Invariant: `ids` are the files that have a snapshot's name, oldest first.
     """
 
     def __init__(self, disk: Disk, work: Work, path: str) -> None:
@@ -163,7 +159,7 @@ class SnapshotFiles:
         return f"{self._path}/{file_name(snapshot)}"
 
     def open(self) -> None:
-        """Look what is there; what an interrupted write left behind goes."""
+        """Lists the snapshots; removes what an interrupted write left."""
         for name in self._disk.list(self._path):
             if name.endswith(_LEFT_OVER):
                 self._disk.remove(f"{self._path}/{name}")
@@ -174,22 +170,22 @@ class SnapshotFiles:
         self._drop_part()
 
     async def read(self, snapshot: SnapshotId) -> Snapshot:
-        """The snapshot, checked; `CorruptStateError` if it is not what it was, or not the one that its name says."""
+        """Returns the snapshot, checked; `CorruptStateError` if it is damaged, or not the one that its name says."""
         path = self.path_of(snapshot)
-        found = await self._work.run(read_file, self._disk, path)
-        if found.id != snapshot:
-            raise _corrupt(path, f"it holds the snapshot {found.id.offset}-{found.id.epoch}")
-        return found
+        read = await self._work.run(read_file, self._disk, path)
+        if read.id != snapshot:
+            raise _corrupt(path, f"it holds the snapshot {read.id.offset}-{read.id.epoch}")
+        return read
 
     async def check(self, snapshot: SnapshotId) -> None:
-        """As `read`, without the state."""
+        """Like `read`, without the state."""
         path = self.path_of(snapshot)
         found = await self._work.run(check_file, self._disk, path)
         if found != snapshot:
             raise _corrupt(path, f"it holds the snapshot {found.offset}-{found.epoch}")
 
     async def write(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
-        """Durable under its name when this returns; one of the same name is replaced."""
+        """Writes a snapshot; it is durable under its name when this returns. Replaces one of the same name."""
         path = self.path_of(snapshot)
         self._disk.remove(path + ".new")
         file = self._disk.open(path + ".new", create=True)
@@ -216,28 +212,25 @@ class SnapshotFiles:
         await self._disk.sync_many([], [self._path])
 
     async def set_aside(self, snapshot: SnapshotId) -> str:
-        """Take the name from a spoilt file and keep its bytes; returns where they are."""
+        """Renames a corrupt file and keeps its bytes; returns its new path."""
         kept = self.path_of(snapshot) + ".corrupt"
         self._disk.rename(self.path_of(snapshot), kept)
-        self.ids.remove(snapshot)  # at once: another reader of the same file must find that it is gone
+        self.ids.remove(snapshot)  # before the sync: another reader of the file must see that it is gone
         await self._disk.sync_many([], [self._path])
         return kept
 
     # Transfer.
 
-    async def read_piece(self, snapshot: SnapshotId, position: int) -> tuple[bytes, int] | None:
-        """Raw bytes of the file from `position`, and its size; None if it is gone."""
+    async def read_chunk(self, snapshot: SnapshotId, position: int) -> tuple[bytes, int] | None:
+        """Returns raw bytes of the file from `position`, and its size; None if it is gone."""
         if snapshot not in self.ids:
             return None
-        file = self._disk.open(self.path_of(snapshot))
-        try:
-            return await file.read_async(position, PIECE_BYTES), file.size
-        finally:
-            file.close()
+        with closing(self._disk.open(self.path_of(snapshot))) as file:
+            return await file.read_async(position, TRANSFER_BYTES), file.size
 
-    async def write_piece(self, chunk: SnapshotChunk) -> int | Snapshot:
-        """Store a received piece. The position that is wanted next or, after the last piece, the snapshot: checked,
-        durable, under its name. `CorruptStateError` if what was received is not a sound snapshot of this id."""
+    async def write_chunk(self, chunk: SnapshotChunk) -> int | Snapshot:
+        """Stores a received chunk. Returns the next position or, after the last chunk, the snapshot: checked, durable,
+        under its name. Raises `CorruptStateError` if the received bytes are not a sound snapshot of this id."""
         if chunk.position == 0:
             self._drop_part()
             path = self.path_of(chunk.snapshot) + ".part"
@@ -250,7 +243,7 @@ class SnapshotFiles:
             return file.size
         if not 0 < chunk.total_bytes <= SNAPSHOT_BYTES_MAX or chunk.position + len(chunk.data) > chunk.total_bytes:
             self._drop_part()
-            raise _corrupt(file.path, f"a piece at {chunk.position} of {chunk.total_bytes} bytes does not fit")
+            raise _corrupt(file.path, f"a chunk at {chunk.position} exceeds its {chunk.total_bytes} bytes")
         file.append(chunk.data)
         if file.size < chunk.total_bytes:
             return file.size
@@ -263,7 +256,7 @@ class SnapshotFiles:
             if found.id != snapshot:
                 raise _corrupt(file.path, f"it holds the snapshot {found.id.offset}-{found.id.epoch}")
         except (CorruptStateError, WorkFailedError):
-            self._drop_part()  # a part that is whole and has no name would be in the way of the next one
+            self._drop_part()  # a complete part without a name would block the next one
             raise
         file.close()
         self._part = None

@@ -1,6 +1,4 @@
-"""What a Raft group is for: the state machine that its committed entries are applied to. Given by the owner."""
-
-from __future__ import annotations
+"""The interface of the state machine that the owner of a Raft group implements. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -11,65 +9,66 @@ from tidelog.raft.messages import Entry, SnapshotId
 
 
 class SnapshotJob(NamedTuple):
-    """A state that no later `apply` changes, and how to turn it into bytes elsewhere: `encode(*values)`.
+    """An immutable state, and a function that encodes it elsewhere: `encode(*values)`.
 
-    `encode` is a module-level function and the values can be pickled, as `world.work` asks for.
+    `encode` is a module-level function and the values are picklable, as `world.work` requires.
     """
 
     encode: Callable[..., bytes]
     values: tuple[Any, ...]
 
 
-class Follower(Protocol):
-    """Takes committed entries. What an observer has; a member of the group is told of roles as well."""
+class CommitListener(Protocol):
+    """Receives committed entries. An observer has one; a member of the group also receives role changes."""
 
     def apply(self, first: Offset, entries: Sequence[Entry]) -> None:
-        """Committed entries from offset `first` on: in order, each once, without gaps. Only DATA entries mean something
-        to the owner; the others are there so that offsets can be counted. An exception stops the node."""
+        """Applies committed entries from offset `first` on: in order, each once, without gaps. Only DATA entries are
+        the owner's; the others keep offsets contiguous. An exception stops the node."""
         ...
 
     def load_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
-        """Replace the whole state; the next `apply` begins at `snapshot.offset`."""
+        """Replaces the whole state; the next `apply` begins at `snapshot.offset`."""
         ...
 
 
 @runtime_checkable
-class PreparesEntries(Protocol):
-    """A follower whose entries may be so large that applying some on the spot would hold up the event loop."""
+class EntryPreparer(Protocol):
+    """A listener whose entries may be too large to apply in one turn of the event loop."""
 
     async def prepare(self, first: Offset, entries: Sequence[Entry]) -> None:
-        """Called before `apply` with the same entries: do the long part, in slices, and change nothing yet."""
+        """Called before `apply` with the same entries: does the long part in slices, and changes no visible state."""
         ...
 
 
 @runtime_checkable
-class PreparesSnapshots(Protocol):
-    """A follower whose snapshots may be so large that loading one on the spot would hold up the event loop."""
+class SnapshotPreparer(Protocol):
+    """A listener whose snapshots may be too large to load in one turn of the event loop."""
 
     async def prepare_snapshot(self, data: bytes) -> None:
-        """Called before `load_snapshot` with the same bytes: do the long part, in slices, and change nothing yet."""
+        """Called before `load_snapshot` with the same bytes: does the long part in slices, and changes no visible
+        state."""
         ...
 
 
-async def apply_entries(machine: Follower, first: Offset, entries: Sequence[Entry]) -> None:
-    """Prepare and apply. The state changes in the last step, in which the caller goes on at once."""
-    if isinstance(machine, PreparesEntries):
+async def apply_entries(machine: CommitListener, first: Offset, entries: Sequence[Entry]) -> None:
+    """Prepares and applies. The state changes in the last step."""
+    if isinstance(machine, EntryPreparer):
         await machine.prepare(first, entries)
     machine.apply(first, entries)
 
 
-async def load_snapshot(machine: Follower, snapshot: SnapshotId, data: bytes) -> None:
-    """Prepare and load. The state changes in the last step, in which the caller goes on at once."""
-    if isinstance(machine, PreparesSnapshots):
+async def load_snapshot(machine: CommitListener, snapshot: SnapshotId, data: bytes) -> None:
+    """Prepares and loads. The state changes in the last step."""
+    if isinstance(machine, SnapshotPreparer):
         await machine.prepare_snapshot(data)
     machine.load_snapshot(snapshot, data)
 
 
-class StateMachine(Follower, Protocol):
+class StateMachine(CommitListener, Protocol):
     def take_snapshot(self) -> bytes | SnapshotJob:
-        """The state after everything that was applied, captured now."""
+        """Returns the present state: everything that was applied."""
         ...
 
     def role_changed(self, change: RoleChange) -> None:
-        """In order with `apply`: whoever hears that it leads has applied all that was known as committed by then."""
+        """Called in order with `apply`: a new leader has applied everything that was known as committed by then."""
         ...

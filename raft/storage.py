@@ -1,39 +1,39 @@
-"""What a Raft member keeps: epoch and vote, its log, its snapshots. Durable before anything that depends on it is said.
+"""Stores epoch, vote, log and snapshots of a Raft member.
 
-Where it is kept, in one disk (a log directory) and its state store:
+A write is durable before anything that depends on it is sent.
 
-    store  raft/format     [cluster id, directory id, node id]: written once, see `belonging`
-    store  raft/state      epoch, vote, synced end, recovering_until, loss_epoch: one value, so that it changes at once
-    store  raft/snapshots  the catalogue: the snapshots that should be there, and their memberships
-    store  raft/tail       entries that a cut under way must not lose, see `_keep_tail`
-    disk   raft/identity   the format again, as text: tells a lost state store from a directory that is new
+Layout, in one disk (a log directory) and its state store:
+
+    store  raft/format     [cluster id, directory id, node id]: written once, see `directory_identity`
+    store  raft/state      epoch, vote, synced end, recovering_until, loss_epoch: one value, so changes are atomic
+    store  raft/snapshots  the catalogue: the expected snapshots and their memberships
+    store  raft/tail       entries that a running truncation must not lose, see `_keep_tail`
+    disk   raft/identity   the format again, as text: distinguishes a lost state store from a new directory
     disk   raft/<offset>-<epoch>.snapshot     see `snapshots`
-    disk   raft/<label>-0/                    the log, as `log` keeps every log
+    disk   raft/<label>-0/                    the log, in the format of `log`
 
 One entry is one record and one offset. Entries of one epoch that are written together are one record batch, whose
-leader epoch is the Raft epoch. The record's key is [kind: 1 byte][epoch: 4 bytes]: the batch's own leader epoch is not
-under its CRC, and an epoch that rots would break Raft's proofs.
+leader epoch is the Raft epoch. The record's key is [kind: 1 byte][epoch: 4 bytes]: the batch's leader epoch is not
+covered by its CRC, and a corrupt epoch would break Raft's proofs.
 
 Rules:
 
 1. `persist` ends with a sync of the log, then one commit of `raft/state` with the new synced end. An entry counts as
    durable only after that.
-2. Before the log is cut or dropped, the synced end is lowered durably, together with the epoch that demands it: what
-   was acknowledged in the stored epoch is there. So a log that ends below its synced end, or is corrupt below it, has
-   lost what was acknowledged: the mark `recovering_until` is stored, in the commit that lowers the synced end, before
-   the core exists (design: rules of safety, 6).
-3. No vote without memory: a formatted directory whose `raft/state` is missing or unreadable is refused (R11). A wiped
-   directory must be formatted anew and has another directory id: it is another voter (R10).
-4. A snapshot that fails its checks is set aside and never leads to a deletion (R19). An older one with a complete log
-   behind it takes its place; the log is kept back to the second newest snapshot for that. Without one, a member of a
-   larger group comes up recovering and gets the state from the leader; a group of one refuses to start.
-5. The only voter of a group that has lost synced entries refuses to start: nobody can restore them, and to go on
-   without them would be to lose what was acknowledged and not to say so.
+2. Before the log is truncated or reset, the synced end is lowered durably, together with the epoch that requires it. So
+   a log that ends below its synced end, or is corrupt below it, has lost acknowledged entries: `recovering_until` is
+   stored, in the commit that lowers the synced end, before the core exists. Without it, the core could vote for a
+   candidate that lacks those entries.
+3. A formatted directory whose `raft/state` is missing or unreadable is rejected: it may have voted. A wiped directory
+   must be formatted again and has another directory id: it is a different voter.
+4. A snapshot that fails its checks is set aside and never leads to a deletion. An older one with a complete log
+   after it replaces it; the log is kept back to the second newest snapshot for that. Without one, a member of a larger
+   group starts as recovering and gets the state from the leader; a group of one does not start.
+5. A single voter that has lost synced entries does not start: no other node can restore them, and starting without
+   them would silently lose acknowledged data.
 6. A snapshot that is newer than the log, or contradicts it, wins as in `RaftCore._on_snapshot_installed`: it is
-   committed state, and a crash between its installation and the reset of the log leaves just this.
+   committed state, and a crash between its installation and the reset of the log leaves this state.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -45,10 +45,10 @@ from uuid import UUID
 
 from tidelog.log.batch import read_header
 from tidelog.log.config import FOREVER_MS, LogConfig
-from tidelog.log.files import FilePool
+from tidelog.log.file_pool import FilePool
 from tidelog.log.group_commit import GroupCommit
 from tidelog.log.log import Log
-from tidelog.log.opening import proves_damage
+from tidelog.log.log_opener import proves_damage
 from tidelog.model.errors import (
     CorruptBatchError,
     CorruptStateError,
@@ -60,19 +60,17 @@ from tidelog.model.errors import (
     UnsyncedError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset, PartitionId, TopicId
-from tidelog.raft import belonging
-from tidelog.raft.belonging import FORMAT_KEY, ROOT
+from tidelog.raft import directory_identity
 from tidelog.raft.config import BootState
+from tidelog.raft.directory_identity import FORMAT_KEY, ROOT
 from tidelog.raft.effects import HardState, Persist
-from tidelog.raft.entries import STORED_BYTES_MAX, UnsoundLogError, decode_entries, encode_entries
-from tidelog.raft.heard import HEARD_KEY, NOBODY
+from tidelog.raft.entries import STORED_BYTES_MAX, CorruptEntriesError, decode_entries, encode_entries
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Membership, VoterKey
 from tidelog.raft.messages import Entry, EntryKind, SnapshotChunk, SnapshotId
-from tidelog.raft.snapshots import Snapshot, SnapshotFiles
-from tidelog.raft.stored import (
-    Change,
+from tidelog.raft.persistent_state import (
     Identity,
-    StoredState,
+    MergedPersist,
+    PersistentState,
     merge,
     pack_catalogue,
     pack_state,
@@ -81,6 +79,8 @@ from tidelog.raft.stored import (
     unpack_state,
     unpack_tail,
 )
+from tidelog.raft.seen_peers import NO_PEERS, SEEN_PEERS_KEY
+from tidelog.raft.snapshots import Snapshot, SnapshotFiles
 from tidelog.world.clock import Clock
 from tidelog.world.disk import Disk
 from tidelog.world.store import StateStore
@@ -100,13 +100,13 @@ SNAPSHOTS_KEPT = 2
 READ_BYTES = 4 << 20
 OPEN_ATTEMPTS_MAX = 6
 OPEN_RETRY_S = 0.1
-"""Doubles with each attempt: some 3 s altogether."""
+"""Initial backoff; doubles with each attempt, some 3 s in total."""
 CHECKPOINT_BYTES = 8 << 20
-"""The log's recovery point moves up at least after so many bytes: what a restart has to scan."""
+"""The log's recovery point advances at least after this many bytes, which bounds the scan at a restart."""
 
 
 def default_log_config() -> LogConfig:
-    """Entries go by snapshot, never by age or size."""
+    """Entries are dropped by snapshot, never by age or size."""
     return LogConfig(
         segment_bytes=64 << 20,
         segment_ms=FOREVER_MS,
@@ -118,21 +118,21 @@ def default_log_config() -> LogConfig:
 
 
 @dataclass(slots=True)
-class _Begun:
-    """How far `persist` has come: on a full disk it stops where it is, and goes on when it is called again."""
+class _PersistProgress:
+    """The progress of `persist`: on a full disk it stops, and continues when it is called again."""
 
     persists: Sequence[Persist]
-    change: Change
-    is_cut: bool = False
+    change: MergedPersist
+    is_truncated: bool = False
     has_written: bool = False
     tail: tuple[Offset, Sequence[Entry]] | None = None
-    """What the cut takes along, see `_keep_tail`: where it begins, and the entries."""
+    """What the truncation also removes, see `_keep_tail`: first offset and entries."""
 
 
 class RaftStorage:
-    """One member's storage. `format` once in the life of a directory, `open` once in the life of a process.
+    """One member's storage. `format` once per directory, `open` once per process.
 
-    One task at a time calls `persist` and `drop_before`; snapshots are written by one other task.
+    One task at a time calls `persist` and `drop_before`; one other task writes snapshots.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class RaftStorage:
         group_commit: GroupCommit | None = None,
         on_failure: Callable[[StorageError], None] | None = None,
     ) -> None:
-        """`files` and `group_commit` are the disk's, where it is shared with other logs; `on_failure` hears of a
-        failed sync where it is not."""
+        """`files` and `group_commit` are passed if other logs share the disk; otherwise `on_failure` is called for a
+        failed sync."""
         self.disk = disk
         self.store = store
         self.cluster_id = cluster_id
@@ -162,46 +162,46 @@ class RaftStorage:
         self._group_commit = group_commit or GroupCommit(disk, on_failure=on_failure or (lambda _: None))
         self._owns = (files is None, group_commit is None)
         self._log: Log | None = None
-        self._state = StoredState(HardState(Epoch(0), None), Offset(0))
+        self._state = PersistentState(HardState(Epoch(0), None), Offset(0))
         self._is_detached = False
         self._bytes_since_checkpoint = 0
-        self._begun: _Begun | None = None
+        self._progress: _PersistProgress | None = None
         self.snapshots = SnapshotFiles(disk, work, ROOT)
         self.me = VoterKey(node, bytes(DIRECTORY_ID_BYTES))
-        self.commits = 0
-        self.entries_stored = 0
         self.boot_data = b""
-        """The state of the snapshot that `open` chose; whoever loads it may drop it."""
+        """The state of the snapshot that `open` chose; the driver drops it after loading."""
         self.notes: list[str] = []
-        """What opening found and did that an operator should know, as sentences."""
+        """Messages for the operator about what `open` found and repaired."""
 
     # Formatting.
 
     async def format(self, *, directory: bytes, membership: Membership) -> None:
-        """Prepare an empty directory. `directory` is a new random id; `membership` the first voters, or an empty one
-        for a node that is added to a running group. Refuses one that is formatted, or was and lost its store."""
+        """Formats an empty directory. `directory` is a new random id; `membership` the first voters, or an empty one
+        for a node that joins a running group. Rejects a directory that is formatted, or was and lost its store."""
         assert len(directory) == DIRECTORY_ID_BYTES, "a directory id has 16 bytes"
-        belonging.check_unformatted(self.disk, self.store)
+        directory_identity.check_unformatted(self.disk, self.store)
         identity = Identity(self.cluster_id, directory, self.node)
         self.disk.make_directory(ROOT)
         await self.disk.sync_many([], [""])
         await self.snapshots.write(FIRST_SNAPSHOT, membership, b"")
-        state = StoredState(HardState(Epoch(0), None), Offset(0))
+        state = PersistentState(HardState(Epoch(0), None), Offset(0))
         await self.store.commit(
             {
-                FORMAT_KEY: belonging.pack_identity(identity),
+                FORMAT_KEY: directory_identity.pack_identity(identity),
                 STATE_KEY: pack_state(state),
                 CATALOGUE_KEY: pack_catalogue({FIRST_SNAPSHOT: membership}),
-                HEARD_KEY: NOBODY,
+                SEEN_PEERS_KEY: NO_PEERS,
             }
         )
-        await belonging.write_identity(self.disk, identity)
+        await directory_identity.write_identity(self.disk, identity)
 
     # Opening.
 
     async def open(self) -> BootState:
-        """Check, repair, and say what to start from. All that is returned is durable."""
-        identity = await belonging.check_identity(self.disk, self.store, cluster_id=self.cluster_id, node=self.node)
+        """Checks and repairs the storage; returns the state to start from. All of it is durable."""
+        identity = await directory_identity.check_identity(
+            self.disk, self.store, cluster_id=self.cluster_id, node=self.node
+        )
         self.me = VoterKey(self.node, identity.directory)
         self._state = self._read_state()
         catalogue = self._read_catalogue()
@@ -212,7 +212,7 @@ class RaftStorage:
         if snapshot is None:
             return await self._boot_without_state(catalogue)
         entries, sound_end = await self._read_entries(log, snapshot.id)
-        await self._settle(log, snapshot, entries, sound_end, max(catalogue).offset)
+        await self._reconcile(log, snapshot, entries, sound_end, max(catalogue).offset)
         self.boot_data = snapshot.data
         hard_state, state = self._state.hard_state, self._state
         return BootState(
@@ -226,31 +226,31 @@ class RaftStorage:
             state.loss_epoch,
         )
 
-    def _read_state(self) -> StoredState:
-        stored = belonging.read(self.disk, self.store, STATE_KEY)
+    def _read_state(self) -> PersistentState:
+        stored = directory_identity.read(self.disk, self.store, STATE_KEY)
         if stored is None:
-            raise belonging.lost(self.disk, "its epoch and vote are gone")
+            raise directory_identity.lost(self.disk, "its epoch and vote are gone")
         try:
             return unpack_state(stored)
         except CorruptStateError as error:
-            raise belonging.lost(self.disk, str(error)) from error
+            raise directory_identity.lost(self.disk, str(error)) from error
 
     def _read_catalogue(self) -> dict[SnapshotId, Membership]:
-        stored = belonging.read(self.disk, self.store, CATALOGUE_KEY)
+        stored = directory_identity.read(self.disk, self.store, CATALOGUE_KEY)
         if stored is None:
-            raise belonging.lost(self.disk, "its catalogue of snapshots is gone")
+            raise directory_identity.lost(self.disk, "its catalogue of snapshots is gone")
         return unpack_catalogue(stored)
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of an attempt; others follow a failed one, unless that proves damage. Nothing is given up for an
-        error that may pass: the last one is raised, and the node does not start."""
+        """Retries an operation unless its error proves damage. Data is never given up for an error that may be
+        transient: the last error is raised, and the node does not start."""
         for number in range(OPEN_ATTEMPTS_MAX - 1):
             try:
                 return await attempt()
             except TidelogError as error:
                 if proves_damage(error) or isinstance(error, UnsyncedError):
                     raise
-                self.notes.append(f"tried again: {error}")
+                self.notes.append(f"retried: {error}")
             await asyncio.sleep(OPEN_RETRY_S * 2**number)
         return await attempt()
 
@@ -268,7 +268,8 @@ class RaftStorage:
         )
 
     async def _choose_snapshot(self, log: Log, catalogue: dict[SnapshotId, Membership]) -> Snapshot | None:
-        """The newest sound snapshot that the log continues, or that the log ends before; None if there is none."""
+        """Returns the newest sound snapshot that the log continues, or that is newer than the log; None if there is
+        none."""
         for snapshot in sorted({*catalogue, *self.snapshots.ids}, reverse=True):
             if snapshot.offset < log.start_offset:
                 break
@@ -281,13 +282,13 @@ class RaftStorage:
                 kept = await self.snapshots.set_aside(snapshot)
                 self.notes.append(f"{error}; kept as {kept}")
         if log.start_offset == 0 and catalogue:
-            # Entries from the very first on are all that there is to know. Their memberships replace the newest known
-            # one, which is right where they hold none.
+            # The log holds every entry. Their memberships replace the newest known one, which is right where they hold
+            # none.
             return Snapshot(FIRST_SNAPSHOT, catalogue[max(catalogue)], b"")
         return None
 
     async def _boot_without_state(self, catalogue: dict[SnapshotId, Membership]) -> BootState:
-        """No sound snapshot and no complete log: a leader has the state, or nobody has."""
+        """Starts without a sound snapshot and without a complete log: only a leader may have the state."""
         newest = max(catalogue)
         membership = catalogue[newest]
         if not any(member.node != self.node for member in membership.voters):
@@ -298,9 +299,9 @@ class RaftStorage:
             )
         state = self._state
         until = max(state.synced_end, newest.offset, state.recovering_until or 0)
-        self.notes.append(f"the state up to {until} is lost here; this voter does not count until a leader restored it")
+        self.notes.append(f"the state up to {until} is lost here; this voter does not count until a leader restores it")
         self._is_detached = True
-        # Nothing is removed: the log stays as it is until a leader has sent what replaces it.
+        # Nothing is removed: the log stays until a leader has sent what replaces it.
         await self._commit(
             replace(state, synced_end=Offset(0), recovering_until=Offset(until), loss_epoch=state.hard_state.epoch)
         )
@@ -309,8 +310,8 @@ class RaftStorage:
         )
 
     async def _read_entries(self, log: Log, snapshot: SnapshotId) -> tuple[list[Entry], Offset | None]:
-        """Entries from the snapshot on, and where the sound part of the log ends; None if the log contradicts the
-        snapshot, which is committed: then none of its entries from there on ever was."""
+        """Returns the entries from the snapshot on, and where the sound part of the log ends; None if the log
+        contradicts the snapshot: the snapshot is committed, so none of the log's entries from there on ever was."""
         end = log.end_offset if log.damaged is None else min(log.end_offset, log.damaged.good_end)
         if log.damaged is not None:
             self.notes.append(f"the log is damaged at {log.damaged.good_end}: {log.damaged.reason}")
@@ -327,43 +328,43 @@ class RaftStorage:
                     if offset >= snapshot.offset:
                         entries.append(entry)
                     at, last_epoch = Offset(offset + 1), entry.epoch
-        except UnsoundLogError as error:
+        except CorruptEntriesError as error:
             self.notes.append(f"the log is not sound: {error}")
             at = error.good_end
         return entries, at
 
     async def _read_batches(self, log: Log, at: Offset, end: Offset) -> bytes:
-        """Batches from `at` on, many or, where one of them makes no sense, one."""
+        """Returns batches from `at` on: many or, if one of them is invalid, one."""
         for bytes_max in (READ_BYTES, 1):
             try:
-                found = await log.read(at, bytes_max=bytes_max, end=end)
-                if found.data:
-                    return bytes(found.data)
+                read = await log.read(at, bytes_max=bytes_max, end=end)
+                if read.data:
+                    return bytes(read.data)
             except (CorruptBatchError, UnsupportedMagicError) as error:
-                self.notes.append(f"the log cannot be read from {at}: {error}")
-        raise UnsoundLogError(f"offset {at}: no batch", good_end=at)
+                self.notes.append(f"the log is unreadable from {at}: {error}")
+        raise CorruptEntriesError(f"offset {at}: no batch", good_end=at)
 
-    async def _settle(
+    async def _reconcile(
         self, log: Log, chosen: Snapshot, entries: list[Entry], sound_end: Offset | None, catalogued: Offset
     ) -> None:
-        """Make state, snapshot and log agree, and note a loss of what was synced, before any file is touched.
+        """Makes state, snapshot and log agree. Stores a loss of synced data before any file changes.
 
-        `catalogued` is where the newest snapshot of the catalogue ends, sound or not: one that a leader sent is
-        acknowledged as soon as it is there, before the log begins anew behind it.
+        `catalogued` is the offset of the newest catalogued snapshot, sound or not: a received one is acknowledged as
+        soon as it is stored, before the log restarts after it.
         """
         state, snapshot = self._state, chosen.id
         trusted_end = max(state.synced_end, snapshot.offset)
         if sound_end is not None and sound_end > trusted_end:
-            # Never acknowledged. After a failed sync it may read well, and yet never reach the device.
+            # Never acknowledged. After a failed sync it may be readable, and yet never reach the device.
             del entries[trusted_end - snapshot.offset :]
             sound_end = trusted_end
         end = snapshot.offset if sound_end is None else max(sound_end, snapshot.offset)
         epoch = max(state.hard_state.epoch, snapshot.epoch, entries[-1].epoch if entries else Epoch(0))
         wanted = replace(state, synced_end=end)
         if epoch > state.hard_state.epoch:
-            # A crash between the sync of the log and the commit: that epoch was entered, and nothing said in it.
+            # A crash between the sync of the log and the commit: that epoch was entered, and no message sent in it.
             wanted = replace(wanted, hard_state=HardState(epoch, None))
-        # Entries that contradict a snapshot were never committed: it is no loss that they were synced.
+        # Entries that contradict a snapshot were never committed: they are no loss, even if synced.
         acknowledged = max(catalogued, state.synced_end if sound_end is not None else Offset(0))
         if end < acknowledged:
             until = Offset(max(acknowledged, state.recovering_until or 0))
@@ -377,12 +378,12 @@ class RaftStorage:
         if needs_reset:
             await log.reset_to(snapshot.offset)
         elif log.damaged is not None or end < log.end_offset:
-            await self._cut(log, end, snapshot.offset, entries)
+            await self._truncate_at_start(log, end, snapshot.offset, entries)
         if wanted != self._state:
             await self._commit(wanted)
 
     def _check_can_recover(self, membership: Membership, end: Offset, until: Offset) -> None:
-        """A leader restores what was lost. The only voter can have none: it would wait for ever (rule 5)."""
+        """Rejects a single voter: no leader could restore the lost entries, and it would wait for ever (rule 5)."""
         if [member.key for member in membership.voters] != [self.me]:
             return
         raise CorruptStateError(
@@ -394,16 +395,17 @@ class RaftStorage:
             path=self.disk.label,
         )
 
-    async def _cut(self, log: Log, end: Offset, first: Offset, entries: Sequence[Entry]) -> None:
-        """Cut the log at start-up. `entries` from offset `first` on are what it shall hold up to `end`: those that
-        shared a batch with what goes are written again, and all of them where rot in front of the cut hides it."""
+    async def _truncate_at_start(self, log: Log, end: Offset, first: Offset, entries: Sequence[Entry]) -> None:
+        """Truncates the log at start. `entries` from offset `first` on are what it must hold up to `end`: those that
+        shared a batch with removed entries are written again, and all of them where corruption before the truncation
+        point hides it."""
         try:
             if log.damaged is None:
                 await self._keep_tail(log, end, self._state.hard_state)
             await log.truncate(end)
         except (CorruptBatchError, UnsupportedMagicError, DamagedLogError) as error:
             self.notes.append(
-                f"the log cannot be cut at {end} ({error}): what is known from {first} on is written anew"
+                f"the log cannot be truncated at {end} ({error}): entries from {first} on are written again"
             )
             await log.reset_to(first)
         if log.end_offset < first:
@@ -411,7 +413,7 @@ class RaftStorage:
         if log.end_offset < end:
             self._append(log.end_offset, entries[log.end_offset - first :])
             await log.wait_durable(end - 1)
-        if belonging.read(self.disk, self.store, TAIL_KEY) is not None:
+        if directory_identity.read(self.disk, self.store, TAIL_KEY) is not None:
             await self.store.commit({TAIL_KEY: None})
 
     # Running.
@@ -422,7 +424,7 @@ class RaftStorage:
 
     @property
     def log_start(self) -> Offset:
-        """Where the stored log begins, which may be before what the core holds."""
+        """Start of the stored log, which may be before that of the core's log."""
         return self.log.start_offset
 
     @property
@@ -430,30 +432,34 @@ class RaftStorage:
         assert self._log is not None, "open first"
         return self._log
 
-    async def _commit(self, state: StoredState, more: Mapping[bytes, bytes | None] | None = None) -> None:
-        self.commits += 1
+    def validate(self) -> None:
+        """Asserts rules 1 and 2: what the stored synced end promises is on the device."""
+        durable_end, synced_end = self.log.durable_end, self._state.synced_end
+        assert synced_end <= durable_end, f"synced up to {synced_end} is stored, the log is durable up to {durable_end}"
+
+    async def _commit(self, state: PersistentState, more: Mapping[bytes, bytes | None] | None = None) -> None:
         await self.store.commit({STATE_KEY: pack_state(state), **(more or {})})
         self._state = state
 
     async def persist(self, persists: Sequence[Persist]) -> None:
-        """Carry out these effects, in order, as one; durable when this returns.
+        """Executes these effects, in order, as one; durable when this returns.
 
-        `DiskFullError`: there was no room, and nothing of it counts yet. The same effects, before any others, are to be
-        given again when there may be room. Any other error is final: what is on the disk is not known then, and the
-        node has to stop.
+        `DiskFullError`: there was no space, and nothing of it counts yet. Call it again with the same effects, before
+        any others, when there may be space. Any other error is final: the state on disk is unknown then, and the node
+        has to stop.
         """
-        if self._begun is None:
-            self._begun = _Begun(persists, merge(persists))
-        assert self._begun.persists is persists, "what found no room comes first"
-        begun, change, log = self._begun, self._begun.change, self.log
-        if not begun.is_cut:
-            await self._cut_for(begun)
-            begun.is_cut = True
-        if begun.tail is not None:
-            self._append_rest(begun, *begun.tail)
+        if self._progress is None:
+            self._progress = _PersistProgress(persists, merge(persists))
+        assert self._progress.persists is persists, "effects that found no space come first"
+        progress, change, log = self._progress, self._progress.change, self.log
+        if not progress.is_truncated:
+            await self._truncate_for(progress)
+            progress.is_truncated = True
+        if progress.tail is not None:
+            self._append_rest(progress, *progress.tail)
         if change.entries:
-            self._append_rest(begun, change.first, change.entries)
-        if change.entries or begun.tail is not None:
+            self._append_rest(progress, change.first, change.entries)
+        if change.entries or progress.tail is not None:
             await log.wait_durable(log.end_offset - 1)
         recovering = None if change.recovered else self._state.recovering_until
         wanted = replace(
@@ -462,19 +468,19 @@ class RaftStorage:
             synced_end=Offset(change.first + len(change.entries)) if not self._is_detached else Offset(0),
             recovering_until=recovering,
         )
-        if begun.tail is not None:
+        if progress.tail is not None:
             await self._commit(wanted, {TAIL_KEY: None})
         elif wanted != self._state:
             await self._commit(wanted)
-        self._begun = None
+        self._progress = None
         if self._bytes_since_checkpoint >= CHECKPOINT_BYTES:
-            with suppress(DiskFullError):  # the next one comes with the next effects
+            with suppress(DiskFullError):  # retried with the next effects
                 await log.checkpoint()
                 self._bytes_since_checkpoint = 0
 
-    async def _cut_for(self, begun: _Begun) -> None:
-        """Drop what the effects drop. If it fails for want of room it may be done again, whatever was done of it."""
-        change, log, state = begun.change, self.log, self._state
+    async def _truncate_for(self, progress: _PersistProgress) -> None:
+        """Truncates or resets the log for the effects. If it fails without space, it is repeatable."""
+        change, log, state = progress.change, self.log, self._state
         reset_to = change.reset_to
         if self._is_detached and (reset_to is not None or change.truncate_to is not None or change.entries):
             cut = reset_to if reset_to is not None else change.truncate_to
@@ -485,15 +491,15 @@ class RaftStorage:
             self._is_detached = False
         elif change.truncate_to is not None:
             if change.truncate_to < log.end_offset:
-                begun.tail = await self._keep_tail(log, change.truncate_to, change.hard_state)
+                progress.tail = await self._keep_tail(log, change.truncate_to, change.hard_state)
             if change.truncate_to < log.end_offset or log.intent is not None:
                 await log.truncate(change.truncate_to)
 
-    def _append_rest(self, begun: _Begun, first: Offset, entries: Sequence[Entry]) -> None:
-        """Those of the entries from `first` on that are not in the log yet: some may be, from a try before."""
+    def _append_rest(self, progress: _PersistProgress, first: Offset, entries: Sequence[Entry]) -> None:
+        """Appends those of the entries from `first` on that an earlier try has not appended."""
         there = self.log.end_offset - first
-        assert there == 0 or begun.has_written, f"entries at {first} do not continue a log that ends {there} later"
-        begun.has_written = True
+        assert there == 0 or progress.has_written, f"entries at {first} do not continue a log that ends {there} later"
+        progress.has_written = True
         self._append(self.log.end_offset, entries[there:])
 
     def _append(self, first: Offset, entries: Sequence[Entry]) -> None:
@@ -502,11 +508,11 @@ class RaftStorage:
         for batch in encode_entries(first, entries, now_ms=self._clock.now_ms()):
             log.append_replicated(batch)
             self._bytes_since_checkpoint += len(batch)
-        self.entries_stored += len(entries)
 
     async def _keep_tail(self, log: Log, end: Offset, hard_state: HardState) -> tuple[Offset, Sequence[Entry]] | None:
-        """Lower the synced end to `end`, durably. The log cuts whole batches: entries below `end` that share one with
-        it go into the same commit, and back into the log after the cut; or after a crash, by `_restore_tail`."""
+        """Lowers the synced end to `end`, durably. The log truncates whole batches: the same commit stores entries
+        below `end` that share a batch with removed ones; they return to the log after the truncation or, after a crash,
+        by `_restore_tail`."""
         kept: list[Entry] = []
         first = end
         if log.start_offset < end < log.end_offset:
@@ -514,8 +520,8 @@ class RaftStorage:
             header = read_header(data)
             if header.next_offset > end:
                 first = Offset(max(header.base_offset, log.start_offset))
-                found = decode_entries(data[: header.size], first=first, last_epoch=Epoch(0))
-                kept = [entry for offset, entry in found if offset < end]
+                decoded = decode_entries(data[: header.size], first=first, last_epoch=Epoch(0))
+                kept = [entry for offset, entry in decoded if offset < end]
         state = replace(self._state, hard_state=hard_state, synced_end=min(self._state.synced_end, end))
         if kept:
             await self._commit(state, {TAIL_KEY: pack_tail(first, kept)})
@@ -524,8 +530,8 @@ class RaftStorage:
         return (first, kept) if kept else None
 
     async def _restore_tail(self, log: Log) -> None:
-        """A crash came between a cut and what was to be written back: write it now."""
-        stored = belonging.read(self.disk, self.store, TAIL_KEY)
+        """Writes back entries that a crash after a truncation left in the state store."""
+        stored = directory_identity.read(self.disk, self.store, TAIL_KEY)
         if stored is None:
             return
         first, entries = unpack_tail(stored)
@@ -536,23 +542,24 @@ class RaftStorage:
         await self.store.commit({TAIL_KEY: None})
 
     async def drop_before(self, offset: Offset) -> None:
-        """Entries below `offset` are in a snapshot. They are kept back to the second newest one, if there are two."""
+        """Drops entries below `offset`, which a snapshot covers, but keeps them back to the second newest snapshot if
+        there are two."""
         ids = self.snapshots.ids
         kept = min(offset, ids[-min(len(ids), SNAPSHOTS_KEPT)].offset) if ids else Offset(0)
         if kept > self.log.start_offset and not self._is_detached:
             await self.log.advance_start(kept)
-            await self.log.reap(self._clock.now_ms())
+            await self.log.remove_deleted(self._clock.now_ms())
 
     # Snapshots.
 
     async def write_snapshot(self, snapshot: SnapshotId, membership: Membership, data: bytes) -> None:
-        """Store a snapshot that was taken here; older ones but one go."""
+        """Stores a snapshot that was taken here; removes all older ones but one."""
         await self.snapshots.write(snapshot, membership, data)
         await self._catalogue(snapshot, membership)
 
-    async def write_piece(self, chunk: SnapshotChunk) -> int | Snapshot:
-        """As `SnapshotFiles.write_piece`; a snapshot that is whole is in the catalogue when this returns."""
-        outcome = await self.snapshots.write_piece(chunk)
+    async def write_chunk(self, chunk: SnapshotChunk) -> int | Snapshot:
+        """Like `SnapshotFiles.write_chunk`; a complete snapshot is in the catalogue when this returns."""
+        outcome = await self.snapshots.write_chunk(chunk)
         if isinstance(outcome, Snapshot):
             await self._catalogue(outcome.id, outcome.membership)
         return outcome
@@ -560,7 +567,7 @@ class RaftStorage:
     async def _catalogue(self, snapshot: SnapshotId, membership: Membership) -> None:
         catalogue = self._read_catalogue()
         catalogue[snapshot] = membership
-        # Those that were set aside do not count: what is left of the sound ones stays.
+        # Snapshots that were set aside do not count: the sound ones stay.
         kept = [known for known in sorted(catalogue) if known in self.snapshots.ids][-SNAPSHOTS_KEPT:]
         await self.store.commit({CATALOGUE_KEY: pack_catalogue({known: catalogue[known] for known in kept})})
         old = [known for known in self.snapshots.ids if known < kept[0]]
@@ -568,7 +575,7 @@ class RaftStorage:
             await self.snapshots.remove(old)
 
     async def close(self) -> None:
-        """Close in order. Nothing may be under way."""
+        """Closes log and files. No operation may be running."""
         self.snapshots.close()
         if self._log is not None:
             await self._log.close()

@@ -1,24 +1,24 @@
-"""Committed entries for those who do not vote: any member serves them, from any offset, to as many as ask.
+"""Serves committed entries to observers: any member serves them, from any offset, to any number of observers.
 
     observer                       member
-       follow(offset, epoch)  ->              the next offset it wants, and the epoch of the entry before that
-                              <-  entries     committed ones from there on, as they commit
-                              <-  snapshot    pieces of the newest one, if the entries from there on are gone here
-                              <-  alive       nothing new: commit, leader and epoch as the member sees them
-                              <-  fenced      what the observer has is not of this log, and why; then the stream ends
+       follow(offset, epoch)  ->              the next offset that it needs, and the epoch of the entry before it
+                              <-  entries     committed entries from there on, as they commit
+                              <-  snapshot    chunks of the newest one, if the entries from there on are gone here
+                              <-  alive       nothing new: commit, leader and epoch as the member knows them
+                              <-  fenced      the observer's log is of another group, and why; then the stream ends
 
-Frames are msgpack `[kind, 1, [fields]]`. A member that is behind the observer waits until it has caught up, and says by
-`alive` how far it is: the observer may choose another source, and never moves back.
+Frames are msgpack `[kind, 1, [fields]]`. A member that is behind the observer waits until it has caught up, and sends
+its position by `alive`: the observer may choose another source, and never moves back.
 
-A snapshot is checked before its first piece is sent, with `alive` meanwhile. If it is spoilt, or the check cannot be
-made, the stream ends: the observer asks another member, or this one again when a new snapshot has been taken (R19).
+The member checks a snapshot before it sends the first chunk, and sends `alive` meanwhile. If the snapshot is corrupt,
+or cannot be checked, the stream ends: the observer asks another member, or this one again when a new snapshot has been
+taken.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
@@ -30,17 +30,16 @@ from tidelog.model.errors import (
     StreamClosedError,
 )
 from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.raft.core import RaftCore
+from tidelog.raft.membership import VoterKey
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.world.transport import Stream, Transport
-
-if TYPE_CHECKING:
-    from tidelog.raft.driver import RaftDriver
 
 SERVICE = "raft-tail"
 ENTRIES_BYTES = 1 << 20
 ALIVE_EVERY_MS = 500
 GONE_WAIT_MS = 100
-"""After a snapshot that was to be sent is gone."""
+"""Backoff after a snapshot that was to be sent is gone."""
 
 
 class TailEntries(NamedTuple):
@@ -49,7 +48,7 @@ class TailEntries(NamedTuple):
 
 
 class TailState(NamedTuple):
-    """How the member sees the group."""
+    """The group as the member knows it."""
 
     commit: Offset
     leader: NodeId | None
@@ -57,7 +56,7 @@ class TailState(NamedTuple):
 
 
 class TailPiece(NamedTuple):
-    """Raw bytes of a snapshot's file."""
+    """Raw bytes of a snapshot file."""
 
     snapshot: SnapshotId
     position: int
@@ -66,7 +65,7 @@ class TailPiece(NamedTuple):
 
 
 class TailFenced(NamedTuple):
-    """What the observer has is not of this log. A frame of its own, since a stream that ends does not say why."""
+    """The observer follows the log of another group. This is a frame, because a stream that ends carries no reason."""
 
     why: str
 
@@ -89,25 +88,39 @@ def encode_frame(frame: TailFrame) -> bytes:
 
 
 def decode_frame(data: bytes) -> TailFrame:
-    """`CorruptStateError` for bytes that are no frame."""
+    """Decodes a frame; raises `CorruptStateError`."""
     try:
         kind, _version, fields = msgpack.unpackb(data)
         if kind == "entries":
-            rows = [Entry(Epoch(int(epoch)), EntryKind(kind), bytes(value)) for epoch, kind, value in fields[1]]
-            return TailEntries(Offset(int(fields[0])), tuple(rows))
+            first, rows = fields
+            entries = tuple(Entry(Epoch(_number(epoch)), EntryKind(kind), _bytes(value)) for epoch, kind, value in rows)
+            return TailEntries(Offset(_number(first)), entries)
         if kind == "snapshot":
             offset, epoch, position, total_bytes, piece = fields
-            return TailPiece(
-                SnapshotId(Offset(int(offset)), Epoch(int(epoch))), int(position), int(total_bytes), bytes(piece)
-            )
+            snapshot = SnapshotId(Offset(_number(offset)), Epoch(_number(epoch)))
+            return TailPiece(snapshot, _number(position), _number(total_bytes), _bytes(piece))
         if kind == "alive":
             commit, leader, epoch = fields
-            return TailState(Offset(int(commit)), None if leader is None else NodeId(int(leader)), Epoch(int(epoch)))
+            known = None if leader is None else NodeId(_number(leader))
+            return TailState(Offset(_number(commit)), known, Epoch(_number(epoch)))
         if kind == "fenced":
-            return TailFenced(str(fields[0]))
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
-        raise CorruptStateError(f"a frame of a tail cannot be read: {error}") from error
-    raise CorruptStateError(f"a frame of a tail is of kind {kind!r}")
+            (why,) = fields
+            return TailFenced(str(why))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"a tail frame is unreadable: {error}") from error
+    raise CorruptStateError(f"a tail frame has the unknown kind {kind!r}")
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("bytes are needed")
+    return value
 
 
 def encode_follow(offset: Offset, epoch: Epoch) -> bytes:
@@ -118,19 +131,34 @@ def _decode_follow(data: bytes) -> tuple[Offset, Epoch]:
     try:
         kind, _version, (offset, epoch) = msgpack.unpackb(data)
         if kind == "follow":
-            return Offset(int(offset)), Epoch(int(epoch))
+            return Offset(_number(offset)), Epoch(_number(epoch))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise CorruptStateError(f"a request to follow cannot be read: {error}") from error
-    raise CorruptStateError(f"a stream of a tail begins with {kind!r}")
+        raise CorruptStateError(f"a follow request is unreadable: {error}") from error
+    raise CorruptStateError(f"a tail stream begins with {kind!r}")
+
+
+class TailSource(Protocol):
+    """The Raft member whose committed entries a tail serves: `raft.driver.RaftDriver`."""
+
+    me: VoterKey
+
+    @property
+    def core(self) -> RaftCore: ...
+
+    def has_leader_contact(self) -> bool: ...
+
+    def check_snapshot(self, snapshot: SnapshotId) -> asyncio.Task[bool]: ...
+
+    async def read_chunk(self, snapshot: SnapshotId, position: int) -> tuple[bytes, int] | None: ...
 
 
 class Tail:
-    """Follows the committed entries of a member. Made by `RaftDriver.tail`; one task calls `next`.
+    """Follows the committed entries of a member. Created by `RaftDriver.tail`; one task calls `next`.
 
-    Whoever made it closes it, or the member wakes it for ever. It also ends when the member stops.
+    The creator closes it; otherwise the member wakes it for ever. It also ends when the member stops.
     """
 
-    def __init__(self, driver: RaftDriver, server: TailServer, offset: Offset, epoch: Epoch) -> None:
+    def __init__(self, driver: TailSource, server: TailServer, offset: Offset, epoch: Epoch) -> None:
         self.offset = offset
         self.epoch = epoch
         self.wake = asyncio.Event()
@@ -138,10 +166,10 @@ class Tail:
         self._server = server
         self._is_checked = False
         self._ended: str | None = None
-        """Why there is nothing more to come."""
+        """Why the tail has ended."""
 
     def close(self) -> None:
-        """No more of it: a `next` that waits is told so. Closing twice is no error."""
+        """Ends the tail: a pending `next` raises. Idempotent."""
         self.end("this tail is closed")
         self._server.forget(self)
 
@@ -150,9 +178,9 @@ class Tail:
         self.wake.set()
 
     async def next(self) -> TailEntries | SnapshotId:
-        """The next committed entries, at least one; or the snapshot that comes before them, since they are gone here:
-        then the tail goes on behind it. Raises `FencedLeaderEpochError` if the follower's log is not of this group, and
-        `RaftStoppedError` when the member has stopped or the tail is closed, also to one that waits."""
+        """Returns the next committed entries, at least one; or the snapshot before them, if they are gone here: then
+        the tail continues after it. Raises `FencedLeaderEpochError` if the observer's log is of another group, and
+        `RaftStoppedError` when the member has stopped or the tail is closed."""
         log = self._driver.core.log
         while True:
             if self._ended is not None:
@@ -185,9 +213,9 @@ class Tail:
 
 
 class TailServer:
-    """Serves tails to observers by stream, and wakes all of them when something commits."""
+    """Serves tails to observers over streams, and wakes them on commits."""
 
-    def __init__(self, driver: RaftDriver, transport: Transport) -> None:
+    def __init__(self, driver: TailSource, transport: Transport) -> None:
         self._driver = driver
         self._tails: list[tuple[NodeId, Tail]] = []
         self._is_running = False
@@ -208,7 +236,7 @@ class TailServer:
         return tail
 
     def forget(self, tail: Tail) -> None:
-        """For `Tail.close`."""
+        """Called by `Tail.close`."""
         self._tails = [row for row in self._tails if row[1] is not tail]
 
     def wake(self) -> None:
@@ -220,7 +248,7 @@ class TailServer:
 
     def _state(self) -> TailState:
         core = self._driver.core
-        leader = core.leader if self._driver.hears_leader() else None
+        leader = core.leader if self._driver.has_leader_contact() else None
         return TailState(core.commit, leader, core.epoch)
 
     async def _serve(self, stream: Stream) -> None:
@@ -252,12 +280,12 @@ class TailServer:
                 await stream.send(encode_frame(found))
             elif not await self._send_snapshot(stream, found):
                 if found == self._driver.core.log.snapshot:
-                    return  # there is none to send now: others may have one
-                tail.offset = Offset(-1)  # a newer one has replaced it meanwhile: the tail finds that by itself
+                    return  # no snapshot here: the observer tries another member
+                tail.offset = Offset(-1)  # a newer one has replaced it: the tail starts over
                 await asyncio.sleep(GONE_WAIT_MS / 1000)
 
     async def _send_snapshot(self, stream: Stream, snapshot: SnapshotId) -> bool:
-        """False if it is gone or not to be trusted."""
+        """Sends a snapshot; returns False if it is gone or corrupt."""
         checking = self._driver.check_snapshot(snapshot)
         while not (await asyncio.wait([checking], timeout=ALIVE_EVERY_MS / 1000))[0]:
             await stream.send(encode_frame(self._state()))
@@ -265,7 +293,7 @@ class TailServer:
             raise RaftStoppedError(f"node {self._driver.me.node} stops")
         position = 0
         while checking.result():
-            found = await self._driver.read_piece(snapshot, position)
+            found = await self._driver.read_chunk(snapshot, position)
             if found is None:
                 return False
             data, total_bytes = found
@@ -280,9 +308,4 @@ async def _send_last(stream: Stream, frame: TailFrame) -> None:
     try:
         await stream.send(encode_frame(frame))
     except StreamBrokenError:
-        return  # whoever it was for has gone
-
-
-def data_entries(entries: Sequence[Entry]) -> list[bytes]:
-    """What the owner of the state machine proposed."""
-    return [entry.data for entry in entries if entry.kind is EntryKind.DATA]
+        return  # the observer is gone

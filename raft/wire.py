@@ -1,17 +1,15 @@
-"""Raft messages as bytes.
+"""Encodes Raft messages as bytes. Pure.
 
 A message is one msgpack array: its type, then its fields in the order of `messages.py`; entries and snapshot ids are
-arrays inside it.
+nested arrays.
 
     [5, epoch, sender, prev_offset, prev_epoch, [[epoch, kind, data], ...], commit, probe]      AppendRequest
     [8, epoch, sender, directory, [offset, epoch], wanted]                                      SnapshotAck
 
-The types are numbered below and never reused. What arrives is checked field by field, type and bounds, and against what
-the core takes for granted (epochs never fall along the entries, and none is newer than its sender; a membership entry
-can be read): bytes that are not a sound message raise `ProtocolError`, whatever they are, and nothing else.
+Type numbers are never reused. `decode` checks the type and bounds of every field, and what the core assumes (epochs
+never fall along the entries, and none is newer than its sender; a membership entry is readable): bytes that are no
+valid message raise `ProtocolError`, and nothing else.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +37,7 @@ from tidelog.raft.messages import (
 )
 
 MESSAGE_BYTES_MAX = 80 << 20
-"""Over `RaftConfig.uncommitted_bytes_max`, which bounds the largest entry that a leader takes."""
+"""Above `RaftConfig.uncommitted_bytes_max`, which bounds the largest entry that a leader accepts."""
 ENTRIES_MAX = 1 << 20
 NUMBER_MAX = (1 << 63) - 1
 EPOCH_MAX = (1 << 31) - 1
@@ -63,16 +61,16 @@ _pack = msgpack.Packer(autoreset=True).pack
 
 
 def encode(message: Message) -> bytes:
-    """One message as bytes; `decode` gives back its equal."""
+    """Encodes a message; `decode` returns its equal."""
     return _pack((_NUMBERS[type(message)], *message))  # type: ignore[no-any-return]
 
 
 def decode(raw: bytes | memoryview) -> Message:
-    """The message that `raw` is, or `ProtocolError`."""
+    """Decodes a message; raises `ProtocolError`."""
     if len(raw) > MESSAGE_BYTES_MAX:
         raise ProtocolError(f"a Raft message of {len(raw)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
     try:
-        # An array of n items takes at least n bytes: a short message cannot make us reserve room for a long one.
+        # An array of n items takes at least n bytes: a short message cannot make msgpack allocate a large array.
         items_max = min(ENTRIES_MAX, len(raw))
         fields = msgpack.unpackb(
             raw, use_list=False, max_str_len=0, max_map_len=0, max_ext_len=0, max_array_len=items_max

@@ -1,1 +1,1 @@
-"""Replicated partitions: who leads, who follows, what is in sync, and what a client may read."""
+"""Replicates partitions: leader and follower replicas, in-sync sets, high watermarks."""

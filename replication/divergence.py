@@ -1,33 +1,33 @@
-"""Where two logs of a partition part, found by leader epochs and never by high watermarks. Pure.
+"""Finds where two logs of a partition diverge, by leader epochs and never by high watermarks. Pure.
 
-An offset and the epoch that it was written in name one record, and the record names everything before it: an epoch has
-one leader, and a leader only appends. So a follower says which epoch its last record is of and where its log ends, and
-the leader answers from its own history:
+An offset and its leader epoch identify one record, and the record identifies everything before it: an epoch has one
+leader, and a leader only appends. A follower sends the epoch of its last record and its log end; the leader answers
+from its own epoch history:
 
-    asked (last epoch, next offset)             answer
-    epoch newer than all we know                Unknown         we are not the one to follow; nothing is cut
-    ends before our log starts                  TooFarBehind    start over at our start: nothing is shared
-    no record, ends inside our log              Continue        nothing to diverge
-    no record, ends past our log                TooFarBehind    (only after an unclean election)
-    epoch older than all we know                TooFarBehind    all that we have is newer: nothing is shared
+    query (last epoch, next offset)             answer
+    epoch newer than the leader's latest        Unknown         this leader is out of date; nothing is truncated
+    ends before the leader's log start          TooFarBehind    nothing is shared: restart at the leader's log start
+    no record, ends inside the leader's log     Continue        nothing can diverge
+    no record, ends past the leader's log       TooFarBehind    (only after an unclean election)
+    epoch older than the leader's first         TooFarBehind    nothing is shared: all records of the leader are newer
     epoch known, ends in it or before its end   Continue
-    epoch known, ends past its end here         Truncate        (epoch, where it ends here)
-    epoch not known, but newer ones are         Truncate        (the largest known epoch below it, where it ends here)
+    epoch known, ends past its end              Truncate        (epoch, its end in the leader's log)
+    epoch unknown, newer epochs known           Truncate        (the largest known epoch below it, its end)
 
-The follower cuts to the lower of that end and the end, in its own log, of the epochs up to that one (`cut`), and asks
-again until the answer is Continue. Why this ends, and is right:
-- Here, everything from `end` on is of a newer epoch than the follower's last; there, everything from the follower's own
-  end of that epoch on is of epochs that the leader does not have. Neither side of the cut is shared.
-- A question by `asks` that is answered with Truncate always cuts at least one record, and the next question is of an
-  epoch not larger than the one answered.
+The follower truncates to the lower of that end and its own end of the epochs up to that one (`truncation_point`), and
+queries again until the answer is Continue. This terminates and is correct:
+- In the leader's log everything from `end` on has a newer epoch than the follower's last; in the follower's log
+  everything from its own end of that epoch on has epochs that the leader lacks. Nothing past that point is shared.
+- An `epoch_query` that is answered with Truncate always removes at least one record, and the next query names an epoch
+  not larger than the one answered.
 
-Only epochs of *records* are asked about. An epoch that a replica led without writing says nothing about its records:
-asked about it, the leader could only answer with a cut that cuts nothing, for ever.
+A query names only epochs of *records*. An epoch that a replica led without writing says nothing about its records: the
+leader could only answer with a truncation that removes nothing, for ever.
 
-Needed of the histories: for every offset from its start to its end a log names the epoch that the offset was written
-in, and a leader has noted its own epoch before it answers. Where compaction took records away the batches do not tell:
-a copy has its history from its leader (`log.lineage`). One that was lost is rebuilt from the batches that are left,
-until a leader tells it again.
+Required of the histories: a log knows the epoch of every offset from its start to its end, and a leader has noted its
+own epoch before it answers. Where compaction removed records the batches do not show their epochs: a follower stores
+the history that its leader sends (`log.lineage`). A lost history is rebuilt from the remaining batches, until a leader
+sends it again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from tidelog.model.ids import NO_EPOCH, Epoch, Offset
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """The follower's log is a prefix of the leader's: go on from its end."""
+    """The follower's log is a prefix of the leader's: continue at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The logs part: `cut` says where, in the follower's log. Then ask again."""
+    """The logs diverge: truncate the follower's log at `truncation_point`, then query again."""
 
     epoch: Epoch
     end: Offset
@@ -54,14 +54,14 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class TooFarBehind:
-    """Nothing is shared: drop the whole log, begin an empty one at `start`. Then ask again."""
+    """Nothing is shared: reset the log to empty at `start`, then query again."""
 
     start: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The follower has records of a newer epoch than the leader's: this leader is out of date. Cut nothing."""
+    """The follower has records of a newer epoch than the leader's: this leader is out of date. Truncate nothing."""
 
 
 Answer = Continue | Truncate | TooFarBehind | Unknown
@@ -70,9 +70,9 @@ Answer = Continue | Truncate | TooFarBehind | Unknown
 def divergence(
     epochs: EpochHistory, log_start: Offset, log_end: Offset, *, last_epoch: int, next_offset: int
 ) -> Answer:
-    """The leader's answer to a follower whose last record is of `last_epoch` (-1: it has none), ends at `next_offset`.
+    """Return the leader's answer to a follower whose log ends at `next_offset`, in `last_epoch` (-1: empty).
 
-    The caller has checked that both speak of the same leader epoch. InvalidRequestError for numbers that cannot be.
+    The caller has checked that both name the same leader epoch. Raises InvalidRequestError for impossible numbers.
     """
     if next_offset < 0 or last_epoch < NO_EPOCH:
         raise InvalidRequestError(f"a log that ends at {next_offset} in epoch {last_epoch}")
@@ -94,13 +94,13 @@ def divergence(
 def _before_all(first_start: Offset, log_start: Offset, *, last_epoch: int, next_offset: int) -> Answer:
     if first_start <= log_start:
         return TooFarBehind(log_start)
-    # A history rebuilt from a compacted log does not reach down to its start. What was compacted was committed: a
-    # replica in sync may end in that part, and must not be told to drop it.
+    # A history rebuilt from a compacted log does not reach down to its start. Compacted records were committed: an
+    # in-sync replica may end in that part and must not drop it.
     return Continue() if next_offset <= first_start else Truncate(Epoch(last_epoch), first_start)
 
 
-def asks(epochs: EpochHistory, *, log_start: Offset, log_end: Offset) -> tuple[Epoch, Offset]:
-    """What a follower asks: the epoch of its last record (-1: it has none), and where its log ends."""
+def epoch_query(epochs: EpochHistory, *, log_start: Offset, log_end: Offset) -> tuple[Epoch, Offset]:
+    """Return a follower's query: the epoch of its last record (-1: none) and its log end."""
     if log_start == log_end:
         return NO_EPOCH, log_end
     last_epoch = epochs.epoch_for(log_end - 1)
@@ -108,8 +108,8 @@ def asks(epochs: EpochHistory, *, log_start: Offset, log_end: Offset) -> tuple[E
     return last_epoch, log_end
 
 
-def cut(epochs: EpochHistory, answer: Truncate, *, log_start: Offset, log_end: Offset) -> Offset:
-    """Where a follower cuts its log; at its start nothing is left, and the next question is that of an empty log."""
+def truncation_point(epochs: EpochHistory, answer: Truncate, *, log_start: Offset, log_end: Offset) -> Offset:
+    """Return where a follower truncates its log. At the log start it is empty, and so is the next query."""
     end = log_end
     if answer.epoch < epochs.latest:
         end = epochs.end_offset_for(answer.epoch, log_end=log_end)[1]

@@ -1,4 +1,4 @@
-"""Logs changes of in-sync sets: the first ones of a burst one by one, the others as one line with their number.
+"""Logs changes of in-sync sets: a line for each of the first changes of a burst, one line with a count for the others.
 
 A broker that stops changes thousands of partitions at once. A line for each would delay the failover that it reports.
 """
@@ -17,16 +17,16 @@ CallLater = Callable[[float, Callable[[], None]], object]
 
 
 class IsrLog:
-    """Used on one event loop. `call_later` runs the end of a window."""
+    """Belongs to one event loop. `call_later` schedules the end of a window."""
 
     def __init__(self, call_later: CallLater) -> None:
         self._call_later = call_later
         self._lines = 0
         self._shrunk = 0
-        """Partitions of this window without a line of their own, whose in-sync set became smaller."""
+        """Partitions of this window whose in-sync set shrank without a line of their own."""
 
     def changed(self, log_path: str, leader_epoch: int, before: frozenset[int], after: frozenset[int]) -> None:
-        """A set that lost a member is a WARNING: the next failure may take the partition offline."""
+        """Log a change. A lost member is a WARNING: the next failure may take the partition offline."""
         if after == before:
             return
         removed, added = before - after, after - before

@@ -1,20 +1,20 @@
-"""The leader's end of a replication stream: takes subscriptions and acks of one follower broker, pushes to it.
+"""The leader's side of a replication stream: takes subscriptions and acks of one follower broker, pushes batches to it.
 
-    subscribe --not led here in that epoch yet--> parked --the metadata comes--> decided
-    subscribe --decided--> Ended(diverged, too far behind, ...)  |  its history, if the log has gaps; pushed to
+    subscribe --not leader in that epoch yet--> parked --metadata arrives--> decided
+    subscribe --decided--> Ended(diverged, too far behind, ...)  |  history, if the log has gaps; then pushes
 
-All partitions share the stream. `dirty` has those with something to push, in turn: a message gathers up to
-`message_bytes` of what is pending, and who has more goes to the end of the line. Two bounds:
+All partitions share the stream. `_dirty` queues subscriptions with something to push. A message gathers up to
+`fetch_message_bytes`; a partition with more goes to the end of the queue. Two limits:
 
-- of one partition at most `partition_bytes` are pushed and not yet durable at the follower: a partition whose device is
-  slow over there stops by itself, and holds up no other;
-- of the stream at most `stream_bytes` are pushed and not yet taken by the follower.
+- `partition_inflight_bytes_max` of one partition are pushed and not yet durable at the follower: a partition on a slow
+  disk there stops alone and delays no other;
+- `inflight_bytes_max` of the stream are pushed and not yet received by the follower.
 
-A batch that is larger than a message between brokers can be ends its subscription with an error in the log; none is
-taken that large (`max.message.bytes`), so it is from before there was that bound.
+A batch larger than a message between brokers ends its subscription with an error in the log. `max.message.bytes`
+rejects such batches, so it was written before that limit existed.
 
-A high watermark alone waits a few milliseconds for batches to ride with. Batches that are not in memory are read by a
-task of their own, a few at a time, while the others go on.
+A high watermark without batches waits a few milliseconds for batches to travel with. Tasks read batches that are not in
+memory, a few at a time, while other partitions go on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tidelog.log.batch import check_batch
 from tidelog.log.log import Slice
@@ -40,8 +39,9 @@ from tidelog.model.errors import (
     UnsupportedMagicError,
 )
 from tidelog.model.ids import NO_EPOCH, NodeId, Offset, PartitionId
+from tidelog.replication.broker_context import BrokerContext
 from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, divergence
-from tidelog.replication.leading import Leading, Subscription
+from tidelog.replication.leader_replica import LeaderReplica, Subscription
 from tidelog.replication.messages import (
     NO_PUSH_OFFSET,
     Acks,
@@ -55,56 +55,68 @@ from tidelog.replication.messages import (
     Subscribes,
     Unsubscribe,
 )
+from tidelog.replication.throttle import NO_LIMIT, Bucket
 from tidelog.replication.wire import MESSAGE_OVERHEAD_BYTES, PUSH_OVERHEAD_BYTES, decode_from_follower, encode
 from tidelog.world.disk import Buffer
+from tidelog.world.slicing import sliced
 from tidelog.world.transport import FRAME_BYTES_MAX, Stream
-
-if TYPE_CHECKING:
-    from tidelog.replication.replicas import Replicas
 
 LOGGER = logging.getLogger(__name__)
 
 PARKED_MAX = 1_000_000
 PUSHES_MAX = 20_000
-"""In one message."""
+"""Pushes in one message."""
 HISTORY_ENTRIES_MAX = 10_000
-"""Epochs of one partition that a follower is sent, the newest; a leader a minute for a week makes as many."""
+"""Newest epochs of one partition that a history holds; a new leader every minute for a week makes as many."""
 HISTORIES_PER_FRAME_MAX = 100
 ITEMS_PER_SLICE = 100
-"""Subscriptions and acks of one message that are looked at in one turn of the event loop: some 5 ms."""
+"""Subscriptions and acks of one message that are handled in one turn of the event loop: about 5 ms."""
 PUSHED_BYTES_MAX = FRAME_BYTES_MAX - MESSAGE_OVERHEAD_BYTES - PUSHES_MAX * PUSH_OVERHEAD_BYTES
-"""Of batches in one message."""
+"""Bytes of batches in one message."""
 _Reading = tuple[Subscription, int, int]
-_ROT = CorruptBatchError, DamagedLogError, UnsupportedCompressionError, UnsupportedMagicError
-"""A batch is not what was written."""
+_CORRUPTION_ERRORS = CorruptBatchError, DamagedLogError, UnsupportedCompressionError, UnsupportedMagicError
+"""Errors that prove a corrupt batch."""
 
 
 class LeaderStream:
-    """See the module. `run` is the handler of the stream; everything else is called on its event loop."""
+    """See the module. `run` handles the stream; all other methods are called on its event loop."""
 
-    def __init__(self, host: Replicas, stream: Stream) -> None:
-        self._host = host
+    def __init__(self, streams: LeaderStreams, stream: Stream) -> None:
+        self._streams = streams
+        self._context = streams.context
+        self._config = streams.context.config
         self._stream = stream
         self._subscriptions: dict[int, Subscription] = {}
         self._parked: dict[PartitionId, Subscribe] = {}
         self._parked_numbers: dict[int, PartitionId] = {}
         self._outgoing: deque[Ended | History] = deque()
         self._dirty: dict[Subscription, None] = {}
-        self._behind: dict[Subscription, None] = {}
-        """Those that lack a high watermark only."""
+        self._high_watermark_due: dict[Subscription, None] = {}
+        """Subscriptions that lack only the high watermark."""
         self._is_lingering = False
-        self._held_back: dict[Subscription, None] = {}
-        """Throttled: one timer brings them all back into the line."""
+        self._throttled: dict[Subscription, None] = {}
+        """Throttled subscriptions; one timer enqueues all of them again."""
         self._pushed_bytes = 0
         self._received_bytes = 0
         self._wake = asyncio.Event()
-        self._readers: set[asyncio.Task[None]] = set()
+        self._readers: set[asyncio.Task[None] | None] = set()
         self._to_read: deque[_Reading] = deque()
+        """While it is not empty, a reader runs."""
         self._is_over = False
 
     @property
     def peer(self) -> NodeId:
         return self._stream.peer
+
+    def validate(self) -> None:
+        """Assert that only subscriptions of this stream wait for something; parked ones are found by number."""
+        live = self._subscriptions
+        assert all(live.get(s.number) is s for s in (*self._dirty, *self._high_watermark_due)), "an ended one waits"
+        assert all(s.leader.subscriptions.get(s.follower) is s for s in live.values()), "one that its leader dropped"
+        assert {r.number: p for p, r in self._parked.items()} == self._parked_numbers, (
+            "parked numbers mirror the parked"
+        )
+        assert self._received_bytes <= self._pushed_bytes, f"{self._received_bytes} arrived of {self._pushed_bytes}"
 
     async def run(self) -> None:
         sender = asyncio.get_running_loop().create_task(self._send_all())
@@ -114,15 +126,15 @@ class LeaderStream:
         finally:
             self._is_over = True
             for subscription in list(self._subscriptions.values()):
-                subscription.leading.drop(subscription, None)
+                subscription.leader.drop(subscription, None)
             for partition in self._parked:
-                self._host.unpark(partition, self)
-            tasks = [sender, *self._readers]
+                self._streams.unpark(partition, self)
+            tasks = [sender, *(reader for reader in self._readers if reader is not None)]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
             for task in tasks:
-                self._host.check(task)
+                self._context.tasks.check(task)
 
     async def _receive_all(self) -> None:
         while True:
@@ -131,9 +143,9 @@ class LeaderStream:
             except (StreamClosedError, StreamBrokenError):
                 return
             match decode_from_follower(frame):
-                case Subscribe() as asked:
-                    self._subscribe(asked)
-                case Subscribes(asked=several):
+                case Subscribe() as request:
+                    self._subscribe(request)
+                case Subscribes(requests=several):
                     await self._subscribe_all(several)
                 case Unsubscribe(number=number):
                     self._unsubscribe(number)
@@ -143,97 +155,94 @@ class LeaderStream:
     # Subscriptions.
 
     async def _subscribe_all(self, several: Sequence[Subscribe]) -> None:
-        for at, asked in enumerate(several, 1):
-            self._subscribe(asked)
-            if at % ITEMS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+        async for request in sliced(several, ITEMS_PER_SLICE):
+            self._subscribe(request)
 
-    def _subscribe(self, asked: Subscribe) -> None:
-        former = self._parked.get(asked.partition)
-        if former is not None and former.number > asked.number:
-            raise InvalidRequestError(f"subscription {asked.number} after {former.number}")
-        leading = self._host.leading(asked.partition)
-        replica = self._host.get(asked.partition)
-        partition = replica.partition if replica is not None else None
-        if partition is not None and partition.leader_epoch > asked.leader_epoch:
-            self._unpark(asked.partition)
-            self.tell(Ended(number=asked.number, reason=Reason.NOT_LEADER))
-        elif leading is None or leading.leader_epoch != asked.leader_epoch or not self._is_replica(leading):
-            # Our metadata is behind the follower's, or our log is not open yet: it is decided when that has come.
-            if len(self._parked) >= PARKED_MAX:
-                raise InvalidRequestError(f"more than {PARKED_MAX} subscriptions wait")
-            self._park(asked)
-            self._host.park(asked.partition, self)
+    def _subscribe(self, request: Subscribe) -> None:
+        former = self._parked.get(request.partition)
+        if former is not None and former.number > request.number:
+            raise InvalidRequestError(f"subscription {request.number} after {former.number}")
+        replica = self._context.replicas.get(request.partition)
+        leader = None if replica is None else replica.role
+        if replica is not None and replica.partition.leader_epoch > request.leader_epoch:
+            self._unpark(request.partition)
+            self.send_later(Ended(number=request.number, reason=Reason.NOT_LEADER))
+        elif (
+            not isinstance(leader, LeaderReplica)
+            or leader.leader_epoch != request.leader_epoch
+            or int(self.peer) not in leader.replica.partition.replicas
+        ):
+            # This broker's metadata is behind the follower's, or its log is not open yet: decide later.
+            if former is None and len(self._parked) >= PARKED_MAX:
+                raise InvalidRequestError(f"more than {PARKED_MAX} subscriptions are parked")
+            self._park(request)
+            self._streams.park(request.partition, self)
         else:
-            self._unpark(asked.partition)
-            self._decide(leading, asked)
-
-    def _is_replica(self, leading: Leading) -> bool:
-        partition = leading.replica.partition
-        return partition is not None and int(self.peer) in partition.replicas
+            self._unpark(request.partition)
+            self._decide(leader, request)
 
     def retry(self, partition: PartitionId) -> None:
-        """Something has changed for a partition that this follower waits for."""
-        asked = self._parked.get(partition)
-        if asked is not None:
-            self._subscribe(asked)
+        """Decide a parked subscription again: its partition has changed. Never raises: it is a metadata change."""
+        request = self._parked.get(partition)
+        if request is not None:
+            self._subscribe(request)
 
-    def _park(self, asked: Subscribe) -> None:
-        if self._parked_numbers.get(asked.number, asked.partition) != asked.partition:
-            raise InvalidRequestError(f"subscription {asked.number} is of two partitions")
-        former = self._parked.get(asked.partition)
+    def _park(self, request: Subscribe) -> None:
+        if self._parked_numbers.get(request.number, request.partition) != request.partition:
+            raise InvalidRequestError(f"subscription {request.number} names two partitions")
+        former = self._parked.get(request.partition)
         if former is not None:
             del self._parked_numbers[former.number]
-        self._parked[asked.partition] = asked
-        self._parked_numbers[asked.number] = asked.partition
+        self._parked[request.partition] = request
+        self._parked_numbers[request.number] = request.partition
 
     def _unpark(self, partition: PartitionId) -> None:
-        asked = self._parked.pop(partition, None)
-        if asked is not None:
-            del self._parked_numbers[asked.number]
-            self._host.unpark(partition, self)
+        request = self._parked.pop(partition, None)
+        if request is not None:
+            del self._parked_numbers[request.number]
+            self._streams.unpark(partition, self)
 
-    def _decide(self, leading: Leading, asked: Subscribe) -> None:
-        known = leading.subscriptions.get(int(self.peer))
-        if known is not None and (known.broker_epoch, known.number) > (asked.broker_epoch, asked.number):
-            return  # a later one has come by another stream
-        broker = self._host.image.brokers.get(int(self.peer))
-        if broker is not None and broker.broker_epoch > asked.broker_epoch:
-            self.tell(Ended(number=asked.number, reason=Reason.NOT_LEADER))
+    def _decide(self, leader: LeaderReplica, request: Subscribe) -> None:
+        known = leader.subscriptions.get(int(self.peer))
+        if known is not None and (known.broker_epoch, known.number) > (request.broker_epoch, request.number):
+            return  # a later subscription came over another stream
+        broker = self._context.metadata.image.brokers.get(int(self.peer))
+        if broker is not None and broker.broker_epoch > request.broker_epoch:
+            self.send_later(Ended(number=request.number, reason=Reason.NOT_LEADER))
             return
-        log = leading.log
+        log = leader.log
         if known is not None:
-            leading.drop(known, None)
-        start = leading.first_offset if asked.last_epoch == NO_EPOCH else log.start_offset
+            leader.drop(known, None)
+        start = leader.first_offset if request.last_epoch == NO_EPOCH else log.start_offset
         answer = divergence(
-            log.epochs, start, log.end_offset, last_epoch=asked.last_epoch, next_offset=asked.next_offset
+            log.epochs, start, log.end_offset, last_epoch=request.last_epoch, next_offset=request.next_offset
         )
         match answer:
             case Truncate(epoch, end):
-                self.tell(Ended(number=asked.number, reason=Reason.DIVERGED, epoch=epoch, offset=end))
+                self.send_later(Ended(number=request.number, reason=Reason.DIVERGED, epoch=epoch, offset=end))
             case TooFarBehind(start):
-                self.tell(Ended(number=asked.number, reason=Reason.TOO_FAR_BEHIND, offset=start))
-            case Continue() if log.gaps and not asked.takes_gaps:
-                self.tell(Ended(number=asked.number, reason=Reason.NEEDS_GAPS))
-            case Continue() if leading.must_copy(int(self.peer), asked):
+                self.send_later(Ended(number=request.number, reason=Reason.TOO_FAR_BEHIND, offset=start))
+            case Continue() if log.gaps and not request.takes_gaps:
+                self.send_later(Ended(number=request.number, reason=Reason.NEEDS_GAPS))
+            case Continue() if leader.must_copy(int(self.peer), request):
                 LOGGER.warning(
-                    "log=%s follower=%d ends at %d and is copied from the start: deletes below %d are compacted away",
-                    *(log.path, self.peer, asked.next_offset, log.lineage.deletes_end),
+                    "log=%s follower=%d ends at %d and copies the log from its start: deletes below %d are compacted",
+                    *(log.path, self.peer, request.next_offset, log.lineage.deletes_end),
                 )
-                self.tell(Ended(number=asked.number, reason=Reason.TOO_FAR_BEHIND, offset=leading.first_offset))
+                self.send_later(Ended(number=request.number, reason=Reason.TOO_FAR_BEHIND, offset=leader.first_offset))
             case Continue():
-                subscription = Subscription(leading, self, asked)
-                self._subscriptions[asked.number] = subscription
-                self.tell_history(subscription)
-                leading.subscribe(subscription, asked.durable_end)
+                subscription = Subscription(leader, self, request)
+                self._subscriptions[request.number] = subscription
+                self.send_history(subscription)
+                leader.subscribe(subscription, request.durable_end)
             case _:
-                # It knows an epoch that we do not: whoever gave it that one leads, or led after us.
-                self.tell(Ended(number=asked.number, reason=Reason.NOT_LEADER))
+                # The follower knows a newer epoch: another broker leads, or led after this one.
+                self.send_later(Ended(number=request.number, reason=Reason.NOT_LEADER))
 
     def _unsubscribe(self, number: int) -> None:
         subscription = self._subscriptions.get(number)
         if subscription is not None:
-            subscription.leading.drop(subscription, None)
+            subscription.leader.drop(subscription, None)
         partition = self._parked_numbers.get(number)
         if partition is not None:
             self._unpark(partition)
@@ -244,71 +253,69 @@ class LeaderStream:
         if acks.received_bytes > self._received_bytes:
             self._received_bytes = acks.received_bytes
             if self._dirty:
-                self._wake.set()  # there may be room for it now
-        for at, ack in enumerate(acks.acks, 1):
-            if at % ITEMS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+                self._wake.set()  # the stream may be below its limit again
+        async for ack in sliced(acks.acks, ITEMS_PER_SLICE):
             subscription = self._subscriptions.get(ack.number)
-            if subscription is None or ack.leader_epoch != subscription.leading.leader_epoch:
-                continue  # of a subscription that is over
+            if subscription is None or ack.leader_epoch != subscription.leader.leader_epoch:
+                continue  # the subscription has ended
             if ack.durable_end > subscription.next_offset:
                 raise InvalidRequestError(f"offset {ack.durable_end} is acknowledged past {subscription.next_offset}")
-            subscription.leading.acked(subscription, ack.durable_end)
+            subscription.leader.acked(subscription, ack.durable_end)
             self.mark(subscription)
 
     def forget(self, subscription: Subscription) -> None:
         if self._subscriptions.get(subscription.number) is subscription:
             del self._subscriptions[subscription.number]
         self._dirty.pop(subscription, None)
-        self._behind.pop(subscription, None)
+        self._high_watermark_due.pop(subscription, None)
 
     # Pushing.
 
     def mark(self, subscription: Subscription) -> None:
-        """There may be something to push."""
-        if subscription.next_offset < subscription.leading.log.end_offset or subscription.ready is not None:
+        """Enqueue the subscription if it has something to push."""
+        if subscription.next_offset < subscription.leader.log.end_offset or subscription.ready is not None:
             self._dirty[subscription] = None
             self._wake.set()
         else:
             self.mark_high_watermark(subscription)
 
     def mark_high_watermark(self, subscription: Subscription) -> None:
-        if subscription.sent_high_watermark < subscription.leading.high_watermark:
-            self._behind[subscription] = None
+        if subscription.sent_high_watermark < subscription.leader.high_watermark:
+            self._high_watermark_due[subscription] = None
             if not self._is_lingering and not self._is_over:
                 self._is_lingering = True
-                linger_s = self._host.config.high_watermark_linger_ms / 1000
+                linger_s = self._config.high_watermark_linger_ms / 1000
                 asyncio.get_running_loop().call_later(linger_s, self._linger_ended)
 
     def _linger_ended(self) -> None:
         self._is_lingering = False
-        if self._behind:
+        if self._high_watermark_due:
             self._wake.set()
 
-    def tell(self, message: Ended | History) -> None:
+    def send_later(self, message: Ended | History) -> None:
         self._outgoing.append(message)
         self._wake.set()
 
-    def tell_history(self, subscription: Subscription) -> None:
-        """Before the first batch of a log with gaps, and when more deletes have gone."""
-        log = subscription.leading.log
+    def send_history(self, subscription: Subscription) -> None:
+        """Send the epoch history: before the first batch of a log with gaps, and when `deletes_end` has advanced."""
+        log = subscription.leader.log
         deletes_end = log.lineage.deletes_end
         if log.gaps and subscription.takes_history and subscription.sent_deletes_end != deletes_end:
             subscription.sent_deletes_end = deletes_end
             entries = tuple((int(epoch), int(start)) for epoch, start in log.epochs)[-HISTORY_ENTRIES_MAX:]
-            self.tell(History(subscription.number, deletes_end, entries))
+            self.send_later(History(subscription.number, deletes_end, entries))
 
     def _next_outgoing(self) -> Ended | Histories:
-        """The next, with all histories that stand right behind it: a new leader has them for all its partitions."""
+        """Return the next message, merged with the histories right behind it: a new leader sends one per partition."""
         first = self._outgoing.popleft()
         if isinstance(first, Ended):
             return first
         histories = [first]
         while self._outgoing and len(histories) < HISTORIES_PER_FRAME_MAX:
-            following = self._outgoing[0]
-            if not isinstance(following, History):
+            message = self._outgoing[0]
+            if not isinstance(message, History):
                 break
-            histories.append(following)
+            histories.append(message)
             self._outgoing.popleft()
         return Histories(tuple(histories))
 
@@ -325,15 +332,15 @@ class LeaderStream:
                         break
                     await self._stream.send(encode(Pushed(pushes)))
         except (StreamBrokenError, StreamClosedError):
-            return  # whoever receives finds out
+            return  # the receiver sees the same error
 
     def _gather(self) -> list[Push]:
-        """What goes out now, and who comes next."""
+        """Return the pushes of the next message; enqueue subscriptions that have more."""
         pushes: list[Push] = []
-        if not self._dirty and (self._is_lingering or not self._behind):
+        if not self._dirty and (self._is_lingering or not self._high_watermark_due):
             return pushes
-        room = self._host.config.fetch_message_bytes
-        window = self._host.config.inflight_bytes_max
+        room = self._config.fetch_message_bytes
+        window = self._config.inflight_bytes_max
         size = 0
         for _ in range(min(len(self._dirty), PUSHES_MAX)):
             if not self._dirty or room <= 0 or self._pushed_bytes - self._received_bytes >= window:
@@ -351,18 +358,18 @@ class LeaderStream:
             room -= len(batches)
             self._pushed_bytes += len(batches)
             pushes.append(self._push(subscription, batches))
-            if subscription.next_offset < subscription.leading.log.end_offset:
+            if subscription.next_offset < subscription.leader.log.end_offset:
                 self._dirty[subscription] = None
         if pushes or not self._is_lingering:
-            while self._behind and len(pushes) < PUSHES_MAX:
-                subscription = next(iter(self._behind))
-                del self._behind[subscription]
-                if subscription.sent_high_watermark < subscription.leading.high_watermark:
+            while self._high_watermark_due and len(pushes) < PUSHES_MAX:
+                subscription = next(iter(self._high_watermark_due))
+                del self._high_watermark_due[subscription]
+                if subscription.sent_high_watermark < subscription.leader.high_watermark:
                     pushes.append(self._push(subscription, b""))
         return pushes
 
     def _push(self, subscription: Subscription, batches: Buffer) -> Push:
-        high_watermark = subscription.leading.high_watermark
+        high_watermark = subscription.leader.high_watermark
         subscription.sent_high_watermark = high_watermark
         offset = subscription.sent_end if subscription.takes_history else NO_PUSH_OFFSET
         if batches:
@@ -370,152 +377,182 @@ class LeaderStream:
         return Push(subscription.number, high_watermark, batches, offset)
 
     def _next_batches(self, subscription: Subscription, room: int) -> Buffer | None:
-        """None if this partition has nothing to push now: something else brings it back into the line."""
+        """Return the next batches of a subscription, or None; an ack, read, timer or append enqueues it again."""
         if subscription.is_reading or subscription.is_over:
             return None
         if subscription.ready is not None:
-            # Counted when it was read.
+            # Throttle and limits counted these batches when they were read.
             batches, subscription.ready = subscription.ready, None
             return batches
-        leading, log = subscription.leading, subscription.leading.log
-        room = min(room, self._host.config.partition_inflight_bytes_max - subscription.unacked_bytes)
-        if room <= 0 or self._is_held_back(subscription):
+        leader, log = subscription.leader, subscription.leader.log
+        room = min(room, self._config.partition_inflight_bytes_max - subscription.unacked_bytes)
+        if room <= 0 or self._is_throttled(subscription):
             return None
         if self._counts(subscription):
-            room = max(1, min(room, self._host.leader_bucket.room(asyncio.get_running_loop().time())))
+            room = max(1, min(room, self._streams.bucket.room(asyncio.get_running_loop().time())))
         if log.gaps and not subscription.takes_gaps:
-            leading.drop(subscription, Reason.NEEDS_GAPS)
+            leader.drop(subscription, Reason.NEEDS_GAPS)
             return None
         if log.gaps and subscription.takes_history and subscription.sent_deletes_end < 0:
-            self.tell_history(subscription)  # it has become a log with gaps; this goes out before the next message
+            self.send_history(subscription)  # the log has gaps now; the history leaves before the next push
             self._dirty[subscription] = None
             return None
         at = _read_from(subscription)
         try:
-            found = leading.read_nowait(at, room)
-            if found is not None:
-                _check_first(subscription, found.data)
+            read_slice = leader.read_nowait(at, room)
+            if read_slice is not None:
+                _check_first(subscription, read_slice.data)
         except TidelogError as error:
             self._unreadable(subscription, error)
             return None
-        if found is None:
+        if read_slice is None:
             self._read_later(subscription, at, room)
             return None
-        return self._taken(subscription, at, found)
+        return self._note_read(subscription, at, read_slice)
 
-    def _taken(self, subscription: Subscription, at: int, found: Slice) -> Buffer | None:
-        if not found.data:
+    def _note_read(self, subscription: Subscription, at: int, read_slice: Slice) -> Buffer | None:
+        if not read_slice.data:
             return None
-        if found.base_offset < subscription.next_offset:
-            self._ends_inside(subscription, at, found.base_offset)
+        if read_slice.base_offset < subscription.next_offset:
+            self._ends_inside(subscription, at, read_slice.base_offset)
             return None
-        if len(found.data) > PUSHED_BYTES_MAX:
-            limit = f"at most {PUSHED_BYTES_MAX} fit a message between brokers"
-            too_large = f"the batch at offset {subscription.next_offset} has {len(found.data)} bytes, {limit}"
+        if len(read_slice.data) > PUSHED_BYTES_MAX:
+            limit = f"a message between brokers holds at most {PUSHED_BYTES_MAX}"
+            too_large = f"the batch at offset {subscription.next_offset} has {len(read_slice.data)} bytes, {limit}"
             self._unreadable(subscription, RecordTooLargeError(too_large))
             return None
-        subscription.pushed(found.next_offset, len(found.data))
-        self._spend(subscription, len(found.data))
-        return found.data
+        subscription.pushed(read_slice.next_offset, len(read_slice.data))
+        self._spend(subscription, len(read_slice.data))
+        return read_slice.data
 
     def _ends_inside(self, subscription: Subscription, at: int, base_offset: Offset) -> None:
-        """The follower's log ends inside of a batch of ours. An empty one may, which begins where records were deleted
-        up to; any other has whole batches, and it is ours that is not what was written."""
-        leading, start = subscription.leading, subscription.leading.log.start_offset
+        """Handle a follower whose log ends inside a batch of this log. An empty follower may begin inside a batch:
+        records were deleted up to its middle. Any other has whole batches, so this log is corrupt."""
+        leader, start = subscription.leader, subscription.leader.log.start_offset
         if not subscription.is_empty:
-            wrong = f"a batch at {base_offset} holds offset {at}, where a follower's ends"
+            wrong = f"the batch at {base_offset} contains offset {at}, where the follower's log ends"
             self._unreadable(subscription, CorruptBatchError(wrong))
-        elif at < start:  # which has moved while it was read
-            leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=leading.first_offset)
+        elif at < start:  # the log start advanced during the read
+            leader.drop(subscription, Reason.TOO_FAR_BEHIND, offset=leader.first_offset)
         else:
             if base_offset < start:
-                leading.holds_start(base_offset)
-            leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=base_offset)
+                leader.note_first_batch(base_offset)
+            leader.drop(subscription, Reason.TOO_FAR_BEHIND, offset=base_offset)
 
     def _unreadable(self, subscription: Subscription, error: Exception) -> None:
-        leading = subscription.leading
-        if isinstance(error, OffsetOutOfRangeError) and subscription.next_offset < leading.log.start_offset:
-            leading.drop(subscription, Reason.TOO_FAR_BEHIND, offset=leading.log.start_offset)
+        leader = subscription.leader
+        if isinstance(error, OffsetOutOfRangeError) and subscription.next_offset < leader.log.start_offset:
+            leader.drop(subscription, Reason.TOO_FAR_BEHIND, offset=leader.log.start_offset)
             return
-        LOGGER.error("log=%s follower=%d cannot be served: %s", leading.log.path, self.peer, error)
-        leading.drop(subscription, Reason.UNREADABLE)
-        if isinstance(error, _ROT):
-            self._host.found_rot(leading.replica, _read_from(subscription))
+        LOGGER.error("log=%s follower=%d read failed: %s", leader.log.path, self.peer, error)
+        leader.drop(subscription, Reason.UNREADABLE)
+        if isinstance(error, _CORRUPTION_ERRORS):
+            self._context.queue.report_corruption(leader.replica, _read_from(subscription))
 
-    # From the device.
+    # Reads from disk.
 
     def _read_later(self, subscription: Subscription, at: int, room: int) -> None:
         subscription.is_reading = True
         self._to_read.append((subscription, at, room))
-        if len(self._readers) < self._host.config.cold_reads_max:
+        if len(self._readers) < self._config.cold_reads_max:
             task = asyncio.get_running_loop().create_task(self._read_cold())
             self._readers.add(task)
-            task.add_done_callback(self._reader_ended)
-
-    def _reader_ended(self, task: asyncio.Task[None]) -> None:
-        self._readers.discard(task)
-        self._host.check(task)
+            task.add_done_callback(self._context.tasks.check)
 
     async def _read_cold(self) -> None:
-        while self._to_read:
-            subscription, offset, room = self._to_read.popleft()
-            if subscription.is_over:
-                continue
-            try:
-                found = await subscription.leading.log.read(offset, bytes_max=room)
-                _check_first(subscription, found.data)
-            except TidelogError as error:
-                # A helper that died while it rebuilt an index, too: the follower subscribes again after a moment.
-                if not subscription.is_over:
-                    self._unreadable(subscription, error)
-                continue
-            finally:
-                subscription.is_reading = False
+        try:
+            while self._to_read:
+                await self._read_next()
+        finally:
+            # Not when the task is done: the sender that `mark` wakes runs before that, and would start no reader.
+            self._readers.discard(asyncio.current_task())
+
+    async def _read_next(self) -> None:
+        subscription, offset, room = self._to_read.popleft()
+        if subscription.is_over:
+            return
+        try:
+            read_slice = await subscription.leader.log.read(offset, bytes_max=room)
+            _check_first(subscription, read_slice.data)
+        except TidelogError as error:
+            # Includes a worker process that died while it rebuilt an index. The follower subscribes again later.
             if not subscription.is_over:
-                subscription.ready = self._taken(subscription, offset, found)
-            if not subscription.is_over:
-                self.mark(subscription)
+                self._unreadable(subscription, error)
+            return
+        finally:
+            subscription.is_reading = False
+        if not subscription.is_over:
+            subscription.ready = self._note_read(subscription, offset, read_slice)
+        if not subscription.is_over:
+            self.mark(subscription)
 
     # Throttle.
 
-    def _is_held_back(self, subscription: Subscription) -> bool:
-        bucket = self._host.leader_bucket
+    def _is_throttled(self, subscription: Subscription) -> bool:
         if not self._counts(subscription):
             return False
-        wait_s = bucket.wait_s(asyncio.get_running_loop().time())
+        wait_s = self._streams.bucket.wait_s(asyncio.get_running_loop().time())
         if wait_s <= 0:
             return False
-        if not self._held_back:
-            asyncio.get_running_loop().call_later(min(wait_s, 1.0), self._let_go)
-        self._held_back[subscription] = None
+        if not self._throttled:
+            asyncio.get_running_loop().call_later(min(wait_s, 1.0), self._retry_throttled)
+        self._throttled[subscription] = None
         return True
 
-    def _let_go(self) -> None:
-        held_back, self._held_back = self._held_back, {}
-        for subscription in held_back:
+    def _retry_throttled(self) -> None:
+        throttled, self._throttled = self._throttled, {}
+        for subscription in throttled:
             if not subscription.is_over:
                 self.mark(subscription)
 
     def _spend(self, subscription: Subscription, size: int) -> None:
         if self._counts(subscription):
-            self._host.leader_bucket.spend(size, asyncio.get_running_loop().time())
+            self._streams.bucket.spend(size, asyncio.get_running_loop().time())
 
     def _counts(self, subscription: Subscription) -> bool:
-        replica = subscription.leading.replica
-        return replica.is_leader_throttled and subscription.follower not in subscription.leading.state.isr
+        replica = subscription.leader.replica
+        return replica.is_leader_throttled and subscription.follower not in subscription.leader.state.isr
+
+
+class LeaderStreams:
+    """All streams of a broker to followers: their throttle, and which of them have parked subscriptions."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self.context = context
+        self.bucket = Bucket(NO_LIMIT, 0.0)
+        """Limits pushes to throttled replicas (`leader.replication.throttled.rate`)."""
+        self._parked: dict[PartitionId, dict[LeaderStream, None]] = {}
+
+    async def serve(self, stream: Stream) -> None:
+        await LeaderStream(self, stream).run()
+
+    def park(self, partition_id: PartitionId, stream: LeaderStream) -> None:
+        self._parked.setdefault(partition_id, {})[stream] = None
+
+    def unpark(self, partition_id: PartitionId, stream: LeaderStream) -> None:
+        streams = self._parked.get(partition_id)
+        if streams is not None:
+            streams.pop(stream, None)
+            if not streams:
+                del self._parked[partition_id]
+
+    def retry_parked(self, partition_id: PartitionId) -> None:
+        """Decide the parked subscriptions of a partition that has changed."""
+        for stream in list(self._parked.get(partition_id, ())):
+            stream.retry(partition_id)
 
 
 def _read_from(subscription: Subscription) -> int:
-    leading = subscription.leading
-    is_first = subscription.is_empty and subscription.next_offset == leading.first_offset
-    return leading.log.start_offset if is_first else subscription.next_offset
+    leader = subscription.leader
+    is_first = subscription.is_empty and subscription.next_offset == leader.first_offset
+    return leader.log.start_offset if is_first else subscription.next_offset
 
 
 def _check_first(subscription: Subscription, data: Buffer) -> None:
-    """What is pushed first is checked as its follower will check it: CorruptBatchError.
+    """Check the CRCs of the first pushed batches, as the follower does. Raises CorruptBatchError.
 
-    Reads do not look at CRCs. A follower that has refused a batch asks again from there, so this is where the leader
-    finds out that its own log has rotted.
+    Reads do not check CRCs. A follower that rejected a batch subscribes again at that offset, so the leader
+    detects here that its own log is corrupt.
     """
     if subscription.is_checked:
         return
@@ -524,5 +561,5 @@ def _check_first(subscription: Subscription, data: Buffer) -> None:
         try:
             position += check_batch(data, position, size_max=len(data)).size
         except (UnsupportedMagicError, UnsupportedCompressionError, RecordTooLargeError) as error:
-            raise CorruptBatchError(f"a stored batch is not as it was taken: {error}") from error
+            raise CorruptBatchError(f"a stored batch is invalid: {error}") from error
     subscription.is_checked = position > 0

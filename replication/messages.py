@@ -1,18 +1,18 @@
-"""The messages of a replication stream. Pure values; `replication.wire` has their bytes.
+"""The messages of a replication stream; `replication.wire` encodes them. Pure.
 
-A follower broker opens a stream to a leader broker, one for replicas in sync and one for those that catch up. Who
-follows says where it stands; who leads answers a divergence first and then pushes.
+A follower broker opens two streams to a leader broker: one for in-sync replicas and one for those that catch up. The
+follower sends its log end; the leader resolves divergence first and then pushes.
 
-    follower -> leader    Subscribe     a partition, and where its log ends here
-                          Subscribes    many of them
-                          Unsubscribe   enough of it
-                          Acks          what is on this broker's device now, of any number of partitions
-    leader -> follower    Histories     what the batches of a log with gaps do not tell, before the first of them
-                          Pushed        batches and high watermarks, of any number of partitions
-                          Ended         a subscription is over, and why
+    follower -> leader    Subscribe     a partition, and the follower's log end
+                          Subscribes    several of them
+                          Unsubscribe   ends a subscription
+                          Acks          durable ends of any number of partitions
+    leader -> follower    Histories     epoch histories of logs with gaps, before their first batch
+                          Pushed        batches and high watermarks of any number of partitions
+                          Ended         the end of a subscription, with its reason
 
-A subscription has a number that its follower gives once in its life: what belongs to an older one is known by it and
-thrown away, on whichever stream it comes.
+A follower uses each subscription number once in its incarnation. Messages of an older number are recognized by it and
+dropped, on any stream.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from tidelog.model.ids import PartitionId
 from tidelog.world.disk import Buffer
 
 MAIN = "replication"
-"""The stream of replicas that are in sync."""
+"""The stream of in-sync replicas."""
 CATCH_UP = "replication-catch-up"
-"""The stream of those that are not: what they fetch holds up no acknowledgement."""
+"""The stream of all other replicas: their catch-up delays no acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe:
-    """`next_offset` is the end of the follower's log and `last_epoch` the latest epoch that it knows, -1 for none;
-    below `durable_end` it is on the follower's device. `takes_gaps`: offsets may be missing between batches.
-    `takes_history`: the follower understands `Histories`, and pushes that name their offset; an older one does not."""
+    """`next_offset` is the end of the follower's log, `last_epoch` the epoch of its last record (-1: none), and
+    `durable_end` its synced end. `takes_gaps`: offsets may be missing between batches. `takes_history`: the follower
+    understands `Histories` and pushes with an offset; an older version does not."""
 
     partition: PartitionId
     number: int
@@ -47,9 +47,9 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Subscribes:
-    """In the order in which they were made."""
+    """Subscriptions in the order of their creation."""
 
-    asked: tuple[Subscribe, ...]
+    requests: tuple[Subscribe, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Below `durable_end` the follower has synced everything, in the log that the subscription speaks of."""
+    """The follower has synced its log of this subscription below `durable_end`."""
 
     number: int
     leader_epoch: int
@@ -68,7 +68,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Acks:
-    """`received_bytes` counts the batches that the follower has taken from this stream since it was opened."""
+    """`received_bytes` counts the bytes of batches that the follower received on this stream."""
 
     received_bytes: int
     acks: tuple[Ack, ...]
@@ -76,9 +76,9 @@ class Acks:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of the log that the subscription `number` is to: (epoch, start offset) of each leader epoch, oldest first, and
-    where the part begins that has every tombstone and marker (`log.lineage`). Sent before the first batch of a log with
-    gaps, and again when `deletes_end` is raised."""
+    """The epoch history of a subscription's log: (epoch, start offset) of each leader epoch, oldest first. From
+    `deletes_end` on the log has every tombstone and marker (`log.lineage`). Sent before the first batch of a log with
+    gaps, and again when `deletes_end` advances."""
 
     number: int
     deletes_end: int
@@ -91,13 +91,13 @@ class Histories:
 
 
 NO_PUSH_OFFSET = -1
-"""Of a push from a leader that does not name it."""
+"""Offset of a push from a leader of an older version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Batches that follow those before, perhaps none; `high_watermark` as the leader sees it. `offset` is where the
-    follower's log ends before it takes them: a follower of a log with gaps finds by it that a push is missing."""
+    """The next batches, possibly none, and the leader's high watermark. `offset` is the follower's log end before it
+    appends them: with gaps in the log a follower detects a missing push by it."""
 
     number: int
     high_watermark: int
@@ -111,16 +111,16 @@ class Pushed:
 
 
 class Reason(IntEnum):
-    """Why a subscription ended, and what the follower does about it."""
+    """Why a subscription ended, and what the follower does next."""
 
     DIVERGED = 1
-    """The logs part: cut to (`epoch`, `offset`), subscribe again."""
+    """The logs diverge: truncate to (`epoch`, `offset`), subscribe again."""
     TOO_FAR_BEHIND = 2
-    """The leader's log starts at `offset`: begin there, with an empty log."""
+    """The leader's log starts at `offset`: reset the log to it."""
     NEEDS_GAPS = 3
     """The leader's log is compacted: allow gaps, subscribe again."""
     NOT_LEADER = 4
-    """Another epoch counts; the metadata says which, sooner or later."""
+    """Another leader epoch is current; the metadata will show it."""
     UNREADABLE = 5
     """The leader cannot read its log there; try again later."""
 

@@ -1,17 +1,18 @@
-"""Replicas that change their log directory: copied by `log.moving` while they are used, swapped when they are settled.
+"""Moves replicas between log directories: `log.log_move` copies a log in use, the reconciler swaps it.
 
-    asked --copied--> to be finished --settled: appends held, or no subscription--> swapped, told to the controller
+    requested --copied--> to be finished --reconciled: appends or pushes paused--> swapped, reported to the controller
 
-The role goes on with the log in its new place: nobody else has to lead for that.
+The role continues with the log in its new directory: leadership does not move.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from tidelog.log.log import Log
+from tidelog.log.log_move import LogMove
 from tidelog.model.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -21,104 +22,110 @@ from tidelog.model.errors import (
     UnsupportedMagicError,
 )
 from tidelog.model.ids import DirectoryId, PartitionId
-from tidelog.replication.following import Following
-from tidelog.replication.leading import Leading
-
-if TYPE_CHECKING:
-    from tidelog.log.moving import LogMove
-    from tidelog.replication.replica import Replica
-    from tidelog.replication.replicas import Replicas
+from tidelog.replication.broker_context import BrokerContext
+from tidelog.replication.follower_replica import FollowerReplica
+from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.replication.repair import Repair
+from tidelog.replication.replica import Replica
 
 LOGGER = logging.getLogger(__name__)
 
-_ROT = CorruptBatchError, InvalidRecordError, UnsupportedMagicError
-"""A copy refuses what its source has: that is not what was written."""
+_CORRUPTION_ERRORS = CorruptBatchError, InvalidRecordError, UnsupportedMagicError
+"""Errors of a copy that prove a corrupt source."""
 
 
 class Moves:
-    """See the module."""
+    """See the module. `assign` reports the new directory of a replica to the controller."""
 
-    def __init__(self, host: Replicas) -> None:
-        self._host = host
-        self.under_way: dict[PartitionId, LogMove] = {}
+    def __init__(
+        self, context: BrokerContext, repair: Repair, assign: Callable[[PartitionId, DirectoryId], None]
+    ) -> None:
+        self._context = context
+        self._repair = repair
+        self._assign = assign
+        self.in_progress: dict[PartitionId, LogMove] = {}
+        self._copied: dict[Replica, tuple[LogMove, asyncio.Future[None]]] = {}
+        """Complete copies that the reconciler swaps in, and their waiters."""
+
+    def is_moving(self, replica: Replica) -> bool:
+        return replica.partition_id in self.in_progress or replica in self._copied
 
     async def move(self, replica: Replica, directory: DirectoryId) -> None:
-        """Returns when the replica lies in that directory. It is used meanwhile, but for a moment at the end."""
-        if replica.is_moving:
+        """Return when the replica is in that directory. It stays in use, except for a short pause at the end."""
+        if self.is_moving(replica):
             raise InvalidRequestError(f"{replica.topic}-{replica.partition_id.partition} is being moved already")
-        move = self._host.logs.move(replica.partition_id, directory)
+        move = self._context.logs.move(replica.partition_id, directory)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        replica.is_moving = True
-        self.under_way[replica.partition_id] = move
+        self.in_progress[replica.partition_id] = move
         try:
             await self._copy(replica, move)
-            replica.move = move, done
-            self._host.unsettle(replica)
+            self._copied[replica] = move, done
+            self._context.queue.add(replica)
             await asyncio.shield(done)
         finally:
-            del self.under_way[replica.partition_id]
-            replica.is_moving = replica.move is not None
-            if replica.move is None and not move.is_decided:
+            del self.in_progress[replica.partition_id]
+            if replica not in self._copied and not move.is_decided:
                 await move.abandon()
 
     async def _copy(self, replica: Replica, move: LogMove) -> None:
         try:
             await move.copy()
-        except _ROT:
-            self._host.found_rot(replica, move.copied_end)
+        except _CORRUPTION_ERRORS:
+            self._context.queue.report_corruption(replica, move.copied_end)
             raise
 
-    async def stop(self, replica: Replica) -> None:
-        """The replica is about to go, or has no log any more."""
-        if replica.move is not None:
-            (move, done), replica.move = replica.move, None
-            replica.is_moving = False
+    async def abandon(self, replica: Replica) -> None:
+        """Abandon the move: the replica is dropped, or has no log."""
+        copied = self._copied.pop(replica, None)
+        if copied is not None:
+            move, done = copied
             try:
                 await move.abandon()
             finally:
-                _tell(done, NotLeaderOrFollowerError("the replica is gone", leader=replica.partition.leader))
+                _resolve(done, NotLeaderOrFollowerError("the replica is gone", leader=replica.partition.leader))
 
     async def finish(self, replica: Replica, log: Log) -> Log:
-        """While nobody else touches the log. Returns the one that counts."""
-        assert replica.move is not None, "there is something to finish"
-        move, done = replica.move
+        """Swap the logs if a copy is complete; return the current log. The caller has exclusive use of the log."""
+        if replica not in self._copied:
+            return log
+        move, done = self._copied[replica]
         role = replica.role
-        if isinstance(role, Leading):
-            role.is_held = True
-        elif isinstance(role, Following):
+        if isinstance(role, LeaderReplica):
+            role.is_paused = True
+        elif isinstance(role, FollowerReplica):
             role.leave()
         try:
             moved = await move.finish()
         except TidelogError as error:
             LOGGER.error("log=%s is not moved: %s", log.path, error)
-            _tell(done, error)
+            _resolve(done, error)
             if not move.is_decided:
-                if isinstance(error, _ROT):
-                    self._host.found_rot(replica, move.copied_end)
+                if isinstance(error, _CORRUPTION_ERRORS):
+                    self._context.queue.report_corruption(replica, move.copied_end)
                 await move.abandon()
                 return log
-            # It is in neither place as it should be, until the next start has ended the move.
-            self._host.end_role(replica)
+            # The log is complete in neither directory until the next start finishes the move.
+            replica.end_role()
             replica.log = None
-            self._host.repair.lost(replica)
+            if not move.has_home_failed:
+                self._repair.lost(replica)  # otherwise the report of the failed directory covers it
             raise
         finally:
-            replica.move = None
-            replica.is_moving = False
-            if isinstance(role, Leading):
-                role.is_held = False
-        replica.log, replica.offline = moved, None
+            del self._copied[replica]
+            if isinstance(role, LeaderReplica):
+                role.is_paused = False
+        replica.log, replica.open_error = moved, None
         if role is not None:
             role.log = moved
-        assert move.target.directory_id is not None, "a directory that works has an id"
-        self._host.upkeep.assign(replica.partition_id, move.target.directory_id)
-        _tell(done, None)
+        assert move.target.directory_id is not None, "a working directory has an id"
+        self._assign(replica.partition_id, move.target.directory_id)
+        _resolve(done, None)
         return moved
 
 
-def _tell(done: asyncio.Future[None], error: TidelogError | None) -> None:
+def _resolve(done: asyncio.Future[None], error: TidelogError | None) -> None:
     if done.done():
-        return  # whoever asked is gone
+        return  # the caller was cancelled
     if error is None:
         done.set_result(None)
     else:

@@ -1,47 +1,47 @@
-"""One partition on one broker, as its leader and as a follower: high watermark and in-sync set. Pure.
+"""High watermark and in-sync set of one partition on one broker, as leader and as follower. Pure.
 
-Leading (`LeaderState`, one leader epoch of one incarnation; made anew for the next):
+Leader (`LeaderState`, one leader epoch of one incarnation; the next epoch has a new one):
 
-    state         committed ISR and min ISR     as the controller last said, at `partition_epoch`
-                  proposals                     one in flight at most, and those whose outcome is not known
-                  progress of each follower     durable end (None: has not said in this epoch), incarnation, lag
+    state         committed ISR and min ISR     as the controller last reported, at `partition_epoch`
+                  proposals                     one in flight at most, and unresolved ones (outcome unknown)
+                  progress of each follower     durable end (None: no ack in this epoch), incarnation, lag
                   log end, durable end, high watermark, epoch start (the log end at election)
 
-    appended, durable, acked                    progress; the high watermark follows
-    check_lag, wanted_isr -> sent               a proposal goes out
-      -> answered                               done, or refused; the answer tells the state in either case
+    appended, durable, acked                    progress; may advance the high watermark
+    check_lag, next_proposal -> sent            a proposal is in flight
+      -> answered                               accepted or rejected; either answer has the partition state
       -> failed(may_be_done=False)              as if never sent
-      -> failed(may_be_done=True)               outcome unknown
-    metadata_changed                            the controller's word by the other way; the newer of the two counts
+      -> failed(may_be_done=True)               unresolved
+    metadata_changed                            the partition of an image; the newer partition epoch counts
 
-Rules (design, rules of safety 1 to 3):
-- High watermark = minimum durable end over the *maximal* ISR: the committed members and whoever an unsettled proposal
-  names. It never moves back, and does not move while fewer than min ISR are committed: members that leave then are
-  eligible to lead without being in sync. Who has said nothing in this epoch holds it where it is.
-- A proposal is settled by any state with a newer partition epoch: the controller takes a proposal only on top of the
-  partition epoch that it names. A refusal settles only the proposal that it answers: one that was sent before and not
-  answered may still arrive, and counts. When nothing else is wanted, a *barrier* (the committed set once more, with
-  `is_barrier`) makes the controller raise the partition epoch, and with that ends the doubt.
-- A follower joins when its durable end has reached max(high watermark, epoch start) and the incarnation that said so is
-  the one that lives. It leaves when it lags, when that incarnation is gone, or when it says that it has less than the
-  high watermark (a damaged log that was cut).
+Rules:
+- High watermark = minimum durable end over the *maximal* ISR: the committed members and the members of every proposal
+  that is in flight or unresolved. It never moves back. It does not move while fewer than min ISR are committed: members
+  that leave then stay eligible to lead without being in sync. A member without an ack in this epoch holds it back.
+- Any state with a newer partition epoch resolves a proposal: the controller accepts a proposal only on top of the
+  partition epoch that it names. A rejection resolves only the proposal that it answers: an earlier one without an
+  answer may still arrive, and counts. When no other change is due, a *barrier* (the committed set again, with
+  `is_barrier`) makes the controller raise the partition epoch, which resolves every proposal.
+- A follower joins when its durable end has reached max(high watermark, epoch start) and its acking incarnation is the
+  registered one. It leaves when it lags, when that incarnation is gone, or when it acks less than the high watermark
+  (a damaged log that was truncated).
 - Lag is the time since the durable end last reached the log end of that moment. One sample (log end, time) is kept
-  until it is reached, so that a follower that is always a little behind is still seen to follow; what is measured is
-  less than twice the true lag. Who has the whole log does not lag, however long nothing is said.
+  until it is reached, so a follower that is always slightly behind counts as following; the measured lag is less than
+  twice the true lag. A follower with the whole log does not lag, however long it is silent.
 - The epoch is confirmed when the high watermark has reached the epoch start.
 
-Following (`FollowerState`, one leader epoch; made anew for the next, the high watermark carried over):
+Follower (`FollowerState`, one leader epoch; the next has a new one, with the high watermark carried over):
 
-    subscribed      a question is out (`divergence.asks`), under a new number
-    pushed          the leader has found our log to be a prefix of its own, and goes on from its end
-    durable         a sync has ended; that is acked
-    truncated       the answer was another: the log was cut or reset, and the question is asked again
+    subscribed      a query (`divergence.epoch_query`) is sent under a new number
+    pushed          the leader has accepted this log as a prefix of its own, and continues at its end
+    durable         a sync has ended, and is acked
+    truncated       the leader has rejected it: the log was truncated or reset, and the query is sent again
 
-- High watermark = min(the leader's, own durable end); it moves back only when the log is cut or reset below it.
+- High watermark = min(the leader's, own durable end); it moves back only when the log is truncated or reset below it.
 
-Asked of the shell: `appended` before anything is pushed; acks of the follower's newest subscription only, as its log is
-then a prefix of ours (an ack may say less than the one before: it is believed); each proposal is sent once (a call that
-the transport repeats by itself would be two); some time passes between a refusal and the next `wanted_isr`.
+Duties of the caller: `appended` before anything is pushed; acks of the follower's newest subscription only, whose log
+is a prefix of the leader's (an ack may be lower than the one before, and counts); each proposal is sent once (a
+transport that repeats a call would send two); some time passes between a rejection and the next `next_proposal`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,6 @@ from tidelog.metadata.image import Partition
 from tidelog.metadata.partitions import PartitionState
 from tidelog.model.errors import ErrorCode, InvalidRequestError, NotEnoughReplicasError
 from tidelog.model.ids import NO_OFFSET, Offset
-from tidelog.replication.divergence import divergence
-
-__all__ = ["FollowerState", "IsrProposal", "LeaderState", "Progress", "divergence"]
 
 ACKS_ALL = -1
 NO_SUBSCRIPTION = -1
@@ -63,14 +60,14 @@ NO_SUBSCRIPTION = -1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the leader knows of one follower."""
+    """The leader's knowledge of one follower."""
 
     durable_end: Offset | None
     """None until its first ack in this epoch."""
     broker_epoch: int
     """The incarnation that acked; -1 before the first."""
     caught_up_ms: int
-    """When, as far as is known, it last had the whole log of that moment."""
+    """When the follower is known to have last had the whole log of that moment."""
     sample_end: Offset
     sample_ms: int
     """The log ended at `sample_end` at `sample_ms`: reaching it proves that much."""
@@ -84,7 +81,7 @@ class IsrProposal:
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
     is_barrier: bool = False
-    """The set is the committed one: the controller shall raise the partition epoch all the same."""
+    """Proposes the committed set, only to make the controller raise the partition epoch."""
 
     @property
     def members(self) -> frozenset[int]:
@@ -92,14 +89,14 @@ class IsrProposal:
 
 
 class LeaderState:
-    """See the module. Times are of one monotonic clock, in ms.
+    """See the module. Times are milliseconds of one monotonic clock.
 
     Invariants (`validate`): high watermark <= durable end <= log end; epoch start <= log end; this broker is in the
-    committed ISR, and the committed ISR in the maximal one; an end that was acked belongs to an incarnation.
+    committed ISR; the maximal ISR has the committed one and the members of every proposal that may be accepted; an
+    acked end belongs to an incarnation.
     """
 
     __slots__ = (
-        "_doubtful",
         "_eligible",
         "_inflight",
         "_is_superseded",
@@ -113,6 +110,7 @@ class LeaderState:
         "_my_broker_epoch",
         "_progress",
         "_replicas",
+        "_unresolved",
         "durable_end",
         "epoch_start",
         "high_watermark",
@@ -151,16 +149,16 @@ class LeaderState:
         self._replicas = partition.replicas
         self._progress: dict[int, Progress] = {}
         self._inflight: IsrProposal | None = None
-        self._doubtful: frozenset[int] = frozenset()
-        """Named by proposals on this partition epoch whose outcome is not known."""
+        self._unresolved: frozenset[int] = frozenset()
+        """Members of unresolved proposals on this partition epoch."""
         self._maximal: tuple[int, ...] = ()
-        """The followers among the maximal ISR."""
+        """The followers in the maximal ISR."""
         self._lagging: frozenset[int] = frozenset()
         self._is_superseded = False
         self._install(frozenset(partition.isr), now_ms)
         self._advance()
 
-    # What it knows.
+    # Queries.
 
     @property
     def isr(self) -> frozenset[int]:
@@ -169,7 +167,7 @@ class LeaderState:
 
     @property
     def maximal_isr(self) -> frozenset[int]:
-        """Everybody from whom the controller may elect, as far as it can be known here."""
+        """All brokers that the controller may elect, as far as this broker can know."""
         return frozenset((self._me, *self._maximal))
 
     @property
@@ -182,54 +180,50 @@ class LeaderState:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether everything from before this epoch is known to be committed: offsets may be told."""
+        """Whether all records from before this epoch are known to be committed: offsets may be returned to clients."""
         return self.high_watermark >= self.epoch_start
 
     @property
     def is_superseded(self) -> bool:
-        """A newer leader epoch was heard of: nothing advances here any more, nothing is proposed."""
+        """Whether a newer leader epoch is known: nothing advances and nothing is proposed any more."""
         return self._is_superseded
 
     @property
-    def is_proposal_in_flight(self) -> bool:
-        return self._inflight is not None
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether a proposal may have been done, or may yet be, that nobody has answered."""
-        return bool(self._doubtful)
+    def has_unresolved_proposal(self) -> bool:
+        """Whether an unanswered proposal may have been accepted, or may still be."""
+        return bool(self._unresolved)
 
     def progress(self, follower: int) -> Progress | None:
-        """None for whoever holds no replica."""
+        """Return the progress of a follower; None for a broker without a replica."""
         return self._progress.get(follower)
 
     def check_acks(self, acks: int) -> None:
-        """Raises NotEnoughReplicasError for a write that could not be acknowledged as asked."""
+        """Raise NotEnoughReplicasError if a write with these acks could not be acknowledged."""
         if acks == ACKS_ALL and len(self._isr) < self._min_isr:
             raise NotEnoughReplicasError(
                 f"{len(self._isr)} replicas are in sync ({sorted(self._isr)}), min.insync.replicas is {self._min_isr}"
             )
 
     def set_lag_max(self, lag_max_ms: int) -> None:
-        """`replica.lag.time.max.ms` is another now."""
+        """Take a new `replica.lag.time.max.ms`."""
         self._lag_max_ms = lag_max_ms
 
     # Progress.
 
     def appended(self, end: Offset, now_ms: int) -> None:
-        """The log ends at `end` now."""
+        """Note the new log end."""
         before = self._log_end
-        assert end >= before, f"a leader's log went back from {before} to {end}"
+        assert end >= before, f"the leader's log shrank from {before} to {end}"
         if end == before:
             return
         self._log_end = end
         for follower, known in self._progress.items():
             if known.durable_end is not None and known.durable_end >= before:
-                # It had everything until this moment.
+                # The follower had the whole log until this moment.
                 self._progress[follower] = Progress(known.durable_end, known.broker_epoch, now_ms, end, now_ms)
 
     def durable(self, end: Offset, now_ms: int) -> bool:
-        """Below `end` this broker's own log is safe. True if the high watermark advanced."""
+        """Note this broker's own durable end. Return whether the high watermark advanced."""
         assert end <= self._log_end, f"durable to {end} of {self._log_end}"
         if end <= self.durable_end:
             return False
@@ -237,9 +231,9 @@ class LeaderState:
         return self._advance()
 
     def acked(self, follower: int, broker_epoch: int, durable_end: Offset, now_ms: int) -> bool:
-        """The follower's log is ours, and safe there, below `durable_end`. True if the high watermark advanced.
+        """Note a follower's durable end. Return whether the high watermark advanced.
 
-        What comes from a former incarnation, or from a broker without a replica, is ignored.
+        Ignores acks of a former incarnation, or of a broker without a replica.
         """
         known = self._progress.get(follower)
         if known is None or broker_epoch < known.broker_epoch:
@@ -255,7 +249,7 @@ class LeaderState:
         return self._advance()
 
     def _advance(self) -> bool:
-        """The high watermark by the rule; whether it moved."""
+        """Advance the high watermark by the rule; return whether it moved."""
         if self._is_superseded or len(self._isr) < self._min_isr or self._eligible:
             return False
         least = self.durable_end
@@ -273,7 +267,7 @@ class LeaderState:
     # The in-sync set.
 
     def check_lag(self, now_ms: int) -> None:
-        """Look who lags now; a proposal without them may be wanted."""
+        """Update the set of lagging members; the next proposal leaves them out."""
         self._lagging = frozenset(member for member in self._isr if self._lags(member, now_ms))
 
     def _lags(self, member: int, now_ms: int) -> bool:
@@ -284,11 +278,11 @@ class LeaderState:
             return False
         return now_ms - known.caught_up_ms > self._lag_max_ms
 
-    def wanted_isr(self, live: Callable[[int], int | None], now_ms: int) -> IsrProposal | None:
-        """What to propose to the controller now, if anything: `sent` it at once, or ask again later.
+    def next_proposal(self, live: Callable[[int], int | None], now_ms: int) -> IsrProposal | None:
+        """Return the proposal that is due, or None: call `sent` with it at once, or discard it and call again later.
 
-        `live(broker)` is the broker epoch of a broker that may be in sync (it lives, its directory too), else None.
-        None while a proposal is in flight.
+        `live(broker)` is the broker epoch of a broker that may be in sync (broker and directory work), else None.
+        Returns None while a proposal is in flight.
         """
         if self._inflight is not None or self._is_superseded:
             return None
@@ -300,71 +294,71 @@ class LeaderState:
                 if epoch is not None:
                     isr.append((follower, epoch))
         is_same = frozenset(broker for broker, _ in isr) == self._isr
-        if is_same and not self._doubtful - self._isr:
+        if is_same and not self._unresolved - self._isr:
             return None
         return IsrProposal(self.leader_epoch, self.partition_epoch, tuple(isr), is_barrier=is_same)
 
-    def _epoch_in_sync(self, follower: int, lives_as: int | None) -> int | None:
-        """The broker epoch to propose a follower with; None if it does not belong into the set."""
+    def _epoch_in_sync(self, follower: int, live_epoch: int | None) -> int | None:
+        """Return the broker epoch to propose a follower with; None if it is not in sync."""
         known = self._progress[follower]
-        if lives_as is None:
+        if live_epoch is None:
             return None
         if follower in self._isr:
             if follower in self._lagging:
                 return None
             if known.durable_end is None:
-                return lives_as
+                return live_epoch
             is_whole = known.durable_end >= self.high_watermark
-            return lives_as if is_whole and known.broker_epoch == lives_as else None
-        if known.durable_end is None or known.broker_epoch != lives_as:
+            return live_epoch if is_whole and known.broker_epoch == live_epoch else None
+        if known.durable_end is None or known.broker_epoch != live_epoch:
             return None
-        return lives_as if known.durable_end >= max(self.high_watermark, self.epoch_start) else None
+        return live_epoch if known.durable_end >= max(self.high_watermark, self.epoch_start) else None
 
     def sent(self, proposal: IsrProposal) -> None:
-        """It is under way: from now on it may be done. To be called before it leaves, in the same step as
-        `wanted_isr`."""
+        """Note that the proposal is in flight: it may be accepted from now on. Called before it is sent, in the same
+        step as `next_proposal`."""
         assert self._inflight is None, "one proposal at a time"
-        assert proposal.leader_epoch == self.leader_epoch, "a proposal of another epoch"
-        assert proposal.partition_epoch == self.partition_epoch, "a proposal on top of another state"
+        assert proposal.leader_epoch == self.leader_epoch, "the proposal has this leader epoch"
+        assert proposal.partition_epoch == self.partition_epoch, "the proposal has this partition epoch"
         self._inflight = proposal
         self._count()
 
     def answered(self, state: PartitionState, now_ms: int) -> bool:
-        """The controller's answer to what is in flight, done or refused. True if the high watermark advanced."""
+        """Take the controller's answer to the proposal in flight. Return whether the high watermark advanced."""
         proposal, self._inflight = self._inflight, None
         if state.leader_epoch > self.leader_epoch or state.error in _SUPERSEDED:
             self._is_superseded = True
         elif state.leader_epoch == self.leader_epoch and state.partition_epoch > self.partition_epoch:
             self.partition_epoch = state.partition_epoch
             self._min_isr = state.min_isr
-            self._eligible = ()  # not told here; what min ISR says about it holds
+            self._eligible = ()  # the answer has none; the min ISR rule covers it
             self._install(frozenset(state.isr), now_ms)
         elif state.error is None or state.error is ErrorCode.NOT_CONTROLLER:
-            # A controller that is behind us cannot know. And a proposal that was taken, a barrier too, raises the
-            # partition epoch: an answer that says so and shows none is not believed.
-            self._doubt(proposal)
+            # A controller with older state cannot know. An accepted proposal, a barrier too, raises the partition
+            # epoch: an acceptance without a newer one is not trusted.
+            self._keep_unresolved(proposal)
         self._count()
         return self._advance()
 
     def failed(self, *, may_be_done: bool) -> bool:
-        """No answer to what is in flight. `may_be_done=False` only where it certainly was not carried out, and will not
-        be. True if the high watermark advanced."""
+        """Note that the proposal in flight got no answer. `may_be_done=False` only if it certainly was not accepted and
+        never will be. Return whether the high watermark advanced."""
         proposal, self._inflight = self._inflight, None
         if may_be_done:
-            self._doubt(proposal)
+            self._keep_unresolved(proposal)
         self._count()
         return self._advance()
 
-    def _doubt(self, proposal: IsrProposal | None) -> None:
-        """Its outcome is open, unless a newer partition epoch has settled it meanwhile."""
+    def _keep_unresolved(self, proposal: IsrProposal | None) -> None:
+        """Keep the proposal as unresolved, unless a newer partition epoch has resolved it."""
         if proposal is not None and proposal.partition_epoch == self.partition_epoch:
-            self._doubtful |= proposal.members
+            self._unresolved |= proposal.members
 
     def metadata_changed(self, partition: Partition, min_isr: int, now_ms: int) -> bool:
-        """The partition, and min ISR, of one image. True if the high watermark advanced.
+        """Take the partition and min ISR of one image. Return whether the high watermark advanced.
 
-        An image of an older partition epoch than we know by an answer is ignored. One of the same may bring other
-        settings. A newer leader epoch is the end of this state.
+        Ignores an image of an older partition epoch than a known answer. The same partition epoch may bring other
+        settings. A newer leader epoch ends this state.
         """
         if partition.leader_epoch > self.leader_epoch:
             self._is_superseded = True
@@ -372,14 +366,14 @@ class LeaderState:
         if partition.leader_epoch < self.leader_epoch or partition.partition_epoch < self.partition_epoch:
             return False
         isr = frozenset(partition.isr)
-        is_news = partition.partition_epoch > self.partition_epoch
-        assert is_news or isr == self._isr, f"two in-sync sets in partition epoch {self.partition_epoch}"
+        is_newer = partition.partition_epoch > self.partition_epoch
+        assert is_newer or isr == self._isr, f"two in-sync sets in partition epoch {self.partition_epoch}"
         self.partition_epoch = partition.partition_epoch
         self._min_isr = min_isr
         self._eligible = partition.eligible
         self._replicas = partition.replicas
-        if is_news:
-            # What is in flight names an older partition epoch: it was done before this, or will be refused.
+        if is_newer:
+            # The proposal in flight names an older partition epoch: it is done already, or will be rejected.
             self._install(isr, now_ms)
         else:
             self._track(now_ms)
@@ -387,21 +381,21 @@ class LeaderState:
         return self._advance()
 
     def _install(self, isr: frozenset[int], now_ms: int) -> None:
-        """The committed set of a newer partition epoch: every proposal on top of an older one is settled."""
+        """Take the committed set of a newer partition epoch, which resolves every proposal on top of an older one."""
         joined = isr - self._isr
         self._isr = isr
         self._lagging &= isr
-        self._doubtful = frozenset()
+        self._unresolved = frozenset()
         self._track(now_ms)
         for member in joined:
             known = self._progress.get(member)
             if known is not None:
-                # It has `lag_max_ms` from here to reach the log end, or it would leave again at once.
+                # A new member has `lag_max_ms` to reach the log end; otherwise it would leave again at once.
                 self._progress[member] = Progress(known.durable_end, known.broker_epoch, now_ms, self._log_end, now_ms)
         self._count()
 
     def _track(self, now_ms: int) -> None:
-        """Progress of exactly the followers that there are."""
+        """Keep progress of exactly the current followers."""
         followers = {*self._replicas, *self._isr} - {self._me}
         self._progress = {
             follower: self._progress.get(follower) or Progress(None, -1, now_ms, self._log_end, now_ms)
@@ -409,11 +403,11 @@ class LeaderState:
         }
 
     def _count(self) -> None:
-        """Who is in the maximal ISR. A proposal in flight on top of an older state can no longer be done."""
-        maximal = self._isr | self._doubtful
+        """Recompute the maximal ISR. A proposal on top of an older partition epoch can no longer be accepted."""
+        maximal = self._isr | self._unresolved
         if self._inflight is not None and self._inflight.partition_epoch == self.partition_epoch:
             maximal |= self._inflight.members
-        # Whoever holds no replica any more is refused by the controller, whatever was proposed.
+        # The controller rejects a member without a replica.
         self._maximal = tuple(sorted(maximal & self._progress.keys()))
 
     def validate(self) -> None:
@@ -421,6 +415,12 @@ class LeaderState:
         assert self.epoch_start <= self._log_end, "a leader's log only grows"
         assert self._me in self._isr or self._is_superseded, "the leader is in sync"
         assert self._isr <= self.maximal_isr, "the committed set counts"
+        assert self._unresolved & self._progress.keys() <= self.maximal_isr, "an unresolved proposal counts"
+        proposal = self._inflight
+        if proposal is not None:
+            assert proposal.leader_epoch == self.leader_epoch, "a proposal of another leader epoch"
+            if proposal.partition_epoch == self.partition_epoch:
+                assert proposal.members & self._progress.keys() <= self.maximal_isr, "the proposal in flight counts"
         assert self._lagging <= self._isr, "only members lag"
         for follower, known in self._progress.items():
             assert follower != self._me, "this broker's own end is not progress"
@@ -460,41 +460,41 @@ class FollowerState:
         self.durable_end = durable_end
         self.high_watermark = min(high_watermark, durable_end)
         self.leader_high_watermark = self.high_watermark
-        """As this leader told, perhaps ahead of our log. What former leaders told beyond our own high watermark is not
-        carried over: our records up there may be others than those that were committed."""
+        """The high watermark that this leader sent, possibly past the log end. Values of former leaders past the own
+        high watermark are not carried over: the records there may differ from the committed ones."""
         self.subscription = NO_SUBSCRIPTION
 
     def subscribed(self, number: int) -> None:
-        """A question is out under this number; what carries a former one is void."""
+        """Note a subscription; messages under a former number are void."""
         assert number > self.subscription, f"subscription {number} after {self.subscription}"
         self.subscription = number
 
     def is_current(self, *, leader_epoch: int, subscription: int) -> bool:
-        """Whether a message is of this leader epoch and subscription. What is not is late, and must change nothing."""
+        """Return whether a message belongs to this leader epoch and subscription. Late messages change nothing."""
         return leader_epoch == self.leader_epoch and subscription == self.subscription != NO_SUBSCRIPTION
 
     def pushed(self, high_watermark: Offset, end: Offset) -> bool:
-        """The leader pushed, under the present subscription: our log is a prefix of its own, and ends at `end` now.
+        """Note a push of the current subscription: this log is a prefix of the leader's and ends at `end` now.
 
-        True if the high watermark advanced.
+        Return whether the high watermark advanced.
         """
-        assert self.subscription != NO_SUBSCRIPTION, "a push without a subscription"
+        assert self.subscription != NO_SUBSCRIPTION, "a push has a subscription"
         assert end >= self.known_end, f"a push took the log from {self.known_end} to {end}"
         self.known_end = end
         self.leader_high_watermark = max(self.leader_high_watermark, high_watermark)
         return self._advance()
 
     def durable(self, end: Offset) -> bool:
-        """Below `end` our log is safe. True if the high watermark advanced."""
+        """Note the durable end. Return whether the high watermark advanced."""
         assert end <= self.known_end, f"durable to {end} of {self.known_end}"
         self.durable_end = max(self.durable_end, end)
         return self._advance()
 
     def truncated(self, end: Offset, durable_end: Offset, *, log_start: Offset = NO_OFFSET) -> bool:
-        """The log was cut to `end`, or reset to it (then it is longer than before, or `log_start` says so).
+        """Note that the log was truncated or reset to `end` (after a reset it is longer, or `log_start` shows it).
 
-        Below the start of a log all is committed: it is the leader's start, or was below the high watermark. True if
-        records that this replica knew as committed went: an unclean election, or damage.
+        Everything below a log start is committed: it is the leader's start, or was below the high watermark. Return
+        whether records were lost that this replica knew as committed: by an unclean election, or damage.
         """
         assert 0 <= durable_end <= end, f"durable to {durable_end} of {end}"
         committed = max(log_start, end if end > self.known_end else NO_OFFSET, self.high_watermark)
@@ -502,7 +502,7 @@ class FollowerState:
         self.known_end, self.durable_end = end, durable_end
         self.high_watermark = min(committed, durable_end)
         if is_loss:
-            # The records that come instead are others: they are committed when this leader says so again.
+            # Other records replace them: they are committed once this leader sends a high watermark past them.
             self.leader_high_watermark = self.high_watermark
         self.leader_high_watermark = max(self.leader_high_watermark, self.high_watermark)
         return is_loss

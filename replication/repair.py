@@ -1,135 +1,202 @@
-"""Logs that have lost data: out of the in-sync set first, mended after that.
+"""Repairs logs that lost data: first the controller removes the replica from the ISR, then the log is truncated.
 
-    damaged --told to the controller--> out of ISR and eligible leaders
-            led by another --> cut to its good end, follows      elected here after that, uncleanly --> cut, leads
+    damaged --reported to the controller--> out of ISR and eligible leaders
+            a sealed segment fails its checksum --> restored byte by byte from another replica (`segment_repair`)
+            another broker leads --> truncated to its good end, follows
+            elected here after that, uncleanly --> truncated, leads
             no leader --> waits
-    cannot be opened, by proof --the same--> moved away and fetched as a whole
-    gone, or in a directory that does not work --the same--> made anew, fetched as a whole
+    proved not to open --the same--> files moved aside, copied again from the leader
+    missing, or in a failed directory --the same--> recreated empty, copied again from the leader
 
-What is cut or moved away is kept until the replica has it again (`log.keeping`). A log that cannot be opened for a
-reason that may pass is none of these: it is being recovered (`log.opening`).
+Removed records are kept until the replica has them again (`log.kept_copies`). A log that fails to open for a transient
+reason is none of these: it is being recovered (`log.log_opener`).
 
-The order matters: a replica that is cut while it counts as in sync could be elected, and take what it lost from
-everybody. A leader whose log is damaged gives up leading by the same request. That this replica is in no in-sync set is
-not enough, since its leader may be taking it back: it is cut after a report that was acknowledged, when the metadata
-here has come as far as that report (`metadata.losses`).
+The order matters: a replica that is truncated while it counts as in sync could be elected, and its loss would spread to
+all replicas. A leader with a damaged log gives up leadership by the same request. Being out of the in-sync set is not
+enough, since the leader may be adding the replica again: it is truncated after an acknowledged report, when the local
+metadata has reached that report (`metadata.lost_replicas`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
-from tidelog.log.log import Damage, Log
-from tidelog.metadata.losses import ReportLost
-from tidelog.model.errors import RemoteError, StorageError, TransportError
+from tidelog.log.damage import Damage
+from tidelog.log.log import Log
+from tidelog.log.segment import SegmentInfo
+from tidelog.metadata.lost_replicas import ReplicasLost
+from tidelog.model.errors import StorageError, TidelogError
 from tidelog.model.ids import DirectoryId, Offset, PartitionId
-from tidelog.replication.announcing import had_log
-
-if TYPE_CHECKING:
-    from tidelog.replication.replica import Replica
-    from tidelog.replication.replicas import Replicas
+from tidelog.replication.broker_context import BrokerContext
+from tidelog.replication.replica import Replica
+from tidelog.replication.segment_repair import SegmentRepair
+from tidelog.replication.startup_report import had_log
 
 LOGGER = logging.getLogger(__name__)
 
 REPLICAS_PER_REQUEST_MAX = 1_000
+RESTORE_RETRY_MS_MAX = 60_000
+RESTORES_MAX = 2
+"""At a time: each occupies a worker of the reconciler for as long as peers take to answer."""
+RESTORE_WAIT_S = 1.0
 
 
 def _is_sound(log: Log) -> bool:
     return log.damaged is None
 
 
-class Repair:
-    """See the module."""
+def _damaged_segment(log: Log, damage: Damage) -> SegmentInfo | None:
+    """The sealed segment that may be the damage; None if there is none."""
+    for info in log.segments.sealed:
+        if damage.segment == info.base_offset:
+            return info
+        if damage.segment is None and info.base_offset <= damage.good_end < info.next_offset:
+            return info
+    return None
 
-    def __init__(self, host: Replicas) -> None:
-        self._host = host
+
+class Repair:
+    """See the module. `run` is its task."""
+
+    def __init__(self, context: BrokerContext, segments: SegmentRepair) -> None:
+        self._context = context
+        self._segments = segments
+        self._metadata = context.metadata
         self._to_report: dict[PartitionId, Replica] = {}
         self._reported: dict[PartitionId, tuple[Replica, int]] = {}
-        """Of which replica, and the partition epoch from which on the loss counts, as the controller told."""
+        """(replica, partition epoch from which the controller counts the loss) of each acknowledged report."""
+        self._restores: dict[PartitionId, int] = {}
+        """Failed attempts to restore a damaged segment."""
+        self._restoring = 0
+        self._truncated: dict[PartitionId, Log] = {}
+        """Logs whose segments may have been moved to a kept copy: a restored segment would not make them whole, so that
+        only the truncation is left."""
         self._wake = asyncio.Event()
 
-    def start(self) -> None:
-        self._host.spawn(self._report_all(), name="repair")
+    # Repair.
 
-    # Finding.
-
-    def found_rot(self, replica: Replica, offset: int) -> None:
-        """The batch at `offset` is not what was written."""
-        log = replica.log
-        if log is not None and log.damaged is None:
-            self._host.spawn(self._mark(replica, log, offset), name="rot")
-
-    async def _mark(self, replica: Replica, log: Log, offset: int) -> None:
-        try:
-            await log.mark_damaged(Damage(Offset(offset), "a batch cannot be read"))
-        except StorageError as error:
-            LOGGER.error("log=%s damage is not stored: %s", log.path, error)
-        self._host.found_damage(replica)
-
-    # Mending.
-
-    async def mend(self, replica: Replica, log: Log) -> bool:
-        """True if the log is sound now; False: it is settled again when the metadata has changed."""
-        self._host.end_role(replica)
-        if not self._may_cut(replica):
+    async def repair(self, replica: Replica, log: Log) -> bool:
+        """Truncate a damaged log; return whether it is sound now. If not, a metadata change enqueues the replica."""
+        replica.end_role()
+        if not self._may_truncate(replica):
             self.lost(replica)
             return False
-        assert log.damaged is not None, "only a damaged log is mended"
-        LOGGER.warning("log=%s is cut to %d: %s", log.path, log.damaged.good_end, log.damaged.reason)
-        await self._host.logs.keep_tail(replica.partition_id, log.damaged.good_end, log.damaged.reason)
+        assert log.damaged is not None, "only a damaged log is repaired"
+        if self._truncated.get(replica.partition_id) is not log:
+            if self._restoring >= RESTORES_MAX:
+                self._context.tasks.call_later(RESTORE_WAIT_S, self._context.queue.add, replica)
+                return False
+            self._restoring += 1
+            try:
+                must_truncate = await self._must_truncate(replica, log)
+            finally:
+                self._restoring -= 1
+            if replica.log is not log or log.is_closed:
+                return False
+            if must_truncate and not self._may_truncate(replica):  # its leader may have failed meanwhile
+                self.lost(replica)
+                return False
+        else:
+            must_truncate = True
+        if not must_truncate:
+            if not _is_sound(log):
+                attempts = self._restores[replica.partition_id] = self._restores.get(replica.partition_id, 0) + 1
+                delay_ms = min(self._context.config.repair_retry_ms << min(attempts, 10), RESTORE_RETRY_MS_MAX)
+                self._context.tasks.call_later(delay_ms / 1000, self._context.queue.add, replica)
+                return False
+            self._reported.pop(replica.partition_id, None)
+            self._restores.pop(replica.partition_id, None)
+            return True
+        if _is_sound(log):
+            return True
+        LOGGER.warning("log=%s is truncated to %d: %s", log.path, log.damaged.good_end, log.damaged.reason)
+        self._truncated[replica.partition_id] = log
+        await self._context.logs.keep_tail(replica.partition_id, log.damaged.good_end, log.damaged.reason)
         try:
             await log.repair()
         finally:
-            if _is_sound(log):  # also if that could not be stored to the end (`log.surgery`)
+            if _is_sound(log):  # also if the truncation was not stored completely (`log.truncation`)
                 self._reported.pop(replica.partition_id, None)
+                self._truncated.pop(replica.partition_id, None)
                 replica.high_watermark = Offset(min(replica.high_watermark, log.end_offset))
-                self._host.logs.note_high_watermark(replica.partition_id, replica.high_watermark)
+                self._context.logs.note_high_watermark(replica.partition_id, replica.high_watermark)
         return True
 
-    def _may_cut(self, replica: Replica) -> bool:
-        """Whether this replica counts for nothing any more, and there is a leader to fetch from, or it is to lead with
-        what it has."""
-        me, partition = self._host.me, replica.partition
+    async def _must_truncate(self, replica: Replica, log: Log) -> bool:
+        """Return whether only a truncation can make the damaged log sound, and loses nothing. Restores a sealed segment
+        that fails its checksum, if that is the damage. If the log is not sound after it, the caller tries again."""
+        damage = log.damaged
+        assert damage is not None, "the log is damaged"
+        info = _damaged_segment(log, damage)
+        if info is None or info.crc is None or damage.is_missing:
+            return True
+        if damage.segment is None:
+            version = log.segments.version
+            if (await log.check(info.base_offset)).fault is None:
+                return log.segments.version == version  # else the check proves nothing: it is repeated
+            log.damage_state.found_in(info.base_offset)
+        source = await self._segments.find_source(replica, info)
+        if source is not None:
+            await self._segments.restore(replica, log, info, source)
+        elif not await self._segments.combine(replica, log, info):
+            if await self._segments.is_sound_elsewhere(replica, info.base_offset):
+                return True
+            if replica.partition.leader == self._metadata.me:
+                return True  # elected uncleanly, although it is known to be damaged
+            LOGGER.error(
+                "log=%s offsets %d to %d are corrupt, and no other replica has proved a sound copy of them: nothing is"
+                " truncated, see docs/operations.md",
+                *(log.path, info.base_offset, info.next_offset - 1),
+            )
+        return False
+
+    def _may_truncate(self, replica: Replica) -> bool:
+        """Return whether the replica is known to be out of the ISR, and has a leader to copy from or leads."""
+        me, partition = self._metadata.me, replica.partition
         if not self._is_known(replica):
             return False
         if partition.leader == me:
-            return True  # elected after the report, which excluded it: uncleanly
+            return True  # elected uncleanly, after the report that excluded it
         return partition.leader >= 0 and me not in partition.isr and me not in partition.eligible
 
     def _is_known(self, replica: Replica) -> bool:
-        """Whether a report was acknowledged, and the metadata here has come as far."""
-        told = self._reported.get(replica.partition_id)
-        return told is not None and told[0] is replica and replica.partition.partition_epoch >= told[1]
+        """Return whether a report was acknowledged, and the local metadata has reached it."""
+        report = self._reported.get(replica.partition_id)
+        return report is not None and report[0] is replica and replica.partition.partition_epoch >= report[1]
 
     async def reopen(self, replica: Replica) -> bool:
-        """A log that is proved not to open: once nothing hangs on it any more, its files are kept under another name
-        and an empty log takes its place."""
-        if not self._may_cut(replica):
+        """Replace a log that is proved not to open by an empty one, once the partition does not depend on it. Its files
+        are kept under another name."""
+        if not self._may_truncate(replica):
             self.lost(replica)
             return False
         LOGGER.error("log of %s cannot be opened, and is kept under another name", replica.partition_id)
-        await self._host.logs.give_up(replica.partition_id, f"it cannot be opened: {replica.offline}")
+        await self._context.logs.give_up(replica.partition_id, f"it cannot be opened: {replica.open_error}")
         self._reported.pop(replica.partition_id, None)
         return True
 
     def may_begin(self, replica: Replica) -> bool:
-        """Whether a log may be made for a replica that has none here; if not, it is settled again when the metadata
-        has changed.
+        """Return whether a log may be created for a replica without one; if not, a metadata change enqueues it.
 
-        One that had a log may be all that is left of the partition, or may be elected as what it was: it begins anew
-        like one that does not open. Nothing begins by metadata that may be older than this registration, which has
-        told what is lost, nor where there is nobody to follow: what is needed then is the log that was.
+        A replica that had a log may be the last copy of the partition, or may be elected as such: it is recreated
+        like one that does not open. No log is created by metadata that may be older than this registration, which
+        reported the losses, nor without a leader to follow: then the former log is needed. A replica that never had a
+        log, and is marked as recovering, is reported as lost: nobody may wait for it.
         """
-        host, partition = self._host, replica.partition
-        if host.broker_epoch < 0:
+        metadata, partition = self._metadata, replica.partition
+        if metadata.broker_epoch < 0:
             return False
-        recorded = DirectoryId(partition.directory_of(host.me))
-        if not had_log(host.logs, replica.partition_id, recorded):
-            return partition.leader >= 0 or host.me in partition.isr or host.me in partition.eligible
-        if not self._may_cut(replica):
-            replica.offline = StorageError(f"its log is gone, or its directory {recorded} does not work")
+        recorded = DirectoryId(partition.directory_of(metadata.me))
+        if not had_log(self._context.logs, replica.partition_id, recorded):
+            may = partition.leader >= 0 or metadata.me in partition.isr or metadata.me in partition.eligible
+            if may or (metadata.me in partition.recovering and self._is_known(replica)):
+                self._reported.pop(replica.partition_id, None)  # a mark that remains belongs to a later registration
+            if not may and metadata.me in partition.recovering:
+                self.lost(replica)
+            return may
+        if not self._may_truncate(replica):
+            replica.open_error = StorageError(f"its log is gone, or its directory {recorded} does not work")
             self.lost(replica)
             return False
         LOGGER.warning(
@@ -138,42 +205,42 @@ class Repair:
         self._reported.pop(replica.partition_id, None)
         return True
 
-    # Telling.
+    # Reports.
 
     def lost(self, replica: Replica) -> None:
-        """The controller is to know that this replica has lost data."""
-        me, partition = self._host.me, replica.partition
+        """Report to the controller that this replica has lost data."""
+        me, partition = self._metadata.me, replica.partition
         if self._is_known(replica) and (me in partition.isr or me in partition.eligible):
-            del self._reported[replica.partition_id]  # it counts again: what was told is over
-        told = self._reported.get(replica.partition_id)
-        if told is None or told[0] is not replica:
+            del self._reported[replica.partition_id]  # it is back in the ISR: a new loss must be reported
+        report = self._reported.get(replica.partition_id)
+        if report is None or report[0] is not replica:
             self._to_report[replica.partition_id] = replica
             self._wake.set()
 
-    async def _report_all(self) -> None:
+    async def run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._to_report:
                 if not await self._report(list(self._to_report.items())[:REPLICAS_PER_REQUEST_MAX]):
-                    await asyncio.sleep(self._host.config.repair_retry_ms / 1000)
+                    await asyncio.sleep(self._context.config.repair_retry_ms / 1000)
 
     async def _report(self, lost: list[tuple[PartitionId, Replica]]) -> bool:
-        if self._host.broker_epoch < 0:
+        if self._metadata.broker_epoch < 0:
             return False
-        request = ReportLost(
-            broker=self._host.me,
-            broker_epoch=self._host.broker_epoch,
+        request = ReplicasLost(
+            broker=self._metadata.me,
+            broker_epoch=self._metadata.broker_epoch,
             replicas=tuple((partition_id.topic_id, partition_id.partition) for partition_id, _ in lost),
         )
         try:
-            reply = await self._host.agent.ask(request)
-        except (TransportError, RemoteError) as error:
-            LOGGER.warning("broker=%d lost replicas are not told yet: %s", self._host.me, error)
+            reply = await self._context.agent.ask(request)
+        except TidelogError as error:
+            LOGGER.warning("broker=%d lost replicas are not reported yet: %s", self._metadata.me, error)
             return False
         for (partition_id, replica), outcome, epoch in zip(lost, reply.items, reply.partition_epochs, strict=True):
             self._to_report.pop(partition_id, None)
             if outcome.error is None:
                 self._reported[partition_id] = (replica, epoch)
-            self._host.unsettle_later(replica)
+            self._context.queue.add_later(replica)
         return True

@@ -1,38 +1,40 @@
-"""Scrub: every sealed segment of this broker is read from time to time, and compared with the CRC of its whole file.
+"""Scrubs sealed segments: reads each one periodically and compares it with the CRC of its whole file.
 
-    begin of a cycle --> one replica after the other, from a random one on --> one sealed segment after the other
-        --> pieces of it in a helper process, a pause after each: `log.scrub.bytes.per.second`, 0 for no scrub at all
-        --> the CRC differs --> others are in sync: `Log.scrub` says where, the log is damaged, `repair` mends it
-                            --> nobody else is: told, left as it is; taking away the only copy would mend nothing
-    the next cycle begins `log.scrub.interval.ms` after this one did, or when it has ended
+    a cycle begins --> one replica after the other, from a random one on --> one sealed segment after the other
+        --> pieces of it in a worker process, a pause after each: `log.scrub.bytes.per.second`, 0 disables scrubbing
+        --> the CRC differs --> a follower, or the only replica in sync: the segment is restored from one that has the
+                                CRC in this range, or from two damaged copies (`segment_repair`)
+                            --> a leader: the log is damaged; it gives up leading, then is restored (`repair`)
+                            --> no sound copy: logged only; removing one of the copies would repair nothing
+        --> the CRC is right --> index files are compared with the batches, and rebuilt if they are wrong
+    the next cycle begins `log.scrub.interval.ms` after this one began, or when this one has ended
 
-The CRC that is summed up here only raises the suspicion: the segment may have been cleaned, cut or dropped under it.
-`Log.scrub` reads it again and knows of such changes. How far a cycle has come does not survive a restart; where it
-begins is random, so that a node that restarts often still reaches every log.
+A CRC mismatch here is only a suspicion: the segment may have been cleaned, truncated or dropped meanwhile. `Log.check`
+reads it again and knows of such changes. The progress of a cycle does not survive a restart; its random start lets a
+node that restarts often still reach every log.
 
-What it cannot see: the pages of a file that are in memory are read from there, not from the device. A file that cannot
-be read at all (an error of the device) is told and counted, no more: whether the directory is given up is decided by
-writes and syncs.
+Limits: pages in the page cache are read from there, not from the disk. A file that cannot be read (a device error) is
+logged and counted only: writes and syncs decide whether the directory has failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from random import Random
 
-from crc32c import crc32c
-
+from tidelog.log.damage import Damage
+from tidelog.log.directories import log_order
 from tidelog.log.log import Log
+from tidelog.log.log_scan import crc_of_piece
 from tidelog.log.segment import LOG, SegmentInfo
-from tidelog.metadata import configs
 from tidelog.model.errors import TidelogError
-from tidelog.model.ids import PartitionId
-from tidelog.world.disk import Disk
-
-if TYPE_CHECKING:
-    from tidelog.replication.replica import Replica
-    from tidelog.replication.replicas import Replicas
+from tidelog.model.ids import Offset, PartitionId
+from tidelog.replication.broker_context import BrokerContext
+from tidelog.replication.replica import Replica
+from tidelog.replication.segment_repair import SegmentRepair
+from tidelog.world.slicing import sliced
 
 LOGGER = logging.getLogger(__name__)
 
@@ -40,57 +42,60 @@ INTERVAL = "log.scrub.interval.ms"
 RATE = "log.scrub.bytes.per.second"
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 4 << 10, 4 << 20
 SETTING_CHECK_S = 1.0
-_REPLICAS_AT_ONCE = 128
-"""Replicas without a sealed segment that are passed in one turn of the loop."""
-
-
-def crc_of_piece(disk: Disk, path: str, position: int, length: int, crc: int) -> tuple[int, int, int]:
-    """In a helper process: (the CRC carried on over this piece, the bytes of it, the size of the file)."""
-    size = disk.size(path)
-    file = disk.open(path)
-    try:
-        data = file.read(position, length)
-    finally:
-        file.close()
-    return crc32c(data, crc), len(data), size
+RECHECK_S = 5.0
+RESTORE_RETRY_S = 60.0
+"""Until the only in-sync replica tries again to restore a segment."""
+_REPLICAS_PER_SLICE = 128
+"""Replicas checked in one turn of the event loop if they have no sealed segment."""
 
 
 class Scrubbing:
     """See the module."""
 
-    def __init__(self, host: Replicas) -> None:
+    def __init__(self, context: BrokerContext, random: Random, repair: SegmentRepair) -> None:
         self.segments = 0
-        """Read to their end since the start; so the bytes."""
+        """Segments read completely since the start."""
         self.bytes = 0
         self.faults = 0
-        """Segments that were not what was sealed."""
+        """Segments that do not match their CRC."""
+        self.index_faults = 0
+        """Segments with index files that did not fit their batches, and were rebuilt."""
+        self.unrepairable = 0
+        """Corrupt segments of which no sound copy was found, each time that they were read."""
         self.errors = 0
         """Segments that could not be read."""
         self.cycles = 0
-        self._host = host
+        self._context = context
+        self._setting = context.metadata.setting
+        self._random = random
+        self._repair = repair
+        self._urgent: dict[PartitionId, None] = {}
+        """Replicas that are scrubbed before the next ones of the cycle."""
+
+    def check_soon(self, partition_id: PartitionId) -> None:
+        """Scrub this replica next: somebody has found a fault in it, or another replica that differs."""
+        self._urgent[partition_id] = None
 
     async def run(self) -> None:
-        """For ever; the owner's task."""
+        """Scrub until cancelled."""
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._host.config.scrub_delay_ms / 1000)
+        delay_ms = self._context.config.scrub_delay_ms
+        await self._wait(loop.time(), lambda: delay_ms)
         while True:
             began_s = loop.time()
             await self._cycle()
             self.cycles += 1
-            while True:
-                left_s = began_s + self._setting(INTERVAL) / 1000 - loop.time()
-                if left_s <= 0:
-                    break
-                # In small steps: the interval may become shorter meanwhile.
-                await asyncio.sleep(min(left_s, SETTING_CHECK_S))
+            await self._wait(began_s, lambda: self._setting(INTERVAL))
 
-    def _setting(self, name: str) -> int:
-        value = configs.broker_config(self._host.image, name, self._host.me).value
-        assert isinstance(value, int), f"{name} is an integer"
-        return value
+    async def _wait(self, began_s: float, wait_ms: Callable[[], int]) -> None:
+        """Sleep in small steps: the interval may become shorter meanwhile, and a log may be urgent."""
+        loop = asyncio.get_running_loop()
+        while (left_s := began_s + wait_ms() / 1000 - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, SETTING_CHECK_S))
+            await self._check_urgent()
 
     async def _rate(self) -> int:
-        """Bytes a second; waits while there is to be no scrub."""
+        """Return the rate in bytes per second; wait while scrubbing is disabled."""
         while True:
             rate = self._setting(RATE)
             if rate > 0:
@@ -99,18 +104,24 @@ class Scrubbing:
 
     async def _cycle(self) -> None:
         await self._rate()
-        places = sorted((replica.partition_id for replica in self._host.all()), key=_in_order)
-        first = self._host.random.randrange(len(places)) if places else 0
-        for number, place in enumerate([*places[first:], *places[:first]], 1):
-            await self._check_replica(place)
-            if number % _REPLICAS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        partition_ids = sorted(self._context.replicas, key=log_order)
+        first = self._random.randrange(len(partition_ids)) if partition_ids else 0
+        async for partition_id in sliced([*partition_ids[first:], *partition_ids[:first]], _REPLICAS_PER_SLICE):
+            await self._check_urgent()
+            await self._check_replica(partition_id)
 
-    async def _check_replica(self, place: PartitionId) -> None:
-        """Segments come and go meanwhile: the next one is looked for by its offset."""
+    async def _check_urgent(self) -> None:
+        while self._urgent:
+            partition_id = next(iter(self._urgent))
+            await self._rate()
+            await self._check_replica(partition_id)
+            self._urgent.pop(partition_id, None)
+
+    async def _check_replica(self, partition_id: PartitionId) -> None:
+        """Check the sealed segments of a replica. They may change meanwhile: the next one is found by its offset."""
         base = -1
         while True:
-            replica = self._host.get(place)
+            replica = self._context.replicas.get(partition_id)
             log = None if replica is None else replica.log
             if replica is None or log is None or log.is_closed or log.damaged is not None:
                 return
@@ -127,9 +138,9 @@ class Scrubbing:
 
     async def _check(self, replica: Replica, log: Log, info: SegmentInfo) -> None:
         if info.crc is None:
-            return  # its checkpoint has not come yet
+            return  # no checkpoint has stored its CRC yet
         path = log.segments.file_path(info.base_offset, LOG)
-        crc = position = 0
+        crc, position, size = 0, 0, info.size
         while position < info.size:
             rate = await self._rate()
             length = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, rate), info.size - position)
@@ -146,23 +157,61 @@ class Scrubbing:
         self.segments += 1
         if position != info.size or crc != info.crc or size != info.size:
             await self._suspect(replica, log, info)
+            return
+        fault = await log.check_indexes(info)
+        if fault is not None:
+            self.index_faults += 1
+            LOGGER.error("log=%s segment=%d has a wrong index, which is rebuilt: %s", log.path, info.base_offset, fault)
+            await log.rebuild_index(info.base_offset)
 
     async def _suspect(self, replica: Replica, log: Log, info: SegmentInfo) -> None:
-        where = f"log={log.path} segment={info.base_offset}"
-        if not any(broker != self._host.me for broker in replica.partition.isr):
-            self.faults += 1
-            LOGGER.error("%s is not what was written, and no other replica is in sync to mend it from", where)
+        result = await log.check(info.base_offset)
+        if result.fault is None or replica.is_removed or replica.log is not log:
             return
-        result = await log.scrub(info.base_offset)
-        if result.fault is not None:
-            self.faults += 1
-            LOGGER.error("%s has rotted; it is mended from another replica: %s", where, result.fault)
-            if self._host.get(replica.partition_id) is replica and replica.log is log:
-                self._host.found_damage(replica)
+        self.faults += 1
+        where = f"log={log.path} segment={info.base_offset}"
+        LOGGER.error("%s is corrupt: %s", where, result.fault)
+        source = await self._repair.find_source(replica, info)
+        if source is None and await self._repair.combine(replica, log, info):
+            return
+        is_leader = replica.partition.leader == self._context.metadata.me
+        if source is not None and (self._is_alone(replica) or not is_leader):
+            if await self._repair.restore(replica, log, info, source):
+                return
+        elif source is None and not await self._repair.is_sound_elsewhere(replica, info.base_offset):
+            self._report_unrepairable(replica, info, where)
+            return
+        if self._is_alone(replica):
+            # Whatever others have, no other one is in sync: what only this replica has would be lost with its place.
+            self._report_unrepairable(replica, info, where)
+            if source is not None:
+                self._context.tasks.call_later(RESTORE_RETRY_S, self.check_soon, replica.partition_id)
+            return
+        if replica.log is log and _is_there(log, info):
+            # A leader gives up leading first; what cannot be restored is truncated and fetched again (`repair`).
+            await log.mark_damaged(Damage(Offset(result.good_end), result.fault, info.base_offset))
+            self._context.queue.report_damage(replica)
+            self._context.tasks.call_later(RECHECK_S, self._recheck, replica)
 
+    def _is_alone(self, replica: Replica) -> bool:
+        return not any(broker != self._context.metadata.me for broker in replica.partition.isr)
 
-def _in_order(partition_id: PartitionId) -> tuple[int, int]:
-    return partition_id.topic_id.int, partition_id.partition
+    def _recheck(self, replica: Replica) -> None:
+        """Check the rest of a log that was damaged, when it is repaired: other segments may be rotten, too."""
+        if replica.is_removed or replica.log is None:
+            return
+        if replica.log.damaged is not None:
+            self._context.tasks.call_later(RECHECK_S, self._recheck, replica)
+        else:
+            self.check_soon(replica.partition_id)
+
+    def _report_unrepairable(self, replica: Replica, info: SegmentInfo, where: str) -> None:
+        self.unrepairable += 1
+        LOGGER.error(
+            "%s is corrupt, and no other replica has proved a sound copy of offsets %d to %d (replicas: %s). Nothing is"
+            " removed. Keep all copies; start replicas that are offline, or see docs/operations.md",
+            *(where, info.base_offset, info.next_offset - 1, ", ".join(map(str, replica.partition.replicas))),
+        )
 
 
 def _is_there(log: Log, info: SegmentInfo) -> bool:

@@ -1,9 +1,9 @@
-"""How fast replicas that are moved or catch up may be filled. Pure: time is handed in.
+"""Limits the replication rate of replicas that are moved or catch up. Pure: time is an argument.
 
 `leader.replication.throttled.replicas` and `follower.replication.throttled.replicas` of a topic name replicas
 (`partition:broker`, or `*`); `leader.replication.throttled.rate` and `follower.replication.throttled.rate` of a broker
-are bytes a second for all of its named replicas together. Replicas in sync are never throttled: that would slow down
-producers. What leads holds back what it pushes; what follows holds back its acks, and with them the leader's credit.
+are bytes per second for all of its named replicas together. In-sync replicas are never throttled: that would slow down
+producers. A leader delays its pushes; a follower delays its acks, and with them the leader's credit.
 """
 
 from tidelog.metadata import configs
@@ -14,7 +14,7 @@ NO_LIMIT = (1 << 63) - 1
 
 
 class Bucket:
-    """Bytes to spend: filled with `rate` bytes a second up to one second's worth, and spent into the red by one piece.
+    """A token bucket, refilled with `rate` bytes per second up to one second's worth. One push may make it negative.
 
     Invariant: `level` <= `rate`. Time never goes back.
     """
@@ -32,17 +32,17 @@ class Bucket:
         self._level = min(self._level, float(rate))
 
     def wait_s(self, now_s: float) -> float:
-        """How long until something may be spent; 0 if it may be now. Forever is told as an hour: rates change."""
+        """Return the wait until bytes may be spent; 0 if they may be now. At most an hour: rates change."""
         if self.rate >= NO_LIMIT:
             return 0.0
         self._fill(now_s)
         if self._level > 0:
             return 0.0
-        # A byte more than is owed: waiting exactly until zero would find zero.
+        # One byte more than the debt: a wait until exactly zero would end at zero.
         return min((1.0 - self._level) / self.rate, 3600.0) if self.rate else 3600.0
 
     def room(self, now_s: float) -> int:
-        """Bytes that may be spent now; a piece that cannot be divided may be larger."""
+        """Return the bytes that may be spent now; a single batch may be larger."""
         if self.rate >= NO_LIMIT:
             return NO_LIMIT
         self._fill(now_s)
@@ -66,6 +66,6 @@ def rate_of(image: ClusterImage, side: str, broker: int) -> int:
 
 
 def is_named(image: ClusterImage, side: str, topic: str, partition: int, broker: int) -> bool:
-    """Whether the topic's list of throttled replicas has this one."""
+    """Return whether the topic's list of throttled replicas names this one."""
     value = configs.topic_config(image, topic, f"{side}.replication.throttled.replicas").value
     return isinstance(value, tuple) and (value == ("*",) or f"{partition}:{broker}" in value)

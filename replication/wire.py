@@ -1,4 +1,4 @@
-"""The bytes of `replication.messages`. Pure; integers are big endian, batches stand behind the table as they are.
+"""The wire format of `replication.messages`. Pure; integers are big endian, batches follow the table unchanged.
 
     frame        version (1)  kind (1)  rest
     Pushed       kind 1       count (4)  count x [number (8)  high watermark (8)  bytes (4)]  the batches
@@ -12,11 +12,11 @@
                               entries x [epoch (4)  start (8)]]
     Pushed       kind 8       count (4)  count x [number (8)  high watermark (8)  offset (8)  bytes (4)]  the batches
 
-Kinds 7 and 8 are sent to a follower that has said `takes_history` (a bit of the flags that older leaders ignore); to an
-older follower pushes go as kind 1.
+Kinds 7 and 8 go only to a follower that sent `takes_history` (a flag that older leaders ignore); an older follower gets
+pushes of kind 1.
 
-A version that is not known is refused: the nodes of a cluster agree on one before (`metadata.version`). Bytes that are
-no frame raise `InvalidRequestError`; the batches are checked by the log that takes them.
+An unknown version is rejected: the nodes of a cluster agree on one before (`metadata.version`). Invalid frames raise
+`InvalidRequestError`; the log that appends the batches checks them.
 """
 
 import struct
@@ -65,7 +65,7 @@ _TAKES_HISTORY = 0x02
 
 MESSAGE_OVERHEAD_BYTES = _HEAD.size + _COUNT.size
 PUSH_OVERHEAD_BYTES = _PUSH_AT.size
-"""Of each partition in a `Pushed`, beside its batches."""
+"""Bytes of each partition in a `Pushed`, besides its batches."""
 
 
 def encode(message: FromFollower | FromLeader) -> bytes:
@@ -80,9 +80,9 @@ def encode(message: FromFollower | FromLeader) -> bytes:
             return _HEAD.pack(VERSION, _ENDED) + body
         case Subscribe():
             return _HEAD.pack(VERSION, _SUBSCRIBE) + _subscribe_body(message)
-        case Subscribes(asked):
-            head = _HEAD.pack(VERSION, _SUBSCRIBES) + _COUNT.pack(len(asked))
-            return head + b"".join([_subscribe_body(one) for one in asked])
+        case Subscribes(requests):
+            head = _HEAD.pack(VERSION, _SUBSCRIBES) + _COUNT.pack(len(requests))
+            return head + b"".join([_subscribe_body(request) for request in requests])
         case Unsubscribe():
             return _HEAD.pack(VERSION, _UNSUBSCRIBE) + _NUMBER.pack(message.number)
         case Acks(received_bytes, acks):
@@ -91,7 +91,7 @@ def encode(message: FromFollower | FromLeader) -> bytes:
 
 
 def _encode_pushed(pushes: Sequence[Push]) -> bytes:
-    """In the older form if none names its offset; all of a frame go to one follower, which takes the newer or not."""
+    """Use the older form if no push has an offset: all pushes of a frame go to one follower, of one version."""
     if any(push.offset != NO_PUSH_OFFSET for push in pushes):
         parts: list[Buffer] = [_HEAD.pack(VERSION, _PUSHED_AT), _COUNT.pack(len(pushes))]
         parts += [_PUSH_AT.pack(push.number, push.high_watermark, push.offset, len(push.batches)) for push in pushes]
@@ -189,7 +189,7 @@ def _pushed(frame: bytes, row: Struct) -> Pushed:
     table = _HEAD.size + _COUNT.size
     position = table + count * row.size
     if position > len(frame):
-        raise InvalidRequestError(f"a replication frame of {len(frame)} bytes speaks of {count} partitions")
+        raise InvalidRequestError(f"a replication frame of {len(frame)} bytes is too short for {count} partitions")
     view = memoryview(frame)
     pushes: list[Push] = []
     for number, high_watermark, *offset, size in row.iter_unpack(view[table:position]):
@@ -223,7 +223,7 @@ def _kind(frame: bytes) -> int:
         raise InvalidRequestError(f"a replication frame of {len(frame)} bytes")
     version, kind = _HEAD.unpack_from(frame)
     if version != VERSION:
-        raise UnsupportedVersionError(f"a replication frame of version {version}, known is {VERSION}")
+        raise UnsupportedVersionError(f"a replication frame has version {version}; version {VERSION} is supported")
     return int(kind)
 
 

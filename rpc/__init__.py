@@ -1,1 +1,1 @@
-"""The doors of a node: what speaks gRPC or the Kafka protocol to the outside, and the gRPC transport inside."""
+"""The API servers of a node (gRPC, Kafka, HTTP), and the gRPC transport between nodes."""

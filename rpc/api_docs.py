@@ -1,7 +1,7 @@
-"""The page docs/api.md, made of the .proto files and the error catalogue: `python -m tidelog.rpc.api_docs`.
+"""Generates docs/api.md from the .proto files and the error catalogue: `python -m tidelog.rpc.api_docs`.
 
-A test compares the committed page with what this makes. The parser knows our own files, not all of protobuf: one
-declaration on a line, and what is said of it in the comment lines before it.
+A test compares the committed page with the output. The parser handles our own files, not all of protobuf: one
+declaration per line, with its description in the comment lines before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from tidelog.model.errors import ErrorCode
-from tidelog.rpc.errors import STATUS_NAMES
+from tidelog.rpc.grpc.errors import STATUS_NAMES
 
 _FILES = ("log", "groups", "cluster", "admin", "common")
 _RPC = re.compile(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);")
@@ -27,24 +27,28 @@ _INTRODUCTION = """# The API `tidelog.v1`
 
 gRPC, on port 9292 unless configured otherwise, with server reflection and the standard health service
 (`grpc.health.v1.Health`: "" for the node, `tidelog.v1.Log` and so on for one service). The files `rpc/v1/*.proto` are
-the contract; this page says the same. Package `tidelog.v1`, so the path of a call is `/tidelog.v1.Log/Produce`.
+the contract; this page is generated from them. The package is `tidelog.v1`: the path of a call is
+`/tidelog.v1.Log/Produce`.
 
-What everything else rests on:
+Conventions:
 
 - A topic is named by `topic_id` (16 bytes, a UUID in network order) or by `topic` (its name). The id wins if both are
-  given: a topic that was deleted and made anew under its old name has another id, and a request with the old id is told
-  so (UNKNOWN_TOPIC_ID) instead of reaching the new topic. Ids come from `Metadata`.
+  set: a recreated topic has another id, and a request with the old id fails with UNKNOWN_TOPIC_ID instead of reaching
+  the new topic. Ids come from `Metadata`.
 - Offsets are logical; ends are exclusive. Timestamps are milliseconds since 1970-01-01 UTC.
 - A record batch is opaque: byte for byte Kafka's record batch v2, the same on the wire and on disk.
-- A call that asks for several topics or partitions answers each by itself, in the order of the request, with an `error`
-  of its own where it failed.
+- A call for several topics or partitions has one result for each, in the order of the request, with its own `error` if
+  it failed.
 - An error of the whole call is a gRPC status, a sentence, and the error itself in the trailing metadata
   `tidelog-error-bin`: msgpack `["error", 1, {"name": ..., "message": ..., "facts": {...}}]`.
-- A call ends when its deadline passes or its client cancels it: what waits is given up, what was appended stays.
+- A call ends when its deadline passes or its client cancels it: waits are cancelled, appended records stay. A
+  `timeout_ms` in the request and the deadline of the call both apply.
+- A client that a quota throttles gets its response later, or its stream is read later; the trailing metadata
+  `tidelog-throttle-ms` says by how many ms.
 - Limits: one request 32 MiB (MESSAGE_TOO_LARGE), all requests at once `queued.max.request.bytes` (they wait, then
   THROTTLING_QUOTA_EXCEEDED), one fetch response 55 MiB; data that slow clients have not taken makes further fetch
   responses smaller.
-- Every node serves `Cluster` and `Admin`, and forwards what is the active controller's or another broker's business.
+- Every node serves `Cluster` and `Admin`, and forwards requests for the active controller or another broker.
   Brokers serve `Log` and `Groups`.
 - Fields are only ever added.
 """
@@ -67,7 +71,7 @@ class _Block:
 
 
 def _blocks(source: str) -> Iterator[_Block]:
-    """Services, messages and enums in the order of the file; one inside of another comes after it."""
+    """Yield services, messages and enums in file order; a nested one follows its parent."""
     said: list[str] = []
     nested: list[_Block] = []
     done: list[_Block] = []
@@ -126,7 +130,7 @@ def _errors() -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     folder = resources.files("tidelog.rpc.v1")
     parts = [_INTRODUCTION]
     for name in _FILES:

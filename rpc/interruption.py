@@ -1,14 +1,14 @@
-"""Waiting for something that may never come, until it is interrupted: without a task for each wait.
+"""Interrupts waits without a task for each wait.
 
     outcome = await interruption.guard(read)     raises `InterruptedWaitError` once `interrupt` was called
 
-A task and two callbacks for each message of a stream cost as much as the message does. Here the one who waits is
-cancelled, and the cancellation is taken back, as `asyncio.timeout` does it. Three cancellations are told apart:
+A task and two callbacks for each message of a stream cost as much as the message. Here `interrupt` cancels the waiting
+task and `guard` uncancels it, as `asyncio.timeout` does. It distinguishes three cancellations:
 
-    ours                                  InterruptedWaitError
-    of the task, by anybody else          CancelledError, also if both come at once
-    of what it waits for, by itself       OperationCancelledError (a gRPC call that was cancelled raises CancelledError
-                                          in whoever reads from it)
+    by `interrupt`                        InterruptedWaitError
+    of the task, by another caller        CancelledError, also if both come at once
+    of the operation itself               OperationCancelledError (a cancelled gRPC call raises CancelledError in its
+                                          reader)
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 class InterruptedWaitError(Exception):
-    """For the one who guards; it goes no further."""
+    """The caller of `guard` handles it."""
 
 
 class OperationCancelledError(Exception):
-    """For the one who guards; it goes no further."""
+    """The caller of `guard` handles it."""
 
 
 class Interruption:
-    """Used on one event loop. `interrupt` is for good."""
+    """Used on one event loop. `interrupt` is final."""
 
     __slots__ = ("_waiting", "is_set")
 
@@ -38,7 +38,7 @@ class Interruption:
         self._waiting: dict[asyncio.Task[Any], None] = {}
 
     async def guard(self, operation: Callable[..., Awaitable[T]], *values: object) -> T:
-        """The outcome of `operation(*values)`, which is not begun if it is too late."""
+        """Returns the result of `operation(*values)`; does not start it after `interrupt`."""
         if self.is_set:
             raise InterruptedWaitError
         task = asyncio.current_task()
@@ -60,7 +60,7 @@ class Interruption:
                 task.uncancel()
 
     def interrupt(self) -> None:
-        """Whoever waits is told, and whoever begins to."""
+        """Ends all present and future waits."""
         self.is_set = True
         waiting, self._waiting = self._waiting, {}
         for task in waiting:

@@ -1,10 +1,10 @@
-"""The configuration of a node: read once, checked as a whole, all that is wrong told at once.
+"""The configuration of a node: read once, checked as a whole; all problems are reported at once.
 
     file (TOML, or Kafka's server.properties) < TIDELOG_<KEY> of the environment
 
 Every key is either a row of `settings_table`, which acts on this node, or a key of the cluster's state
-(`metadata.config_table`). The latter is where the cluster begins: the active controller writes it into the state if
-nothing is set there, and says so if something else is (`server.initial_configs`).
+(`metadata.config_table`). The latter are initial values: the active controller stores those that are not set in the
+cluster's state, and logs those that differ (`server.initial_configs`).
 
 A value of a key with a unit may carry it: 7d, 30s, 512MiB.
 """
@@ -25,7 +25,7 @@ from tidelog.model.ids import NodeId
 from tidelog.server.config_sources import (
     NOT_SETTINGS,
     PREFIX,
-    Given,
+    RawSetting,
     SourceError,
     read_file,
     resolve,
@@ -34,10 +34,10 @@ from tidelog.server.config_sources import (
 )
 from tidelog.server.listeners import (
     Address,
-    Door,
     Listener,
     ListenerError,
-    Wanted,
+    ListenerKind,
+    ListenerSettings,
     between_brokers,
     build,
     http_address,
@@ -69,7 +69,7 @@ HIDDEN = "(hidden)"
 
 
 class ConfigError(Exception):
-    """What is wrong with a node's configuration, one sentence each."""
+    """The problems of a node's configuration, one sentence each."""
 
     def __init__(self, where: str, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -102,12 +102,12 @@ class NodeConfig:
     log_dirs: tuple[str, ...]
     metadata_dir: str
     listeners: tuple[Listener, ...]
-    """`own` is the first."""
+    """All listeners; the first is the one for other nodes (`own`)."""
     http: Address | None
     voters: tuple[tuple[NodeId, str], ...]
     """Controllers as (node, host:port)."""
     bootstrap: tuple[str, ...]
-    """Addresses of controllers whose ids are not known."""
+    """Addresses of controllers with unknown ids."""
     rack: str | None
     values: Mapping[str, Value]
     """Every key of the settings table that has a value."""
@@ -115,43 +115,37 @@ class NodeConfig:
     """Keys of the cluster's state that the file sets."""
     entries: tuple[Entry, ...] = ()
     ignored: tuple[str, ...] = ()
-    """Keys of a `.properties` file that mean nothing here."""
+    """Unknown keys of a `.properties` file."""
     warnings: tuple[str, ...] = ()
-    """Variables that look like settings and are none."""
+    """Environment variables with the prefix that are no settings."""
 
     @property
     def own(self) -> Listener:
-        """Between nodes: of a controller the one for controllers, else the one between brokers."""
+        """The listener for other nodes: of a controller the controller listener, else the one between brokers."""
         return self.listeners[0]
 
     @property
     def between_brokers(self) -> Listener:
-        """`own`, unless `inter.broker.listener.name` has one for itself."""
+        """`own`, unless `inter.broker.listener.name` names another."""
         name = self.values.get("inter.broker.listener.name")
         return between_brokers(self.listeners, None if name is None else str(name))
 
     @property
-    def has_own_between_brokers(self) -> bool:
-        """Whether brokers have a listener of their own, so that a node may have one address as a broker and another as
-        a controller."""
-        return self.is_broker and self.between_brokers.name not in self.names("controller.listener.names")
-
-    @property
     def between_nodes(self) -> tuple[Listener, ...]:
-        return tuple(one for one in self.listeners if one.door is Door.NODE)
+        return tuple(one for one in self.listeners if one.kind is ListenerKind.NODE)
 
     @property
     def grpc(self) -> tuple[Listener, ...]:
-        return tuple(one for one in self.listeners if one.door is Door.GRPC)
+        return tuple(one for one in self.listeners if one.kind is ListenerKind.GRPC)
 
     @property
     def kafka(self) -> tuple[Listener, ...]:
         """Served by brokers only."""
-        return tuple(one for one in self.listeners if one.door is Door.KAFKA) if self.is_broker else ()
+        return tuple(one for one in self.listeners if one.kind is ListenerKind.KAFKA) if self.is_broker else ()
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Every directory that the node uses, the one for metadata first."""
+        """All directories of the node, the metadata directory first."""
         logs = self.log_dirs if self.is_broker else ()
         return (self.metadata_dir, *(path for path in logs if path != self.metadata_dir))
 
@@ -161,7 +155,7 @@ class NodeConfig:
         return value
 
     def names(self, key: str) -> tuple[str, ...]:
-        """Of listeners, in capitals as they are compared."""
+        """Return listener names in upper case, as they are compared."""
         value = self.values.get(key, ())
         assert isinstance(value, tuple), f"{key} is a list"
         return tuple(name.upper() for name in value)
@@ -173,7 +167,7 @@ class NodeConfig:
 
 
 def load(path: str, environ: Mapping[str, str] | None = None) -> NodeConfig:
-    """Read and check; raises `ConfigError`, or OSError where the file cannot be read."""
+    """Read and check a file; raises `ConfigError`, or OSError if the file cannot be read."""
     environ = os.environ if environ is None else environ
     try:
         found, is_properties = read_file(path)
@@ -193,11 +187,11 @@ class _Reader:
     problems: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    given: dict[str, Given] = field(default_factory=dict)
-    cluster: dict[str, Given] = field(default_factory=dict)
+    raw: dict[str, RawSetting] = field(default_factory=dict)
+    cluster: dict[str, RawSetting] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
 
-    # What is given.
+    # Sources.
 
     def take_file(self, found: Mapping[str, str]) -> None:
         for key, text in found.items():
@@ -212,13 +206,13 @@ class _Reader:
             if key is None:
                 self.warnings.append(unknown_variable(variable, variables))
                 continue
-            self.given.pop(ALIASES.get(key, key), None)
+            self.raw.pop(ALIASES.get(key, key), None)
             self.cluster.pop(key, None)
             self._take(key, text, variable)
 
     def _take(self, key: str, text: str, source: str) -> None:
         name = ALIASES.get(key, key)
-        table = self.given if name in TABLE else self.cluster
+        table = self.raw if name in TABLE else self.cluster
         if name not in TABLE and name not in TABLES[Scope.CLUSTER]:
             self._unknown(key, text)
             return
@@ -230,7 +224,7 @@ class _Reader:
         except SourceError as error:
             self.problems.append(f"{key}: {error}")
             return
-        table[name] = Given(filled.strip(), source, is_secret)
+        table[name] = RawSetting(filled.strip(), source, is_secret)
 
     def _unknown(self, key: str, text: str) -> None:
         if self.is_properties:
@@ -244,16 +238,16 @@ class _Reader:
             hint = f"; it is a topic config, its default for all topics is {topic.server[0][0]}"
         self.problems.append(f"{_shown(key)}={_shown(text)}: no such key{hint}")
 
-    # What it means.
+    # Values.
 
     def finish(self) -> NodeConfig:
         for row in TABLE.values():
             self._read(row)
-        for key, given in self.cluster.items():
-            self._read_cluster(key, given)
-        if "node.id" not in self.values and "node.id" not in self.given:
+        for key, raw in self.cluster.items():
+            self._read_cluster(key, raw)
+        if "node.id" not in self.values and "node.id" not in self.raw:
             self.problems.append("node.id is missing: a number of its own for each node, from 0 on")
-        if not self.values.get("log.dirs") and "log.dirs" not in self.given:
+        if not self.values.get("log.dirs") and "log.dirs" not in self.raw:
             self.problems.append("log.dirs is missing: the directory, or directories, for this node's data")
         listeners = self._listeners()
         http = self._http(listeners)
@@ -281,14 +275,14 @@ class _Reader:
             bootstrap=bootstrap,
             rack=None if rack is None else str(rack),
             values=dict(self.values),
-            cluster={key: given.text for key, given in self.cluster.items()},
+            cluster={key: raw.text for key, raw in self.cluster.items()},
             entries=tuple(self._entries()),
             ignored=tuple(self.ignored),
             warnings=tuple(self.warnings),
         )
 
     def _paths(self, paths: Iterable[str]) -> tuple[str, ...]:
-        """Relative ones count from where the file is."""
+        """Resolve relative paths against the directory of the file."""
         base = os.path.dirname(os.path.abspath(self.path))
         return tuple(os.path.normpath(os.path.join(base, os.path.expanduser(path))) for path in paths)
 
@@ -298,34 +292,34 @@ class _Reader:
         return value
 
     def _read(self, row: Setting) -> None:
-        given = self.given.get(row.name)
-        if given is None:
+        raw = self.raw.get(row.name)
+        if raw is None:
             if row.default is not None:
                 self.values[row.name] = row.default
             return
-        value = read_value(row, given.text)
+        value = read_value(row, raw.text)
         if value is None:
-            shown = HIDDEN if given.is_secret else _shown(given.text)
-            self.problems.append(f"{row.name}={shown} ({given.source}): {allowed(row)}")
+            shown = HIDDEN if raw.is_secret else _shown(raw.text)
+            self.problems.append(f"{row.name}={shown} ({raw.source}): {allowed(row)}")
         else:
             self.values[row.name] = value
 
-    def _read_cluster(self, key: str, given: Given) -> None:
+    def _read_cluster(self, key: str, raw: RawSetting) -> None:
         row = TABLES[Scope.CLUSTER][key]
-        text = with_unit(given.text, row.unit)
+        text = with_unit(raw.text, row.unit)
         try:
             configs.check(Scope.CLUSTER, key, text)
         except InvalidConfigError as error:
-            self.problems.append(f"{error} ({given.source})")
-        self.cluster[key] = Given(text, given.source, given.is_secret)
+            self.problems.append(f"{error} ({raw.source})")
+        self.cluster[key] = RawSetting(text, raw.source, raw.is_secret)
 
     def _listeners(self) -> tuple[Listener, ...]:
         inter_broker = self.values.get("inter.broker.listener.name")
-        wanted = Wanted(
+        settings = ListenerSettings(
             listeners=self._list("listeners"),
             advertised=self._list("advertised.listeners"),
             protocols=self._list("listener.security.protocol.map"),
-            doors=self._list("listener.doors"),
+            kinds=self._list("listener.protocols"),
             controller_names=self._list("controller.listener.names"),
             inter_broker=None if inter_broker is None else str(inter_broker),
             is_broker=BROKER in self._list("process.roles"),
@@ -333,7 +327,7 @@ class _Reader:
             has_kafka=BROKER in self._list("process.roles") and self.values.get("kafka.enable") is True,
         )
         try:
-            return build(wanted, socket.gethostname())
+            return build(settings, socket.gethostname())
         except ListenerError as error:
             self.problems.append(f"listeners: {error}")
             return ()
@@ -388,26 +382,26 @@ class _Reader:
 
     def _entries(self) -> Iterable[Entry]:
         for key, row in TABLE.items():
-            given = self.given.get(key)
-            default = row.default_says or as_text(row.default)
-            value = default if given is None else HIDDEN if given.is_secret else as_text(self.values[key])
-            yield Entry(key, value, "default" if given is None else given.source, default, row.doc)
-        for key, given in sorted(self.cluster.items()):
+            raw = self.raw.get(key)
+            default = row.default_text or as_text(row.default)
+            value = default if raw is None else HIDDEN if raw.is_secret else as_text(self.values[key])
+            yield Entry(key, value, "default" if raw is None else raw.source, default, row.doc)
+        for key, raw in sorted(self.cluster.items()):
             of_cluster = TABLES[Scope.CLUSTER][key]
-            default = of_cluster.default_says or configs.as_text(of_cluster.default)
-            shown = HIDDEN if given.is_secret else given.text
-            yield Entry(key, shown, given.source, default, of_cluster.doc, is_of_cluster=True)
+            default = of_cluster.default_text or configs.as_text(of_cluster.default)
+            shown = HIDDEN if raw.is_secret else raw.text
+            yield Entry(key, shown, raw.source, default, of_cluster.doc, is_of_cluster=True)
 
 
 def with_unit(text: str, unit: str) -> str:
-    """The number of `unit`s in a text such as 7d or 512MiB; anything else as it is."""
+    """Convert a text such as 7d or 512MiB to a number of `unit`s; return any other text unchanged."""
     match = _WITH_UNIT.fullmatch(text)
     factor = _UNITS.get(unit, {}).get(match[2].lower()) if match else None
     return text if match is None or factor is None else str(int(match[1]) * factor)
 
 
 def read_value(row: Setting, text: str) -> Value | None:
-    """The value of a setting; None if the text is none."""
+    """Return the value of a setting; None if the text is invalid."""
     match row.kind:
         case Kind.INT:
             text = with_unit(text, row.unit)
@@ -429,7 +423,7 @@ def read_value(row: Setting, text: str) -> Value | None:
 
 
 def allowed(row: Setting) -> str:
-    """What a value may be, for people."""
+    """Describe the allowed values."""
     match row.kind:
         case Kind.INT:
             words = f"an integer from {row.least}" + (f" to {row.most}" if row.most != (1 << 63) - 1 else "")

@@ -1,6 +1,6 @@
-"""The page docs/node-configuration.md, made of the table of settings: `python -m tidelog.server.config_docs`.
+"""Generates docs/node-configuration.md from the table of settings: `python -m tidelog.server.config_docs`.
 
-A test compares the committed page with what this makes.
+A test compares the committed page with the generated one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ show` prints value, source and default.
 
 [Settings of the cluster](configuration.md) may stand in the file of a controller. They are where the cluster *begins*:
 the active controller writes those into the cluster's state that are not set there. What is set there counts, and a file
-that says something else is told in the log.
+with another value is reported in the log.
 
 Ports: 9092 for Kafka's protocol (brokers only), 9192 between nodes, 9292 for gRPC, 9392 for HTTP. A listener that is
 not listed stands at this distance from one that is.
@@ -37,8 +37,8 @@ not listed stands at this distance from one that is.
 
 
 def _default(row: Setting) -> str:
-    if row.default_says:
-        return row.default_says
+    if row.default_text:
+        return row.default_text
     return f"`{as_text(row.default)}`" if as_text(row.default) else "none"
 
 

@@ -1,4 +1,4 @@
-"""From files and the environment to flat text: key -> (value, where it comes from). Nothing is checked here but form.
+"""Reads files and the environment as flat text: key -> (value, source). Checks only the form.
 
 node.toml            tables, dotted and quoted keys mean the same: {"log": {"dirs": [..]}} is log.dirs
 server.properties    Kafka's: `key=value`, continued with a backslash
@@ -30,12 +30,12 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class SourceError(ValueError):
-    """A file that cannot be read as what it is."""
+    """A file or reference with invalid content."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A value as text, and where it was given."""
+class RawSetting:
+    """A value as text, and its source."""
 
     text: str
     source: str
@@ -43,7 +43,7 @@ class Given:
 
 
 def read_file(path: str) -> tuple[dict[str, str], bool]:
-    """(key -> text, whether it is a `.properties` file). OSError if it cannot be read, `SourceError` if it is none."""
+    """Return (key -> text, whether it is a `.properties` file). Raises OSError or `SourceError`."""
     with open(path, "rb") as file:
         data = file.read()
     try:
@@ -51,7 +51,9 @@ def read_file(path: str) -> tuple[dict[str, str], bool]:
         if path.endswith(".properties"):
             return read_properties(text), True
         return flatten(tomllib.loads(text)), False
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise SourceError(f"it is not text in UTF-8: {error}") from error
+    except tomllib.TOMLDecodeError as error:
         raise SourceError(f"it is not TOML: {error}") from error
 
 
@@ -90,7 +92,8 @@ def read_properties(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in _logical_lines(text):
         match = re.match(r"((?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(.*)", line, re.DOTALL)
-        assert match is not None, "a logical line is not empty"
+        if match is None:
+            raise SourceError(f"the line {line.strip()!r} has no key: write key=value")
         found[_unescaped(match[1])] = _unescaped(match[2]).rstrip()
     return found
 
@@ -127,8 +130,8 @@ def variable_of(key: str) -> str:
 
 
 def unknown_variable(variable: str, known: Iterable[str]) -> str:
-    """The warning about a variable that is no setting. It is never an error: whoever starts the process may set
-    variables of its own, as Kubernetes does for every service of a namespace."""
+    """Return the warning about a variable that is no setting. It is never an error: the environment may have others, as
+    Kubernetes sets them for every service of a namespace."""
     if _OF_KUBERNETES.fullmatch(variable):
         return f"the variable {variable} is ignored: it is no setting, Kubernetes sets it for a service"
     near = difflib.get_close_matches(variable, known, n=1, cutoff=0.6) if len(variable) < NAME_LENGTH_MAX else []
@@ -137,7 +140,7 @@ def unknown_variable(variable: str, known: Iterable[str]) -> str:
 
 
 def resolve(text: str, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """The value with its references filled in, and whether it had any; `SourceError` says which cannot be."""
+    """Return the value with its references replaced, and whether it had any; raises `SourceError`."""
 
     def one(match: re.Match[str]) -> str:
         kind, what = match["kind"], match["what"]

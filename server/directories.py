@@ -1,7 +1,7 @@
-"""The directories of a running node: locked, with their disks and state stores open.
+"""Opens the directories of a node process: locks them, opens their disks and state stores.
 
-A log directory that cannot be opened does not stop the node (unless it is the one for metadata): it is left out, told
-in the log, and the controller learns from the registration that it is not there.
+A log directory that cannot be opened does not stop the node, unless it holds the metadata. It is logged and not
+registered, so the controller does not count on it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tidelog.model.ids import DirectoryId
 from tidelog.server.config import NodeConfig
 from tidelog.server.locks import DirectoryInUseError, DirectoryLock
 from tidelog.server.storage import STATE, Meta, check_node
+from tidelog.server.world import Directory
 from tidelog.world.real.disk import RealDisk
 from tidelog.world.real.store import LmdbStore
 
@@ -29,6 +30,9 @@ class OpenDirectory:
     disk: RealDisk
     store: LmdbStore
 
+    def as_world(self) -> Directory:
+        return Directory(self.disk, self.store, DirectoryId(self.meta.directory))
+
     def close(self) -> None:
         self.store.close()
         self.disk.close()
@@ -36,13 +40,13 @@ class OpenDirectory:
 
 
 class NodeDirectories:
-    """Opened by construction; `close` after everything that uses them."""
+    """Opened by construction; closed after all parts that use them."""
 
     def __init__(self, config: NodeConfig) -> None:
         self.cluster_id, metas = check_node(config)
         self.open: list[OpenDirectory] = []
-        """The one for metadata is the first."""
-        self.left_out: dict[str, str] = {path: "it is gone" for path in config.directories if path not in metas}
+        """The metadata directory is the first."""
+        self.left_out: dict[str, str] = {path: "it is missing" for path in config.directories if path not in metas}
         self._log_dirs = config.log_dirs if config.is_broker else ()
         try:
             for path, meta in metas.items():
@@ -50,16 +54,16 @@ class NodeDirectories:
         except BaseException:
             self.close()
             raise
-        for path, why in self.left_out.items():
-            LOGGER.error("directory=%s is left out: %s", path, why)
+        for path, reason in self.left_out.items():
+            LOGGER.error("directory=%s is not used: %s", path, reason)
 
     def _open(self, path: str, meta: Meta, *, who: str, must: bool) -> None:
         lock: DirectoryLock | None = None
         try:
             lock = DirectoryLock(path, who=who)
             if not os.path.exists(os.path.join(path, STATE, "data.mdb")):
-                # A new store would let the node vote, and lead, without memory.
-                raise StorageError(f"{path}: its state store is gone", path=path)
+                # With a new store the node would vote and lead without its past votes.
+                raise StorageError(f"{path}: its state store is missing", path=path)
             self.open.append(OpenDirectory(path, meta, lock, RealDisk(path), LmdbStore(os.path.join(path, STATE))))
         except DirectoryInUseError:
             raise
@@ -74,10 +78,9 @@ class NodeDirectories:
     def metadata(self) -> OpenDirectory:
         return self.open[0]
 
-    def for_logs(self) -> list[tuple[RealDisk, LmdbStore, DirectoryId]]:
-        return [
-            (one.disk, one.store, DirectoryId(one.meta.directory)) for one in self.open if one.path in self._log_dirs
-        ]
+    @property
+    def log_directories(self) -> tuple[Directory, ...]:
+        return tuple(directory.as_world() for directory in self.open if directory.path in self._log_dirs)
 
     def close(self) -> None:
         for one in self.open:

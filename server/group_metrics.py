@@ -1,7 +1,7 @@
-"""Numbers of the group coordinator (`server.metrics`).
+"""Metrics of the group coordinator (`server.metrics`).
 
-Lag takes two of them: the coordinator of a group knows how far it is, the leaders of a topic how far that reaches. Both
-are sums over a topic's partitions, so that they are few, and whoever scrapes all brokers subtracts:
+Lag takes two of them: the coordinator of a group has its committed offsets, the leaders of a topic its ends. Both
+are sums over a topic's partitions, so that they are few; a scraper of all brokers subtracts them:
 
     sum by (topic) (tidelog_topic_end_offset) - on (topic) group_right
         sum by (group, topic) (tidelog_group_committed_offset)
@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tidelog.coordinator.service import GroupService
 from tidelog.metadata.topics import INTERNAL_TOPICS
 from tidelog.replication.replicas import Replicas
 from tidelog.server.metrics import Sample, counter, gauge
+from tidelog.services.groups import GroupService
 
 SERIES_MAX = 1_000
-"""Of each number, the first by name: a scrape has to stay small."""
+"""Series per metric, the first by name: limits the size of a scrape."""
 
 _KINDS = ("consumer", "classic", "simple")
 
@@ -37,7 +37,7 @@ def group_samples(service: GroupService) -> Iterator[Sample]:
     yield counter("group_load_seconds_total", loads.load_seconds, "The time that this took.")
     yield gauge("group_load_longest_seconds", loads.longest_load_seconds, "The longest of them.")
     yield counter("group_heartbeats_total", counts.heartbeats, "Heartbeats of members of consumer groups.")
-    yield counter("group_rebalances_total", counts.rebalances, "Times that a member was told of a new epoch.")
+    yield counter("group_rebalances_total", counts.rebalances, "New epochs sent to members.")
     yield counter("group_commits_total", counts.commits, "Requests to commit offsets.")
     yield counter("group_committed_offsets_total", counts.committed_offsets, "Offsets in them that were stored.")
 
@@ -52,9 +52,9 @@ def lag_samples(service: GroupService, replicas: Replicas) -> Iterator[Sample]:
                 if topic is not None and value.offset >= 0:
                     committed[group.group_id, topic.name] += value.offset
     ends: Counter[str] = Counter()
-    for leading in replicas.leaders():
-        if leading.replica.topic not in INTERNAL_TOPICS:
-            ends[leading.replica.topic] += leading.high_watermark
+    for leader in replicas.leaders():
+        if leader.replica.topic not in INTERNAL_TOPICS:
+            ends[leader.replica.topic] += leader.high_watermark
     for (group_id, name), offset in sorted(committed.items())[:SERIES_MAX]:
         help_ = "The offsets that a group has committed, of all partitions of a topic together."
         yield gauge("group_committed_offset", offset, help_, group=group_id, topic=name)

@@ -1,17 +1,18 @@
-"""The settings that this node runs with, from its file and environment, as the Kafka API describes them."""
+"""The settings of this node, from its file and environment, in the form of the Kafka API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from tidelog.metadata.config_table import INT_MAX
-from tidelog.rpc.kafka.config_rows import BOOLEAN, INT, LIST, LONG, STRING, NodeSetting
+from tidelog.rpc.kafka.config_rows import BOOLEAN, INT, LIST, LONG, STRING
 from tidelog.server.config import HIDDEN, NodeConfig, as_text
 from tidelog.server.settings_table import TABLE, Kind, Setting
+from tidelog.services.node_settings import NodeSetting
 
 
 def node_settings(config: NodeConfig) -> tuple[NodeSetting, ...]:
-    """Every key of the settings table. A secret has no value here."""
+    """Returns every key of the settings table; secrets without their value."""
     return tuple(_settings(config))
 
 
@@ -35,7 +36,7 @@ def _settings(config: NodeConfig) -> Iterator[NodeSetting]:
 
 
 def _derived(config: NodeConfig) -> Mapping[str, str]:
-    """What became of settings that stand for something else: relative paths, listeners that are not named."""
+    """Effective values of settings that are resolved: relative paths, default listeners."""
     return {
         "node.id": str(config.node),
         "log.dirs": ",".join(config.log_dirs),

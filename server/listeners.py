@@ -1,13 +1,13 @@
-"""Where a node listens, and where others are told to find it. Pure.
+"""The listeners of a node and their advertised addresses. Pure.
 
-A listener has a name, an address, a security protocol and a door: `node` (inside of the cluster), `grpc` (our API) or
-`kafka` (its wire protocol). Every node has one or more of `node` and of `grpc`, every broker of `kafka`. A door that is
-not listed stands at its usual distance from one that is (Kafka 9092, node 9192, gRPC 9292, HTTP 9392). So a file
-written for Kafka needs no change, and nodes on one machine that differ by one port differ by one everywhere.
+A listener has a name, an address, a security protocol and a kind: `node` (inside the cluster), `grpc` (our API) or
+`kafka` (its wire protocol). Every node has at least one `node` and one `grpc` listener, every broker a `kafka` one.
+A kind without a listener gets a port at the default distance from a listed one (Kafka 9092, node 9192, gRPC 9292, HTTP
+9392). So a file written for Kafka needs no change, and nodes on one machine that differ by one port differ everywhere.
 
-Clients are told the addresses of the listener that they came through, by its name: it has the same name on all brokers.
-Of several `node` doors one is for controllers (Raft, and what brokers say to controllers), one is between brokers
-(replication); each answers everything, so nodes that are set up differently still find each other.
+Clients receive the addresses of the listener that they connected to, by its name: it is the same on all brokers. Of
+several `node` listeners one serves controllers (Raft, requests of brokers to controllers), one replication between
+brokers; each answers everything, so nodes with different settings still reach each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tidelog.rpc.first_bytes import Speech
+from tidelog.rpc.protocol_sniffing import WireProtocol
 
 PLAINTEXT = "PLAINTEXT"
 KNOWN_PROTOCOLS = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -30,8 +30,8 @@ _ADDRESS = re.compile(r"(?:(?P<host>[^\[\]:/\s]*)|\[(?P<v6>[0-9A-Fa-f:.%\w]+)\])
 _ANY_HOST = ("", "0.0.0.0", "::")
 
 
-class Door(Enum):
-    """The values are the usual ports."""
+class ListenerKind(Enum):
+    """What a listener serves; the values are the default ports."""
 
     KAFKA = 9092
     NODE = 9192
@@ -39,11 +39,11 @@ class Door(Enum):
     HTTP = 9392
 
 
-DOORS = {"grpc": Door.GRPC, "kafka": Door.KAFKA, "node": Door.NODE}
+KINDS = {"grpc": ListenerKind.GRPC, "kafka": ListenerKind.KAFKA, "node": ListenerKind.NODE}
 
 
 class ListenerError(ValueError):
-    """What is wrong with a listener, in words."""
+    """An invalid listener; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Address:
 
     @property
     def to_listen_on(self) -> str:
-        """As gRPC takes it: no host is every interface."""
+        """The address in gRPC's form: an empty host is every interface."""
         return str(replace(self, host="::")) if self.host == "" else str(self)
 
     @property
@@ -69,7 +69,7 @@ class Listener:
     name: str
     address: Address
     advertised: Address
-    door: Door
+    kind: ListenerKind
     protocol: str = PLAINTEXT
 
 
@@ -81,7 +81,7 @@ def parse_address(text: str, *, port_least: int = 1) -> Address:
 
 
 def parse_uri(text: str) -> tuple[str, Address]:
-    """(name in capitals, address) of `NAME://host:port`."""
+    """Parse `NAME://host:port`; return (upper case name, address)."""
     match = _URI.fullmatch(text)
     if match is None:
         raise ListenerError(f"{text!r} is not NAME://host:port")
@@ -89,7 +89,7 @@ def parse_uri(text: str) -> tuple[str, Address]:
 
 
 def parse_pairs(items: Sequence[str], *, allowed: Sequence[str]) -> dict[str, str]:
-    """`NAME:value` items; values are compared without regard to case."""
+    """Parse `NAME:value` items; values ignore case."""
     found: dict[str, str] = {}
     spelling = {value.lower(): value for value in allowed}
     for item in items:
@@ -103,50 +103,54 @@ def parse_pairs(items: Sequence[str], *, allowed: Sequence[str]) -> dict[str, st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the settings say about listeners, as text."""
+class ListenerSettings:
+    """The settings about listeners, as text."""
 
     listeners: Sequence[str]
     advertised: Sequence[str]
     protocols: Sequence[str]
-    doors: Sequence[str]
+    kinds: Sequence[str]
     controller_names: Sequence[str]
     inter_broker: str | None
     is_broker: bool
     is_controller: bool
     has_kafka: bool
-    """It is a broker, and a Kafka listener is opened where none is listed."""
+    """Whether a Kafka listener is added if none is listed: the node is a broker."""
 
 
-def build(wanted: Wanted, host_name: str) -> tuple[Listener, ...]:
-    """The listeners of a node: first the one that others know it by (of a controller the controllers', else the one
-    between brokers), then those between nodes, then by name. Raises `ListenerError`."""
-    given = _by_name(wanted.listeners, "listeners")
-    advertised = _by_name(wanted.advertised, "advertised.listeners")
-    protocols = parse_pairs(wanted.protocols, allowed=KNOWN_PROTOCOLS)
-    doors = {name: DOORS[door] for name, door in parse_pairs(wanted.doors, allowed=tuple(DOORS)).items()}
-    found = {name: (address, _door(name, wanted, doors)) for name, address in given.items()}
-    own_name = _own_name(wanted)
-    needed = [(Door.NODE, own_name), (Door.GRPC, "GRPC"), *([(Door.KAFKA, "KAFKA")] if wanted.has_kafka else [])]
-    for door, name in needed:
-        if not any(known is door for _, known in found.values()):
-            found[name] = (_at_its_distance(door, list(found.values())), door)
+def build(settings: ListenerSettings, host_name: str) -> tuple[Listener, ...]:
+    """Return the listeners of a node: first its own address in the cluster (the controller listener, else the one
+    between brokers), then other `node` listeners, then by name. Raises `ListenerError`."""
+    listed = _by_name(settings.listeners, "listeners")
+    advertised = _by_name(settings.advertised, "advertised.listeners")
+    protocols = parse_pairs(settings.protocols, allowed=KNOWN_PROTOCOLS)
+    kinds = {name: KINDS[kind] for name, kind in parse_pairs(settings.kinds, allowed=tuple(KINDS)).items()}
+    found = {name: (address, _kind_of(name, settings, kinds)) for name, address in listed.items()}
+    own_name = _own_name(settings)
+    needed = [
+        (ListenerKind.NODE, own_name),
+        (ListenerKind.GRPC, "GRPC"),
+        *([(ListenerKind.KAFKA, "KAFKA")] if settings.has_kafka else []),
+    ]
+    for kind, name in needed:
+        if not any(known is kind for _, known in found.values()):
+            found[name] = (_at_its_distance(kind, list(found.values())), kind)
     listeners = [
-        Listener(name, address, _advertised(name, address, advertised, host_name), door, _protocol(name, protocols))
-        for name, (address, door) in found.items()
+        Listener(name, address, _advertised(name, address, advertised, host_name), kind, _protocol(name, protocols))
+        for name, (address, kind) in found.items()
     ]
     if unknown := sorted(advertised.keys() - found.keys()):
         raise ListenerError(f"advertised.listeners names {', '.join(unknown)}, and there is no such listener")
-    _check_inter_broker(wanted, found.keys())
+    _check_inter_broker(settings, found.keys())
     _check_apart(listeners)
-    own = _own(listeners, wanted)
-    return tuple(sorted(listeners, key=lambda one: (one is not own, one.door is not Door.NODE, one.name)))
+    own = _own(listeners, settings)
+    return tuple(sorted(listeners, key=lambda one: (one is not own, one.kind is not ListenerKind.NODE, one.name)))
 
 
 def between_brokers(listeners: Sequence[Listener], inter_broker: str | None) -> Listener:
-    """Of what `build` returns: the one that `inter.broker.listener.name` names, else the first."""
+    """Return the listener that `inter.broker.listener.name` names, else the first one that `build` returned."""
     name = (inter_broker or INTERNAL).upper()
-    return next((one for one in listeners if one.name == name and one.door is Door.NODE), listeners[0])
+    return next((one for one in listeners if one.name == name and one.kind is ListenerKind.NODE), listeners[0])
 
 
 def _by_name(items: Sequence[str], what: str) -> dict[str, Address]:
@@ -159,76 +163,76 @@ def _by_name(items: Sequence[str], what: str) -> dict[str, Address]:
     return found
 
 
-def _own_name(wanted: Wanted) -> str:
-    if wanted.is_controller:
-        return next((name.upper() for name in wanted.controller_names), "CONTROLLER")
+def _own_name(settings: ListenerSettings) -> str:
+    if settings.is_controller:
+        return next((name.upper() for name in settings.controller_names), "CONTROLLER")
     return INTERNAL
 
 
-def _own(listeners: Sequence[Listener], wanted: Wanted) -> Listener:
-    names = [name.upper() for name in wanted.controller_names] if wanted.is_controller else []
-    names += [(wanted.inter_broker or INTERNAL).upper(), INTERNAL]
-    nodes = sorted((one for one in listeners if one.door is Door.NODE), key=lambda one: one.name)
+def _own(listeners: Sequence[Listener], settings: ListenerSettings) -> Listener:
+    names = [name.upper() for name in settings.controller_names] if settings.is_controller else []
+    names += [(settings.inter_broker or INTERNAL).upper(), INTERNAL]
+    nodes = sorted((one for one in listeners if one.kind is ListenerKind.NODE), key=lambda one: one.name)
     return next((one for name in names for one in nodes if one.name == name), nodes[0])
 
 
-def _check_inter_broker(wanted: Wanted, names: Collection[str]) -> None:
-    """A file without `listeners` may be Kafka's, whose default is PLAINTEXT."""
-    name = (wanted.inter_broker or "").upper()
-    if name and wanted.is_broker and wanted.listeners and name not in names:
+def _check_inter_broker(settings: ListenerSettings, names: Collection[str]) -> None:
+    """Raise if no listener has this name. A file without `listeners` may be Kafka's, whose default is PLAINTEXT."""
+    name = (settings.inter_broker or "").upper()
+    if name and settings.is_broker and settings.listeners and name not in names:
         raise ListenerError(f"inter.broker.listener.name is {name}, and there is no such listener")
 
 
-def _door(name: str, wanted: Wanted, doors: dict[str, Door]) -> Door:
-    if name in doors:
-        return doors[name]
-    # A file of Kafka's names its clients' listener here, by the protocol; that stays the clients'.
-    inter_broker = (wanted.inter_broker or INTERNAL).upper()
+def _kind_of(name: str, settings: ListenerSettings, kinds: dict[str, ListenerKind]) -> ListenerKind:
+    if name in kinds:
+        return kinds[name]
+    # A file written for Kafka names its client listener here, by the protocol; that stays a client listener.
+    inter_broker = (settings.inter_broker or INTERNAL).upper()
     if name == inter_broker and name not in (*KNOWN_PROTOCOLS, "KAFKA") and not name.startswith("GRPC"):
-        return Door.NODE
-    if name == INTERNAL or name in {known.upper() for known in wanted.controller_names}:
-        return Door.NODE
+        return ListenerKind.NODE
+    if name == INTERNAL or name in {known.upper() for known in settings.controller_names}:
+        return ListenerKind.NODE
     if name.startswith("GRPC"):
-        return Door.GRPC
-    return Door.KAFKA
+        return ListenerKind.GRPC
+    return ListenerKind.KAFKA
 
 
-def _at_its_distance(door: Door, known: list[tuple[Address, Door]]) -> Address:
-    for near in (Door.KAFKA, Door.GRPC, Door.NODE):
+def _at_its_distance(kind: ListenerKind, known: list[tuple[Address, ListenerKind]]) -> Address:
+    for near in (ListenerKind.KAFKA, ListenerKind.GRPC, ListenerKind.NODE):
         for address, other in known:
             if other is near:
-                port = address.port + door.value - near.value
+                port = address.port + kind.value - near.value
                 if not 1 <= port <= PORT_MAX:
-                    raise ListenerError(f"no listener for {door.name}, and port {port} is none: list it")
+                    raise ListenerError(f"no listener for {kind.name}, and port {port} is none: list it")
                 return Address(address.host, port)
-    return Address("", door.value)
+    return Address("", kind.value)
 
 
 def http_address(listeners: Sequence[Listener]) -> Address:
-    """Where HTTP is if nothing is said."""
-    return _at_its_distance(Door.HTTP, [(listener.address, listener.door) for listener in listeners])
+    """Return the default HTTP address."""
+    return _at_its_distance(ListenerKind.HTTP, [(listener.address, listener.kind) for listener in listeners])
 
 
-def where_doors_are(listeners: Sequence[Listener], http: Address | None = None) -> dict[Speech, str]:
-    """For who has come to the wrong one: where it belongs."""
-    found = {Speech.TLS: "it is plain text; connect without TLS"}
+def listener_hints(listeners: Sequence[Listener], http: Address | None = None) -> dict[WireProtocol, str]:
+    """Return a hint for clients that connect to the wrong port, by the protocol that they use."""
+    found = {WireProtocol.TLS: "it is plain text; connect without TLS"}
     if http is not None:
-        found[Speech.HTTP] = f"HTTP is on port {http.port}"
+        found[WireProtocol.HTTP] = f"HTTP is on port {http.port}"
     for listener in listeners:
-        if listener.door is Door.GRPC:
-            found.setdefault(Speech.GRPC, f"gRPC is on port {listener.advertised.port}")
-        elif listener.door is Door.KAFKA:
-            found.setdefault(Speech.KAFKA, f"Kafka clients belong on port {listener.advertised.port}")
-    found.setdefault(Speech.KAFKA, "this node has no Kafka listener")
+        if listener.kind is ListenerKind.GRPC:
+            found.setdefault(WireProtocol.GRPC, f"gRPC is on port {listener.advertised.port}")
+        elif listener.kind is ListenerKind.KAFKA:
+            found.setdefault(WireProtocol.KAFKA, f"Kafka clients belong on port {listener.advertised.port}")
+    found.setdefault(WireProtocol.KAFKA, "this node has no Kafka listener")
     return found
 
 
 def _advertised(name: str, address: Address, advertised: dict[str, Address], host_name: str) -> Address:
-    told = advertised.get(name)
-    if told is not None:
-        if told.is_any_host:
-            raise ListenerError(f"advertised.listeners: {name} needs a host that others can reach, not {told}")
-        return told
+    explicit = advertised.get(name)
+    if explicit is not None:
+        if explicit.is_any_host:
+            raise ListenerError(f"advertised.listeners: {name} needs a host that others can reach, not {explicit}")
+        return explicit
     return replace(address, host=host_name) if address.is_any_host else address
 
 

@@ -1,7 +1,7 @@
 """A cluster of node processes on one machine: for `tidelog dev` and for tests.
 
-    <data>/cluster.json         how it was made: cluster id, nodes, ports
-    <data>/node-1/node.toml     written anew at each start
+    <data>/cluster.json         its layout: cluster id, nodes, ports
+    <data>/node-1/node.toml     written again at each start
     <data>/node-1/data/         its directory
     <data>/node-1/node.log      what it writes
 
@@ -29,11 +29,11 @@ from uuid import UUID
 
 from tidelog.model.errors import StorageError, TransportError
 from tidelog.model.ids import NodeId
+from tidelog.model.uuids import from_text, random_uuid, to_text
 from tidelog.server.config import NodeConfig, load
-from tidelog.server.listeners import Address, Door
+from tidelog.server.listeners import Address, ListenerKind
 from tidelog.server.ports import check_free
 from tidelog.server.storage import Voters, format_node, read_meta
-from tidelog.server.uuids import from_text, random_uuid, to_text
 
 HOST = "localhost"
 VOTERS_MAX = 3
@@ -41,11 +41,11 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
 LOG_TAIL_BYTES = 4_000
-DOORS = (Door.NODE, Door.GRPC, Door.HTTP, Door.KAFKA)
+PORT_ORDER = (ListenerKind.NODE, ListenerKind.GRPC, ListenerKind.HTTP, ListenerKind.KAFKA)
 
 
 class NodeEndedError(TransportError):
-    """A node's process has ended by itself; the message has the end of its log."""
+    """A node's process ended unexpectedly; the message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,15 @@ class Ports:
 
     @classmethod
     def usual(cls, number: int, offset: int) -> Ports:
-        """Of node `number`, from 1 on."""
-        node, grpc, http, kafka = (door.value + number - 1 + offset for door in DOORS)
+        """Return the default ports of node `number`, from 1 on."""
+        node, grpc, http, kafka = (kind.value + number - 1 + offset for kind in PORT_ORDER)
         return cls(node, grpc, http, kafka)
 
     @classmethod
     def read(cls, row: Sequence[int]) -> Ports:
-        """Of a cluster that was made before there was a port for Kafka: at its usual distance."""
+        """Read a stored row. A cluster from before the Kafka port gets it at the default distance."""
         node, grpc, http, *more = row
-        (kafka,) = more or (grpc + Door.KAFKA.value - Door.GRPC.value,)
+        (kafka,) = more or (grpc + ListenerKind.KAFKA.value - ListenerKind.GRPC.value,)
         return cls(node, grpc, http, kafka)
 
     def row(self) -> list[int]:
@@ -77,7 +77,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a cluster was made; the same for its whole life."""
+    """The layout of a cluster; it never changes."""
 
     cluster_id: str
     ports: tuple[Ports, ...]
@@ -110,6 +110,18 @@ class Layout:
         new.rename(data / "cluster.json")
 
 
+def health(host: str, http_port: int) -> tuple[bool, str]:
+    """Return (whether the node that serves HTTP there is ready, its health text)."""
+    try:
+        with urllib.request.urlopen(f"http://{host}:{http_port}/healthz", timeout=2) as answer:
+            return True, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return False, error.read().decode()
+    except OSError as error:
+        return False, str(error)
+
+
 @dataclass(slots=True)
 class LocalNodes:
     """`prepare` once, then start, kill, freeze and stop nodes by their numbers, from 1 on."""
@@ -139,14 +151,14 @@ class LocalNodes:
         return self.data / f"node-{number}"
 
     def log(self, number: int) -> str:
-        """What the node has written, all lives of it."""
+        """Return the log of the node, of all its incarnations."""
         path = self.path(number) / "node.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    # Making.
+    # Preparation.
 
     def prepare(self) -> None:
-        """Files of every node, and formatted directories where there are none yet."""
+        """Write the files of every node, and format directories that are not formatted yet."""
         self.data.mkdir(parents=True, exist_ok=True)
         self.layout.write(self.data)
         for number in self.numbers:
@@ -202,7 +214,7 @@ class LocalNodes:
         return "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in fields.items())
 
     def taken_port(self) -> tuple[int, str, int] | None:
-        """(port, what for, node) of the first port that somebody else listens on."""
+        """Return (port, purpose, node) of the first port that another process listens on."""
         for number in self.numbers:
             for what, port in self.ports(number).named().items():
                 if not is_free(port):
@@ -216,7 +228,7 @@ class LocalNodes:
         command = [sys.executable, "-m", "tidelog", "server", "--ends-with-stdin", "--config", "node.toml"]
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
         with (self.path(number) / "node.log").open("ab") as log:
-            # A session of its own: Ctrl-C is for whoever started the nodes.
+            # A separate session: Ctrl-C reaches only the process that started the nodes.
             self.processes[number] = subprocess.Popen(
                 command,
                 cwd=self.path(number),
@@ -243,12 +255,12 @@ class LocalNodes:
         os.kill(self.pid(number), signal.SIGCONT)
 
     def stop(self, number: int, *, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, and the exit code; a node that does not end in time is killed."""
+        """Send SIGTERM and return the exit code; kill a node that does not end in time."""
         self.processes[number].terminate()
         return self._wait(number, timeout_s)
 
     def stop_all(self, *, timeout_s: float = STOP_TIMEOUT_S) -> dict[int, int]:
-        """All at once; exit codes by node."""
+        """Stop all nodes at once; return exit codes by node."""
         for process in self.processes.values():
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -268,26 +280,20 @@ class LocalNodes:
         return process.wait()
 
     def ended(self) -> dict[int, int]:
-        """Nodes whose process has ended by itself, with the exit code."""
+        """Return exit codes of nodes whose process ended unexpectedly."""
         return {n: code for n, process in self.processes.items() if (code := process.poll()) is not None}
 
     # Waiting.
 
     def health(self, number: int) -> tuple[bool, str]:
-        """(whether it is ready, what it says)."""
-        url = f"http://{HOST}:{self.ports(number).http}/healthz"
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return True, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return False, error.read().decode()
-        except OSError as error:
-            return False, str(error)
+        """Return (whether the node is ready, its health text)."""
+        return health(HOST, self.ports(number).http)
 
     def wait_ready(self, numbers: Sequence[int] | None = None, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Raises `NodeEndedError` if one ends instead, `TransportError` after the time."""
+        """Waits until the nodes are ready and, without `numbers`, until each of them knows that all others are live.
+        Raises `NodeEndedError` if one ends, `TransportError` on timeout."""
         waiting = list(self.processes if numbers is None else numbers)
+        live = set(waiting) if numbers is None else set()
         deadline = time.monotonic() + timeout_s
         said = ""
         while waiting:
@@ -296,7 +302,7 @@ class LocalNodes:
                 if code is not None:
                     raise NodeEndedError(f"node {number} ended with code {code}:\n{self.log(number)[-LOG_TAIL_BYTES:]}")
                 is_ready, said = self.health(number)
-                if is_ready:
+                if is_ready and live <= set(json.loads(said)["live_brokers"]):
                     waiting.remove(number)
             if waiting and time.monotonic() > deadline:
                 raise TransportError(f"nodes {waiting} are not ready after {timeout_s:.0f} s: {said.strip()}")
@@ -304,7 +310,7 @@ class LocalNodes:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens there, on any address of this machine's loopback."""
+    """Return whether no process listens on the port, on any loopback address."""
     try:
         check_free(Address(HOST, port))
     except TransportError:
@@ -313,7 +319,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports that no process listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

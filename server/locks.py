@@ -1,6 +1,6 @@
-"""One process at a time uses a directory: `.lock` in it is locked as long as the process lives, and says who that is.
+"""Locks a directory for one process at a time, by flock on its file `.lock`.
 
-The lock is the kernel's (flock): it ends with the process, however that ends. The text in the file is only for people.
+The kernel releases the lock when the process ends, however it ends. The text in the file only informs people.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NAME = ".lock"
 
 
 class DirectoryInUseError(StorageError):
-    """Another process has the directory; `pid` is its number, 0 if it did not say."""
+    """Another process uses the directory; `pid` is 0 if it is unknown."""
 
     def __init__(self, message: str, *, path: str, pid: int) -> None:
         super().__init__(message, path=path)
@@ -29,7 +29,7 @@ class DirectoryLock:
     """Held from construction to `close`."""
 
     def __init__(self, directory: str, *, who: str) -> None:
-        """`who` is what is told to others, in a few words. Raises `DirectoryInUseError`."""
+        """`who` describes this process in the errors of others. Raises `DirectoryInUseError`."""
         self._path = os.path.join(directory, NAME)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -37,8 +37,8 @@ class DirectoryLock:
         except BlockingIOError as error:
             pid, other = _holder(self._descriptor)
             os.close(self._descriptor)
-            told = f"process {pid} ({other})" if pid else "another process"
-            raise DirectoryInUseError(f"{directory} is in use by {told}", path=directory, pid=pid) from error
+            user = f"process {pid} ({other})" if pid else "another process"
+            raise DirectoryInUseError(f"{directory} is in use by {user}", path=directory, pid=pid) from error
         except OSError as error:
             os.close(self._descriptor)
             raise StorageError(f"{directory}: cannot be locked: {error.strerror}", path=directory) from error
@@ -53,7 +53,7 @@ class DirectoryLock:
 
 
 def holder_of(directory: str) -> tuple[int, str] | None:
-    """(pid, what it is) of the process that has the directory; None if none has."""
+    """Returns (pid, description) of the process that uses the directory; None if none does."""
     try:
         descriptor = os.open(os.path.join(directory, NAME), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

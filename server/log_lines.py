@@ -1,8 +1,9 @@
 """Writes a node's log to stderr: one line for each event, `key=value` for a person or JSON for a program.
 
-Three rules hold for every line, so that no call site has to know them:
+Five rules hold for every line, so that no call site has to know them:
 - Values that a format string names (`"log=%s follower=%d ..."`) are fields of the JSON object, with their types.
 - A replica is named `topic-partition`. The log directory and the topic id are fields of the JSON object only.
+- An id has the 22 characters that commands print and take; the address of a peer is `host:port`.
 - Repeated lines are bounded: the same text once in `REPEAT_S`, and at most `BURST` lines of one format string in
   `WINDOW_S`. Suppressed lines are counted, and the next line of that format string reports the count. If there is none,
   the last suppressed line is written when its time is up, with the count. CRITICAL lines are never suppressed.
@@ -22,10 +23,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
+from uuid import UUID
 
 from tidelog.log.directories import parse_directory_name
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.model.uuids import to_text
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -60,6 +63,7 @@ class Names:
 
     def shown(self, value: object) -> object:
         """The value as people read it."""
+        value = _plain(value)
         if isinstance(value, PartitionId):
             return self.replica(value)
         if isinstance(value, str):
@@ -69,9 +73,19 @@ class Names:
         return value
 
 
+def _plain(value: object) -> object:
+    """An id as commands print it, and the address of a socket as `host:port`; other values as they are."""
+    match value:
+        case UUID():
+            return to_text(value)
+        case (str(host), int(port), *_):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A log record, taken apart."""
+    """The parts of a log record: message and fields."""
 
     text: str
     """The whole message, with replicas named."""
@@ -89,12 +103,12 @@ def take_apart(record: logging.LogRecord, names: Names) -> Parts:
         return Parts(text, text, {})
     shown = tuple(names.shown(arg) for arg in args)
     fields: dict[str, Any] = {}
-    for match, arg, readable in zip(specs, args, shown, strict=True):
+    for match, arg, readable in zip(specs, map(_plain, args), shown, strict=True):
         if isinstance(arg, TidelogError):
             fields.setdefault("error", arg.code.name)
         if match["key"] is not None:
             fields[match["key"]] = arg if isinstance(arg, bool | int | float | str | None) else str(arg)
-        if readable is not arg:
+        if readable != arg:
             fields.setdefault("replica", readable)
     text = template % shown
     if "log=%" in template and "replica" in fields:
@@ -105,13 +119,15 @@ def take_apart(record: logging.LogRecord, names: Names) -> Parts:
     return Parts(text, template[skipped:] % shown[count:], fields)
 
 
-class TextLines(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO node=1 raft.driver: epoch=3 role=leader`."""
-
+class _Lines(logging.Formatter):
     def __init__(self, node: int, names: Names | None = None) -> None:
         super().__init__()
         self._node = node
         self._names = names or Names()
+
+
+class TextLines(_Lines):
+    """`2026-01-31T12:00:00.123Z INFO node=1 raft.driver: epoch=3 role=leader`."""
 
     def format(self, record: logging.LogRecord) -> str:
         name = record.name.removeprefix("tidelog.")
@@ -123,13 +139,8 @@ class TextLines(logging.Formatter):
         return text
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(_Lines):
     """`{"time": ..., "level": "info", "node": 1, "logger": ..., "message": ..., "replica": "orders-0", ...}`."""
-
-    def __init__(self, node: int, names: Names | None = None) -> None:
-        super().__init__()
-        self._node = node
-        self._names = names or Names()
 
     def format(self, record: logging.LogRecord) -> str:
         parts = take_apart(record, self._names)
@@ -244,7 +255,7 @@ def _suffix(count: int) -> str:
 
 
 def _without_traceback(record: logging.LogRecord) -> logging.LogRecord:
-    """To be kept: a traceback would keep what its frames hold."""
+    """Returns a copy of the record without its traceback, which would keep local variables alive."""
     kept = logging.makeLogRecord(record.__dict__)
     kept.exc_info = kept.exc_text = kept.stack_info = None
     return kept
@@ -275,10 +286,16 @@ class BoundedHandler(logging.StreamHandler[IO[str]]):
             record.msg = f"{record.msg}{suffix}"
         super().emit(record)
 
+    def _write_late(self, record: logging.LogRecord, suffix: str) -> None:
+        """With the time of now: the times of a log only increase."""
+        record.created = time.time()
+        record.msecs = record.created % 1 * 1000
+        self._write(record, suffix)
+
     def write_overdue(self) -> None:
         """Called with the handler's lock held."""
         for record, suffix in self._limit.overdue(self._now_s()):
-            self._write(record, suffix)
+            self._write_late(record, suffix)
         due_s = self._limit.next_due_s()
         if due_s is not None and self._timer is None:
             self._timer = threading.Timer(max(0.0, due_s - self._now_s()), self._on_time)
@@ -301,7 +318,7 @@ class BoundedHandler(logging.StreamHandler[IO[str]]):
                 self._timer.cancel()
                 self._timer = None
             for record, suffix in self._limit.overdue(math.inf):
-                self._write(record, suffix)
+                self._write_late(record, suffix)
         finally:
             self.release()
         super().close()

@@ -1,6 +1,6 @@
-"""Numbers for Prometheus, in its text form. Names begin with `tidelog_`; counters end in `_total`.
+"""Metrics in the text format of Prometheus. Names begin with `tidelog_`; counters end in `_total`.
 
-A `Gatherer` is asked at each scrape, and costs nothing in between.
+A `Gatherer` is called at each scrape; between scrapes metrics cost nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Gatherer = Callable[[], Iterable[Sample]]
 
 
 def counter(name: str, value: float, help_: str, **labels: str) -> Sample:
-    assert name.endswith("_total"), "a counter says so in its name"
+    assert name.endswith("_total"), "the name of a counter ends in _total"
     return Sample(name, value, help_, Kind.COUNTER, labels)
 
 
@@ -41,7 +41,7 @@ def gauge(name: str, value: float, help_: str, **labels: str) -> Sample:
 
 
 def page(gatherers: Iterable[Gatherer]) -> str:
-    """The text of /metrics: samples grouped by name, in the order in which names first came."""
+    """Returns the text of /metrics: samples grouped by name, in the order of first appearance."""
     groups: dict[str, list[Sample]] = {}
     for gatherer in gatherers:
         for sample in gatherer():

@@ -1,6 +1,6 @@
-"""Talk to the service manager (`sd_notify`): one datagram for each message, to the socket that NOTIFY_SOCKET names.
+"""Notifies the service manager (`sd_notify`): sends each message as a datagram to the socket NOTIFY_SOCKET.
 
-Without that variable nobody listens, and nothing is sent. A message that cannot be delivered is no error of the node.
+Without that variable it sends nothing. A message that cannot be delivered does not fail the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ServiceManager:
         watchdog_us, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", str(os.getpid()))
         is_for_us = watchdog_us.isdecimal() and pid == str(os.getpid())
         self.watchdog_s = int(watchdog_us) / 1_000_000 if is_for_us else None
-        """A sign of life is expected at least so often; None if it is not."""
+        """Longest time between two keep-alives of systemd's watchdog; None: it is off."""
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
@@ -50,4 +50,4 @@ class ServiceManager:
         try:
             self._socket.sendto(message.encode(), self._address)
         except OSError as error:
-            LOGGER.warning("the service manager was not told %s: %s", message.partition("\n")[0], error)
+            LOGGER.warning("could not notify the service manager of %s: %s", message.partition("\n")[0], error)

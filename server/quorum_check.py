@@ -1,4 +1,4 @@
-"""Before a controller's directory is formatted: does the quorum know this voter already?
+"""Checks that the quorum does not know a voter yet, before its directory is formatted or first started.
 
 A voter that has lost its disk must not vote again under its old directory id: it has forgotten its votes and what it
 has acknowledged. A random id is always safe, since nobody counts it. An id that is given (`--initial-controllers`) or
@@ -10,13 +10,13 @@ follows from the node id (`controller.quorum.voters`) is safe only the first tim
     all others answer, and none has ever heard from it       done: it is the last one to be started
     a majority answers, and has never heard from it, nor     done: it is one of the last ones to be started. Those that
     from any that does not answer                            do not answer are too few to have elected a leader
-    they know this node, anything else                       refused
-    they have a leader, and do not know this node            refused: it joins with --no-initial-controllers
+    they know this node, anything else                       rejected
+    they have a leader, and do not know this node            rejected: it joins with --no-initial-controllers
 
 Another directory of the same node that is formatted is the same proof as an answer: the node was there before.
 
 The same is asked when a directory is started for the first time, since nobody may have answered when it was formatted.
-Then one controller that has heard from this voter is enough to refuse, and nobody else has to answer.
+Then one controller that has heard from this voter is enough to reject it, and nobody else has to answer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from uuid import UUID
 
 from grpc import aio  # type: ignore[import-untyped]
 
-from tidelog.metadata.voter_changes import IDENTITY, Identity
+from tidelog.metadata.voter_changes import IDENTITY, ControllerIdentity
 from tidelog.model.errors import CorruptStateError, WrongDirectoryError
 from tidelog.model.ids import NodeId
 from tidelog.raft.membership import directory_text
-from tidelog.rpc.transport import CALL_PREFIX, CHANNEL_OPTIONS, CLUSTER_KEY, NODE_KEY
+from tidelog.rpc.grpc.transport import call_unknown
 from tidelog.server.config import NodeConfig
-from tidelog.server.storage import Voters, read_meta, replace_voter
+from tidelog.server.controller import ControllerRole
+from tidelog.server.storage import LOST_VOTER, Voters, read_meta, replace_voter
 
 ASK_TIMEOUT_S = 2.0
 
@@ -49,17 +50,17 @@ class KnownVoterError(WrongDirectoryError):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the other controllers said."""
+    """The answers of the other controllers."""
 
     asked: tuple[str, ...]
-    found: tuple[tuple[str, Identity], ...]
+    found: tuple[tuple[str, ControllerIdentity], ...]
     """(address, identity) of those that answered."""
 
 
 async def ask_controllers(
     config: NodeConfig, cluster_id: str, voters: Voters, *, timeout_s: float = ASK_TIMEOUT_S
 ) -> Answers:
-    """Every other controller that the file or the first voters name, all at once."""
+    """Ask all other controllers of the file and the first voters, concurrently."""
     rows = [*config.voters, *((node, address) for node, address, _ in voters.members)]
     named = [*(address for node, address in rows if node != config.node), *config.bootstrap]
     own = {address for node, address in rows if node == config.node} | {str(config.own.advertised)}
@@ -69,15 +70,14 @@ async def ask_controllers(
     return Answers(asked, tuple(row for row in found if row[1].node != config.node))
 
 
-async def _ask(me: NodeId, cluster_id: str, address: str, timeout_s: float) -> Identity | None:
-    """None: nobody is there, or not a controller of this cluster."""
-    metadata = ((CLUSTER_KEY, cluster_id), (NODE_KEY, str(me)))
-    async with aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        try:
-            data = await channel.unary_unary(CALL_PREFIX + IDENTITY)(b"?", metadata=metadata, timeout=timeout_s)
-            return Identity.decode(bytes(data))
-        except (aio.AioRpcError, CorruptStateError):
-            return None
+async def _ask(me: NodeId, cluster_id: str, address: str, timeout_s: float) -> ControllerIdentity | None:
+    """Return the identity; None if no controller of this cluster answers."""
+    try:
+        return ControllerIdentity.decode(
+            await call_unknown(me, cluster_id, address, IDENTITY, timeout_ms=int(timeout_s * 1000))
+        )
+    except (aio.AioRpcError, CorruptStateError):
+        return None
 
 
 def check_first_voters(config: NodeConfig, cluster_id: str, voters: Voters, answers: Answers) -> None:
@@ -96,6 +96,20 @@ def check_first_voters(config: NodeConfig, cluster_id: str, voters: Voters, answ
     check_answers(config, cluster_id, wanted, answers, needs_all=True)
 
 
+async def check_first_start(config: NodeConfig, cluster_id: str, controller: ControllerRole) -> None:
+    """Raises `KnownVoterError` if this directory was never started and the quorum has heard from its voter before."""
+    seen_peers = controller.node.driver.seen_peers
+    if seen_peers.nodes != ():
+        return
+    members = controller.boot_membership.voters
+    own = next((UUID(bytes=member.directory) for member in members if member.node == config.node), None)
+    rows = tuple((member.node, member.endpoints[0][1], None) for member in members if member.endpoints)
+    answers = await ask_controllers(config, cluster_id, Voters(rows))
+    if own is not None:
+        check_answers(config, cluster_id, own, answers, needs_all=False)
+    await seen_peers.add(config.node)
+
+
 def check_answers(
     config: NodeConfig, cluster_id: str, wanted: UUID | None, answers: Answers, *, needs_all: bool
 ) -> None:
@@ -109,7 +123,7 @@ def check_answers(
     if wanted is not None and wanted.bytes == known:
         others = [node for node, _, votes in newest.members if votes and node != config.node]
         answered = {one.node: one for _, one in answers.found}
-        is_heard = any(not one.never_heard(config.node) for one in answered.values())
+        is_heard = any(not one.has_never_seen(config.node) for one in answered.values())
         silent = [node for node in others if node not in answered]
         if not is_heard and (not needs_all or not silent or _never_ran(config.node, others, silent, answered)):
             return
@@ -129,28 +143,29 @@ def check_answers(
     )
 
 
-def _never_ran(me: NodeId, others: list[NodeId], silent: list[NodeId], answered: dict[NodeId, Identity]) -> bool:
+def _never_ran(
+    me: NodeId, others: list[NodeId], silent: list[NodeId], answered: dict[NodeId, ControllerIdentity]
+) -> bool:
     """Whether those that do not answer cannot have counted a vote or an acknowledgement of this node: to lead, one of
-    them needs a vote of those that answer, and those have heard from nobody but each other."""
+    them needs a vote of those that answer, and those have received messages only from each other."""
     voters = len(others) + 1
-    heard = {node for one in answered.values() for node in (() if one.heard is None else one.heard)}
+    seen_peers = {node for one in answered.values() for node in (() if one.seen_peers is None else one.seen_peers)}
     is_minority = len(silent) + 1 < voters // 2 + 1
-    return is_minority and heard <= answered.keys() and all(one.never_heard(me) for one in answered.values())
+    return is_minority and seen_peers <= answered.keys() and all(one.has_never_seen(me) for one in answered.values())
 
 
-def _silent_note(newest: Identity, me: NodeId, answers: Answers) -> str:
+def _silent_note(newest: ControllerIdentity, me: NodeId, answers: Answers) -> str:
     answered = {one.node for _, one in answers.found}
     silent = [str(node) for node, _, votes in newest.members if votes and node != me and node not in answered]
     return f"; {', '.join(silent)} did not answer" if silent else ""
 
 
-def unknown_note(config: NodeConfig, cluster_id: str, voters: Voters, answers: Answers) -> str | None:
-    """What to say when nobody could be asked, and the id is one that this voter may have had."""
+def unknown_note(config: NodeConfig, voters: Voters, answers: Answers) -> str | None:
+    """Return a note if no controller answered and this voter may have had its directory id before."""
     own = next((directory for node, _, directory in voters.members if node == config.node), None)
     if own is None or not answers.asked or answers.found:
         return None
     return (
-        f"none of the other controllers answers ({', '.join(answers.asked)}), so it is not known whether voter "
-        f"{config.node} was there before. At the first start of a cluster that is as it should be. If its disk was "
-        f"lost, do not start this node: empty {config.metadata_dir} again. {replace_voter(config, cluster_id)}"
+        f"none of the other controllers answers ({', '.join(answers.asked)}), as at the first start of a cluster. "
+        f"If its disk was lost, do not start this node: {LOST_VOTER}"
     )

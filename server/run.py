@@ -1,4 +1,4 @@
-"""A node as a process: its loop, its signals, its exit code."""
+"""Runs a node as a process: event loop, signals, exit code."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LOGGER = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 KEPT_BYTES_MAX = 64 << 20
-"""Freed memory that the process keeps at each heap's end, instead of giving it back and having it cleared anew."""
+"""Freed memory that the process keeps at each heap's end, instead of returning it to the system."""
 MAPPED_BYTES_MIN = 32 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 EXIT_AT_ONCE = 128 + signal.SIGTERM
 
 
 def run_node(config: NodeConfig, *, ends_with_stdin: bool = False) -> int:
-    """Run until it is told to stop. Raises what kept it from starting.
+    """Run the node until a signal stops it; return the exit code. Raises the error of a failed start.
 
-    `ends_with_stdin`: also stop, in order, when stdin ends. Whoever starts nodes and holds the other end of that pipe
-    takes them along however it dies.
+    `ends_with_stdin`: also stop, in order, when stdin ends. A process that starts nodes and holds the other end of that
+    pipe stops them however it dies.
     """
     names = log_lines.set_up(config.node, level=config.text("logging.level"), form=config.text("logging.format"))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -41,7 +41,7 @@ def run_node(config: NodeConfig, *, ends_with_stdin: bool = False) -> int:
 
 
 def _keep_memory() -> None:
-    """Messages of a megabyte come and go: without this each one is made of fresh pages, 200 faults a megabyte."""
+    """Keep freed memory in the process: otherwise each large message costs 200 page faults per megabyte."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc
         mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
@@ -53,20 +53,20 @@ async def _run(config: NodeConfig, names: log_lines.Names, *, ends_with_stdin: b
     names.topic = node.topic_name
     signals = 0
 
-    def told() -> None:
+    def on_signal() -> None:
         nonlocal signals
         signals += 1
         if signals == 1:
             LOGGER.info("stopping in order; once more to stop at once")
             node.stop()
         else:
-            # As safe as kill -9 is: nothing was said that is not on disk.
+            # As safe as kill -9: everything acknowledged is on disk.
             LOGGER.warning("stopped at once")
             os._exit(EXIT_AT_ONCE)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, on_signal)
     if ends_with_stdin:
         _watch_stdin(loop, node)
     return await node.run()
@@ -76,7 +76,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, node: Node) -> None:
     def readable() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
-            LOGGER.info("whoever started this node is gone: stopping in order")
+            LOGGER.info("the process that started this node is gone: stopping in order")
             node.stop()
 
     loop.add_reader(0, readable)

@@ -6,6 +6,7 @@ file; they are not in this table. `tidelog config show` and the checks of `serve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,19 +26,19 @@ Value = int | bool | str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One row. A default of None: there is no fixed one, and `default_says` tells what holds instead."""
+    """One setting. `default` is None if there is no fixed default; `default_text` then describes it."""
 
     name: str
     kind: Kind
     default: Value | None
     doc: str
-    default_says: str = ""
+    default_text: str = ""
     unit: str = ""
     least: int | None = None
     most: int | None = None
     choices: tuple[str, ...] = ()
     form: str = ""
-    """What an item of text looks like."""
+    """Form of a value (text) or of one item (list), for the documentation."""
     aliases: tuple[str, ...] = ()
     """Names of the same setting in other versions."""
 
@@ -69,7 +70,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="node.id",
         kind=Kind.INT,
         default=None,
-        default_says="none: it must be given",
+        default_text="required",
         doc="The node's number, its own in the cluster, for ever.",
         least=0,
         most=INT_MAX,
@@ -79,7 +80,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="log.dirs",
         kind=Kind.LIST,
         default=None,
-        default_says="none: it must be given",
+        default_text="required",
         doc="Directories that hold the logs, best each on a device of its own.",
         form="paths",
         aliases=("log.dir",),
@@ -88,7 +89,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="metadata.log.dir",
         kind=Kind.TEXT,
         default=None,
-        default_says="the first of log.dirs",
+        default_text="the first of log.dirs",
         doc="The directory that holds the metadata log of a controller, and a broker's copy of it.",
         form="a path",
     ),
@@ -96,18 +97,18 @@ SETTINGS: tuple[Setting, ...] = (
         name="listeners",
         kind=Kind.LIST,
         default=None,
-        default_says="KAFKA://:9092 (brokers), GRPC://:9292, between nodes CONTROLLER://:9192 (INTERNAL of a broker)",
-        doc="Where this node listens, one or more for each door. Clients are told the addresses of the listener they "
-        "came through, so its name is the same on all brokers. "
-        "A door that is not listed is at its usual distance: 9092, 9192, 9292.",
+        default_text="KAFKA://:9092 (brokers), GRPC://:9292, between nodes CONTROLLER://:9192 (INTERNAL of a broker)",
+        doc="Where this node listens, one or more of each kind. Clients receive the addresses of the listener they "
+        "connected to, so its name is the same on all brokers. "
+        "A kind that is not listed is at its default distance: 9092, 9192, 9292.",
         form="NAME://host:port; no host is every interface",
     ),
     Setting(
         name="advertised.listeners",
         kind=Kind.LIST,
         default=None,
-        default_says="listeners, with this machine's name for an empty host",
-        doc="Addresses that clients and other nodes are told, by listener.",
+        default_text="listeners, with this machine's name for an empty host",
+        doc="Addresses that clients and other nodes receive, by listener.",
         form="NAME://host:port",
     ),
     Setting(
@@ -118,11 +119,11 @@ SETTINGS: tuple[Setting, ...] = (
         form="NAME:PROTOCOL",
     ),
     Setting(
-        name="listener.doors",
+        name="listener.protocols",
         kind=Kind.LIST,
         default=(),
-        default_says="by name: GRPC... is grpc, those of controllers and between brokers are node, others are kafka",
-        doc="What is spoken on a listener: grpc (our API), kafka (its wire protocol) or node (inside the cluster).",
+        default_text="by name: GRPC... is grpc, those of controllers and between brokers are node, others are kafka",
+        doc="What a listener serves: grpc (our API), kafka (its wire protocol) or node (inside the cluster).",
         form="NAME:grpc, NAME:kafka or NAME:node",
     ),
     Setting(
@@ -142,7 +143,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="inter.broker.listener.name",
         kind=Kind.TEXT,
         default=None,
-        default_says="INTERNAL, or the controllers' of a combined node that does not list it",
+        default_text="INTERNAL, or the controllers' of a combined node that does not list it",
         doc="The listener between brokers (replication). A combined node may have it beside the controllers'.",
         form="the name of a listener",
     ),
@@ -164,7 +165,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="broker.rack",
         kind=Kind.TEXT,
         default=None,
-        default_says="none",
+        default_text="none",
         doc="Where the node stands: replicas of a partition are spread over racks. With several on one host: the host.",
         form="a name",
         aliases=("rack",),
@@ -173,7 +174,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="http.listener",
         kind=Kind.TEXT,
         default=None,
-        default_says="the port of the gRPC door plus 100: :9392",
+        default_text="the port of the gRPC listener plus 100: :9392",
         doc="Where /metrics and /healthz are; `none` for nowhere.",
         form="host:port, or none",
     ),
@@ -275,7 +276,7 @@ SETTINGS: tuple[Setting, ...] = (
         INT_MAX,
         "ms",
     ),
-    _int("loop.lag.warn.ms", 200, "An event loop that is held up for longer is told in the log.", 10, 60_000, "ms"),
+    _int("loop.lag.warn.ms", 200, "An event loop that is blocked for longer is logged.", 10, 60_000, "ms"),
     Setting(
         name="logging.level",
         kind=Kind.CHOICE,
@@ -293,4 +294,5 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 TABLE: dict[str, Setting] = {row.name: row for row in SETTINGS}
+DEFAULTS: Mapping[str, Value] = {row.name: row.default for row in SETTINGS if row.default is not None}
 ALIASES: dict[str, str] = {alias: row.name for row in SETTINGS for alias in row.aliases}

@@ -1,4 +1,4 @@
-"""A node's directories: made ready once (`format_node`), looked at (`inspect`), checked at every start (`check_node`).
+"""A node's directories: formatted once (`format_node`), inspected (`inspect`), checked at every start (`check_node`).
 
     <directory>/meta.properties    whose it is: cluster id, node id, directory id; written last, at once, durably
     <directory>/state/             the state store (LMDB): the same directory id again
@@ -8,15 +8,15 @@
     <directory>/.lock              see `server.locks`
 
     missing or empty --format--> begun (a crash came in between) --format again--> formatted
-                                 begun --start--> refused: not formatted
+                                 begun --start--> rejected: not formatted
 
 A directory of another cluster or node is never touched. One that holds logs, or a controller's log, without saying
-whose they are is refused: it was put together by hand.
+whose they are is rejected: it was put together by hand.
 
 The first voters: `--standalone` (this one), `--initial-controllers` (these, with their directory ids), none (the node
 joins a running group by `quorum add`), or, as with older Kafka, `controller.quorum.voters` of the file: then directory
 ids follow from cluster id and node id, since nobody knows those of the others. Such a directory must not be formatted a
-second time for the same cluster: a voter that has forgotten its votes must come back as another one (R10).
+second time for the same cluster: a voter that lost its votes must return with a new directory id, as a new voter.
 `server.quorum_check` asks the other controllers before that.
 """
 
@@ -39,14 +39,14 @@ from tidelog.model.errors import (
     WrongDirectoryError,
 )
 from tidelog.model.ids import DirectoryId, NodeId
-from tidelog.raft.belonging import FORMAT_KEY, IDENTITY
+from tidelog.model.uuids import from_text, random_uuid, to_text
+from tidelog.raft.directory_identity import FORMAT_KEY, IDENTITY
 from tidelog.raft.membership import VOTERS_MAX, Member, Membership
+from tidelog.raft.persistent_state import unpack
 from tidelog.raft.storage import STATE_KEY, RaftStorage
-from tidelog.raft.stored import unpack
 from tidelog.server.config import NodeConfig
 from tidelog.server.listeners import ListenerError, parse_address
 from tidelog.server.locks import DirectoryInUseError, DirectoryLock, holder_of
-from tidelog.server.uuids import from_text, random_uuid, to_text
 from tidelog.world.real.clock import SystemClock
 from tidelog.world.real.disk import RealDisk
 from tidelog.world.real.store import LmdbStore
@@ -60,7 +60,7 @@ _CONTROLLER = re.compile(r"(?P<node>[0-9]{1,10})@(?P<address>.+):(?P<directory>[
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What `meta.properties` says."""
+    """The content of `meta.properties`."""
 
     cluster_id: str
     node: NodeId
@@ -75,7 +75,7 @@ class Meta:
 
 
 class FormattedAlreadyError(StorageError):
-    """There is nothing to format any more."""
+    """The directories are formatted already."""
 
     @property
     def advice(self) -> str:
@@ -83,7 +83,7 @@ class FormattedAlreadyError(StorageError):
 
 
 def read_meta(directory: str) -> Meta | None:
-    """None if there is none; `CorruptStateError` if it cannot be read as one."""
+    """Return the meta of a directory, or None; raises `CorruptStateError` for an invalid file."""
     path = os.path.join(directory, META)
     try:
         with open(path, encoding="utf-8") as file:
@@ -103,7 +103,7 @@ def read_meta(directory: str) -> Meta | None:
 
 
 def write_meta(directory: str, meta: Meta) -> None:
-    """Whole and durable, or not there."""
+    """Write the file atomically and durably."""
     path = os.path.join(directory, META)
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(meta.text())
@@ -122,20 +122,20 @@ def write_meta(directory: str, meta: Meta) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Voters:
-    """Who votes first; None as directory: the one that this node's directory gets."""
+    """The first voters; a directory of None is the id that this node's directory gets."""
 
     members: tuple[tuple[NodeId, str, UUID | None], ...]
     are_derived: bool = False
 
 
 def derived_directory(cluster_id: str, node: int) -> UUID:
-    """The directory id of a voter that is only known by number."""
+    """Return the directory id of a voter that is known only by its node id."""
     digest = hashlib.sha256(f"tidelog voter {node} of {cluster_id}".encode()).digest()
     return UUID(bytes=digest[:16], version=4)
 
 
 def parse_controllers(text: str) -> Voters:
-    """`id@host:port:directory-id,...`; `InvalidRequestError` says which item is wrong."""
+    """Parse `id@host:port:directory-id,...`; raises `InvalidRequestError` with the invalid item."""
     found: dict[NodeId, tuple[NodeId, str, UUID | None]] = {}
     for item in (part.strip() for part in text.split(",")):
         match = _CONTROLLER.fullmatch(item)
@@ -185,7 +185,7 @@ async def format_node(
     Nothing is written unless every directory may be.
     """
     if config.is_controller:
-        assert voters is not None, "a controller is told who votes"
+        assert voters is not None, "a controller has its voters"
         mine = [row for row in voters.members if row[0] == config.node]
         if voters.members and not mine:
             numbers = ", ".join(str(node) for node, _, _ in voters.members)
@@ -211,7 +211,8 @@ async def format_node(
 
 
 def _state_of(path: str, cluster_id: str, node: NodeId) -> Meta | UUID | None:
-    """Formatted for this node; begun, with this directory id; or nothing. Raises if it is anything else."""
+    """Returns the state of a directory: `Meta` if it is formatted for this node, its id if it is partly formatted, or
+    None if it is empty. Raises otherwise."""
     if not os.path.isdir(path):
         if os.path.lexists(path):
             raise StorageError(f"{path} is no directory", path=path)
@@ -298,7 +299,7 @@ async def _format_raft(
         disk.close()
 
 
-# Looking, and checking at a start.
+# Inspection, and the check at every start.
 
 
 @dataclass(slots=True)
@@ -315,7 +316,7 @@ class DirectoryReport:
 
 
 def inspect(config: NodeConfig) -> list[DirectoryReport]:
-    """What is in a node's directories and what is wrong with them. Changes nothing."""
+    """Return the state and problems of a node's directories. Changes nothing."""
     reports = []
     for path in config.directories:
         roles = [
@@ -352,15 +353,19 @@ def _look(config: NodeConfig, report: DirectoryReport) -> None:
     if report.meta.node != config.node:
         report.problems.append(f"belongs to node {report.meta.node}, this is node {config.node}")
     if not os.path.exists(os.path.join(path, STATE, "data.mdb")):
-        report.problems.append("its state store is gone")
+        report.problems.append("its state store is missing")
         return
     with LmdbStore(os.path.join(path, STATE), read_only=True) as store:
         if config.is_controller and path == config.metadata_dir and store.get(STATE_KEY) is None:
             report.problems.append("it was not formatted for a controller: epoch and vote are not there")
 
 
+LOST_VOTER = "see docs/operations.md, 'A lost voter'"
+"""Where the steps are, for messages that have no space for them."""
+
+
 def replace_voter(config: NodeConfig, cluster_id: str = "ID") -> str:
-    """What to do with a voter whose disk is lost, in words."""
+    """Return the instructions to replace a voter whose disk is lost."""
     return (
         f"Replace the voter: `tidelog quorum remove --node-id {config.node}`, then `tidelog storage format --config "
         f"{config.path} --cluster-id {cluster_id} --no-initial-controllers`, start the node, and `tidelog quorum add "

@@ -1,7 +1,7 @@
-"""Is the event loop on time? A timer that should come every 50 ms, and how late it came.
+"""Measures the delay of the event loop with a timer every 50 ms.
 
-A loop that is held up makes leaders look dead. So the longest delay is measured, told in the log above a bound, and the
-service manager's watchdog is fed from the loop itself: one that hangs for good is restarted.
+A blocked loop makes a leader look dead. Delays above a limit are logged. The loop also sends the keep-alives of
+systemd's watchdog, which restarts a process whose loop hangs.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class LoopWatchdog:
         self._warn_ms = warn_ms
         self._worst_s = 0.0
         self.late = 0
-        """How often it was over the bound."""
+        """Delays above the limit."""
         self.total_s = 0.0
-        """All delays together."""
+        """Sum of all delays."""
 
     def take_worst_s(self) -> float:
-        """The longest delay since this was last asked."""
+        """Returns the longest delay since the last call."""
         worst, self._worst_s = self._worst_s, 0.0
         return worst
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        fed = 0.0
+        notified_s = 0.0
         while True:
             due = loop.time() + PERIOD_S
             await asyncio.sleep(PERIOD_S)
             now = loop.time()
             self._note(now - due)
-            if self._manager.watchdog_s is not None and now - fed >= self._manager.watchdog_s / 4:
+            if self._manager.watchdog_s is not None and now - notified_s >= self._manager.watchdog_s / 4:
                 self._manager.alive()
-                fed = now
+                notified_s = now
 
     def _note(self, delay_s: float) -> None:
         self.total_s += max(0.0, delay_s)
         self._worst_s = max(self._worst_s, delay_s)
         if delay_s * 1000 >= self._warn_ms:
             self.late += 1
-            LOGGER.warning("the event loop was held up for %.0f ms", delay_s * 1000)
+            LOGGER.warning("the event loop was blocked for %.0f ms", delay_s * 1000)

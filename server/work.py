@@ -1,4 +1,4 @@
-"""Work while a node starts: on the spot, since nobody waits yet and a helper process would cost its start."""
+"""Runs work inline while a node starts: no client waits yet, and starting a helper process would take longer."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""The log as a source and a sink of Spark. It imports neither Spark nor Arrow before they are used.
+"""Reads and writes the log with Spark. Spark and Arrow are imported on first use.
 
-session              a local Spark session: finds a Java, carries the settings that make micro-batches short
-foreach_batch        a function for `foreachBatch`: the sink of queries in update mode
-TidelogDataSource    for `spark.dataSource.register`; where the package is installed, Spark finds it by itself
+session              returns a local Spark session: finds a Java and applies settings that shorten micro-batches
+tuned                returns these settings, for a session of your own
+foreach_batch        returns a function for `foreachBatch`: the sink for queries in update mode
+TidelogDataSource    for `spark.dataSource.register`; an installed package needs no registration
 
-Importing this sets PYSPARK_PYTHON to the interpreter that runs, if it is not set: Spark's workers would otherwise be
-the `python3` of the PATH, which need not have this package.
+The import sets PYSPARK_PYTHON to the running interpreter unless it is set: Spark would otherwise start its workers with
+the `python3` of the PATH, which may lack this package.
 """
 
 import os
@@ -13,9 +14,11 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# At once, not on demand: a module of the same name would stand in the function's place otherwise.
+# Eager: importing the module of the same name later would replace the function.
 from tidelog.spark.foreach_batch import foreach_batch as foreach_batch
+from tidelog.spark.session import NoSparkError as NoSparkError
 from tidelog.spark.session import session as session
+from tidelog.spark.session import tuned as tuned
 
 if TYPE_CHECKING:
     from tidelog.spark.data_source import TidelogDataSource as TidelogDataSource
@@ -27,9 +30,9 @@ if sys.executable:
 def __getattr__(name: str) -> Any:
     if name != "TidelogDataSource":
         raise AttributeError(f"module 'tidelog.spark' has no attribute '{name}'")
-    found = import_module("tidelog.spark.data_source").TidelogDataSource
-    globals()[name] = found
-    return found
+    data_source = import_module("tidelog.spark.data_source").TidelogDataSource
+    globals()[name] = data_source
+    return data_source
 
 
 def __dir__() -> list[str]:

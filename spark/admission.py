@@ -1,14 +1,14 @@
-"""How much of what is there the next batch takes. Pure.
+"""Decides how many offsets the next batch reads. Pure.
 
-    maxOffsetsPerTrigger     records (offsets, gaps included) of one batch
-    maxBytesPerTrigger       bytes as stored, compressed; exact to about an index interval for each partition
-    minOffsetsPerTrigger     no batch before so many are there,
-    maxTriggerDelay          unless the last one is so long ago
+    maxOffsetsPerTrigger     records (offsets, gaps included) per batch
+    maxBytesPerTrigger       stored (compressed) bytes per batch; exact to about one index interval per partition
+    minOffsetsPerTrigger     a batch waits for this many offsets,
+    maxTriggerDelay          but not longer than this since the previous batch
 
-A limit is shared by backlog: who has twice as much waiting gets twice as much. Shares are whole offsets and add up to
-the limit exactly; a partition is passed over only if its share is less than one offset, and then its backlog, and with
-it its share, grows. Both maxima may be given: the smaller one of each partition counts. A batch takes one offset at
-least, so that a limit below the size of a record stops nothing.
+A limit is divided in proportion to backlog. Shares are whole offsets and add up to the limit exactly. A partition gets
+nothing only if its share is below one offset; then its backlog, and its share, grow. If both maxima are set, the
+smaller one of each partition applies. A batch takes at least one offset, so a limit below the record size blocks
+nothing.
 """
 
 from __future__ import annotations
@@ -35,46 +35,46 @@ class Limits:
 
 
 def is_due(limits: Limits, available: int, *, waited_ms: int) -> bool:
-    """Whether there is a batch to begin. `waited_ms` is the time since the last one, or since the query began."""
+    """Return whether a batch is due. `waited_ms` is the time since the last batch, or since the query started."""
     if available <= 0:
         return False
     return limits.offsets_min is None or available >= limits.offsets_min or waited_ms >= limits.delay_max_ms
 
 
 def shares(backlog: Mapping[P, int], limit: int) -> dict[P, int]:
-    """The limit shared out by backlog, none more than it has. Adds up to the smaller of the limit and all there is."""
+    """Divide `limit` in proportion to backlog; no share exceeds its backlog."""
     total = sum(backlog.values())
     if total <= limit:
         return dict(backlog)
-    found = {place: count * limit // total for place, count in backlog.items()}
-    left = limit - sum(found.values())
-    by_rest = sorted(backlog, key=lambda place: backlog[place] * limit % total, reverse=True)  # stable: ties by order
-    for place in by_rest[:left]:
-        found[place] += 1
-    return found
+    result = {partition: count * limit // total for partition, count in backlog.items()}
+    left = limit - sum(result.values())
+    by_rest = sorted(backlog, key=lambda partition: backlog[partition] * limit % total, reverse=True)
+    for partition in by_rest[:left]:
+        result[partition] += 1
+    return result
 
 
 def admitted(backlog: Mapping[P, int], limits: Limits, sizes: Mapping[P, int] | None = None) -> dict[P, int]:
-    """How many offsets of each partition the next batch takes. `sizes` are the bytes of each backlog, needed where
-    there is a limit of bytes; offsets are taken to be of one size within a partition."""
-    taken = {place: count for place, count in backlog.items() if count > 0}
-    if not taken:
+    """Return how many offsets of each partition the next batch takes. `sizes` holds the bytes of each backlog and is
+    required with a byte limit. All offsets of a partition count as equally large."""
+    counts = {partition: count for partition, count in backlog.items() if count > 0}
+    if not counts:
         return {}
     if limits.offsets_max is not None:
-        taken = shares(taken, limits.offsets_max)
+        counts = shares(counts, limits.offsets_max)
     if limits.bytes_max is not None:
         assert sizes is not None, "a limit of bytes needs sizes"
-        by_bytes = shares({place: sizes.get(place, 0) for place in taken}, limits.bytes_max)
-        taken = {
-            place: min(count, _fitting(backlog[place], sizes.get(place, 0), by_bytes[place]))
-            for place, count in taken.items()
+        by_bytes = shares({partition: sizes.get(partition, 0) for partition in counts}, limits.bytes_max)
+        counts = {
+            partition: min(count, _fitting(backlog[partition], sizes.get(partition, 0), by_bytes[partition]))
+            for partition, count in counts.items()
         }
-    if not any(taken.values()):
-        most = max(taken, key=lambda place: backlog[place])
-        taken[most] = 1
-    return {place: count for place, count in taken.items() if count > 0}
+    if not any(counts.values()):
+        largest = max(counts, key=lambda partition: backlog[partition])
+        counts[largest] = 1
+    return {partition: count for partition, count in counts.items() if count > 0}
 
 
 def _fitting(count: int, size: int, share: int) -> int:
-    """How many of `count` offsets of `size` bytes are in so many bytes."""
+    """Return how many of `count` offsets with `size` bytes in total fit in `share` bytes."""
     return count if size <= share else count * share // size

@@ -1,4 +1,4 @@
-"""The log as a table: what lies between two bounds at the moment when the read is planned."""
+"""Reads the log as a table: the records between two bounds, fixed when the read is planned."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMPARISONS: dict[type[Filter], str] = {
 
 
 class BatchSource(DataSourceReader):
-    """Only options and filters: it is pickled into tasks."""
+    """Holds options and filters only: Spark pickles it into tasks."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -58,7 +58,7 @@ class BatchSource(DataSourceReader):
 
 
 class FilteringBatchSource(BatchSource):
-    """With `pushFilters=true` only: Spark refuses a reader that can do this unless its own setting allows it."""
+    """Used only with `pushFilters=true`: Spark rejects a reader with this method unless its own setting allows it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         for one in filters:

@@ -1,11 +1,11 @@
-"""Record batches of the log as Arrow batches of Spark: columns are handed on, no object is made for a record.
+"""Converts record batches of the log to Arrow batches for Spark, column by column, without an object per record.
 
     key binary | value binary | topic string | partition int32 | offset int64 | timestamp timestamp[us, UTC] |
     timestampType int32 (0: set by the producer, 1: by the broker) | headers list<struct<key string, value binary>>
 
-Any of them, in any order: the schema that is asked for says so, to the flag of each field, as Spark takes no other.
-Small batches of the log are joined up to `ROWS` or `BYTES`, and each column is made once for all of them: a call of
-pyarrow takes longer than the few hundred rows of such a batch do.
+The requested schema selects the columns and their order; Spark requires it to match exactly, nullability included.
+Small batches are merged up to `ROWS` or `BYTES` and each column is built once for all of them: one pyarrow call costs
+more than the few hundred rows of such a batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BYTES = 4 << 20
 
 
 class Part(NamedTuple):
-    """Rows [start, end) of a batch of the log."""
+    """Rows [start, end) of a record batch."""
 
     topic: str
     partition: int
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 class ArrowBatches:
-    """Collects rows; `add` and `rest` give batches that are full, and what is left."""
+    """Collects rows. `add` yields full Arrow batches, `rest` the remainder."""
 
     def __init__(self, schema: pyarrow.Schema, *, rows: int = ROWS, size: int = BYTES) -> None:
         self._pa: Any = arrow()
@@ -52,16 +52,16 @@ class ArrowBatches:
         self._waiting: list[Part] = []
         self._rows = self._bytes = 0
 
-    def add(self, topic: str, partition: int, found: Columns, start: int, end: int) -> Iterator[Any]:
-        """Rows [start, end) of a batch of the log."""
+    def add(self, topic: str, partition: int, columns: Columns, start: int, end: int) -> Iterator[Any]:
+        """Add rows [start, end) of a record batch; yield each full Arrow batch."""
         if start >= end:
             return
-        size = found.values.ends[end] - found.values.ends[start] + found.keys.ends[end] - found.keys.ends[start]
-        if self._has_headers and found.header_blocks is not None:
-            size += found.header_blocks.ends[end] - found.header_blocks.ends[start]
+        size = columns.values.ends[end] - columns.values.ends[start] + columns.keys.ends[end] - columns.keys.ends[start]
+        if self._has_headers and columns.header_blocks is not None:
+            size += columns.header_blocks.ends[end] - columns.header_blocks.ends[start]
         if self._waiting and self._bytes + size > self._bytes_max:
             yield from self.rest()
-        self._waiting.append(Part(topic, partition, found, start, end))
+        self._waiting.append(Part(topic, partition, columns, start, end))
         self._rows += end - start
         self._bytes += size
         if self._rows >= self._rows_max or self._bytes >= self._bytes_max:
@@ -75,7 +75,7 @@ class ArrowBatches:
             yield self._pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-# A column of all parts.
+# One column for all parts.
 
 
 def _joined(pa: Any, arrays: Sequence[Any]) -> Any:
@@ -83,13 +83,13 @@ def _joined(pa: Any, arrays: Sequence[Any]) -> Any:
 
 
 def _repeated(pa: Any, kind: Any, runs: Iterable[tuple[Any, int]]) -> Any:
-    """Each value so many times."""
+    """Repeat each value the given number of times."""
     merged = [(value, sum(count for _, count in run)) for value, run in groupby(runs, key=lambda one: one[0])]
     return _joined(pa, [pa.repeat(pa.scalar(value, kind), count) for value, count in merged])
 
 
 def _numbers(pa: Any, kind: Any, columns: Sequence[array[int]], parts: Sequence[Part]) -> Any:
-    """Of 64 bits; a column for each part."""
+    """Return a 64-bit column, one piece per part."""
     if len(parts) == 1:
         buffers, start = [None, pa.py_buffer(columns[0])], parts[0].start
     else:
@@ -125,7 +125,7 @@ def _offset(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
 
 
 def _timestamp(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
-    """Null for records without a time."""
+    """Return timestamps; null for records without one."""
     made = []
     for has_time, run in groupby(parts, key=lambda part: part.found.batch.max_timestamp >= 0):
         some = list(run)
@@ -142,7 +142,7 @@ def _timestamp_type(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
 
 
 def _headers(pa: Any, kind: Any, parts: Sequence[Part]) -> Any:
-    """Null for a record without headers, as Spark's Kafka source has it."""
+    """Return headers; null for a record without headers, as in Spark's Kafka source."""
     return _joined(pa, [_headers_of(pa, kind, part) for part in parts])
 
 
@@ -168,7 +168,7 @@ def _headers_of(pa: Any, kind: Any, part: Part) -> Any:
 
 def _append(row: Headers, names: list[str], values: list[bytes | None]) -> None:
     for name, value in row:
-        # What is not UTF-8 cannot be a string of Spark: a mark stands in its place.
+        # Spark strings are UTF-8; invalid bytes become the replacement character.
         is_plain = name.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in name)
         names.append(name if is_plain else name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
         values.append(value)

@@ -1,6 +1,6 @@
-"""`TidelogDataSource`: `format("tidelog")`, for reading and writing, in batches and in streams.
+"""`TidelogDataSource`: `format("tidelog")` for batch and streaming reads and writes.
 
-Importing it imports Spark, but neither Arrow nor gRPC: Spark's daemons load it, and fork afterwards.
+Importing it imports Spark, but neither Arrow nor gRPC: Spark's daemons load it and fork afterwards.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class TidelogDataSource(DataSource):
-    """Options are read when it is known what they are for: the same object serves sources and sinks."""
+    """Reads options on use: the same object serves sources and sinks."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         with plain_errors(MissingExtraError):
-            if not _is_there("pyarrow"):
+            if not _is_installed("pyarrow"):
                 raise MissingExtraError("this needs pyarrow: pip install 'tidelog[spark]'")
 
     @classmethod
@@ -38,12 +38,12 @@ class TidelogDataSource(DataSource):
 
     def schema(self) -> StructType:
         with plain_errors(OptionError, TidelogError):
-            # Whether it is a stream is not known yet; an end is looked at when it is.
+            # Streaming or batch is not known yet; ending options are checked later.
             given = {key: value for key, value in normalized(self.options).items() if not key.startswith("ending")}
             return source_schema(source_options(given, is_streaming=True, now_ms=SystemClock().now_ms()))
 
     def _source_options(self, schema: StructType, *, is_streaming: bool) -> SourceOptions:
-        from tidelog.spark.access import client_options
+        from tidelog.spark.client_cache import client_options
 
         check_schema(schema)
         options = source_options(self.options, is_streaming=is_streaming, now_ms=SystemClock().now_ms())
@@ -58,13 +58,14 @@ class TidelogDataSource(DataSource):
             return (FilteringBatchSource if options.pushes_filters else BatchSource)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Raises nothing: Spark 4.3 would tell of an error of its own instead. The first call tells of it."""
-        from tidelog.spark.source import RefusedSource, StreamSource
+        """Create the streaming source. Defers option errors to the first call: Spark 4.3 would replace them with its
+        own."""
+        from tidelog.spark.source import InvalidOptionsSource, StreamSource
 
         try:
             return StreamSource(self._source_options(schema, is_streaming=True), schema)
         except OptionError as error:
-            return RefusedSource(error)
+            return InvalidOptionsSource(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tidelog.spark.sink import make_writer
@@ -77,9 +78,9 @@ class TidelogDataSource(DataSource):
         return make_stream_writer(self.options, schema, overwrite)
 
 
-def _is_there(module: str) -> bool:
-    """Without importing it: this process forks afterwards."""
+def _is_installed(module: str) -> bool:
+    """Return whether the module is installed, without importing it: this process forks afterwards."""
     try:
         return find_spec(module) is not None
-    except ValueError:  # `sys.modules` says that there is none
+    except ValueError:  # `sys.modules` holds None for it
         return False

@@ -1,12 +1,12 @@
-"""What a query that reads can lose, told apart. Pure.
+"""Errors for data that a query can no longer read. Pure.
 
-    TopicMadeAnewError    the topic was deleted and created again: another topic under the same name
-    TopicDeletedError     the topic is gone
-    NotSubscribedError    the options have left out a topic that the query has read
-    TruncationError       records that were read are not in the log any more, others stand in their place
-    ExpiredRangeError     retention, or somebody who deleted records, was faster than the query
+    TopicRecreatedError   the topic was deleted and created again: another topic with the same name
+    TopicDeletedError     the topic was deleted
+    NotSubscribedError    the options no longer name a topic that the query has read
+    TruncationError       the log no longer holds records that were read, or holds others at their offsets
+    ExpiredRangeError     retention or DeleteRecords removed records before the query read them
 
-With `failOnDataLoss=true` they end the query; otherwise they are logged, and the query goes on as each of them says.
+With `failOnDataLoss=true` they end the query. Otherwise they are logged, and the query goes on as each `remedy` says.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _CHOICE = "or set failOnDataLoss=false to go on"
 
 
 class DataLossError(TidelogError):
-    """Something that the query should have read, or has read, is not there. `topic` says where."""
+    """Records that the query has read, or should read, are gone. `topic` and `partition` name where."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
     remedy = ""
-    """What failOnDataLoss=false does about it."""
+    """What failOnDataLoss=false does instead."""
 
     def __init__(self, message: str, *, topic: str, partition: int = -1) -> None:
         super().__init__(f"{message}; {_CHOICE} {self.remedy}")
@@ -29,13 +29,13 @@ class DataLossError(TidelogError):
         self.partition = partition
 
 
-class TopicMadeAnewError(DataLossError):
+class TopicRecreatedError(DataLossError):
     code = ErrorCode.UNKNOWN_TOPIC_ID
     remedy = "with the new topic from its beginning"
 
     def __init__(self, topic: str, *, known_id: str, found_id: str) -> None:
         super().__init__(
-            f"topic '{topic}' was deleted and made anew: the checkpoint has offsets of id {known_id}, the cluster has "
+            f"topic '{topic}' was deleted and created again: the checkpoint has id {known_id}, the cluster has "
             f"id {found_id}; use a new checkpoint",
             topic=topic,
         )
@@ -64,17 +64,17 @@ class NotSubscribedError(DataLossError):
 
 
 class TruncationError(DataLossError):
-    remedy = "from where the log departs from what was read"
+    remedy = "from the offset where the log diverges"
 
-    def __init__(self, topic: str, partition: int, *, offset: int, departs: int) -> None:
+    def __init__(self, topic: str, partition: int, *, offset: int, diverges: int) -> None:
         super().__init__(
             f"{topic}-{partition} was truncated: the query has read, or planned, up to offset {offset}, but the log "
-            f"has other records, or none, from offset {departs} on (an unclean election?); use a new checkpoint",
+            f"has other records, or none, from offset {diverges} on (an unclean election?); use a new checkpoint",
             topic=topic,
             partition=partition,
         )
         self.offset = offset
-        self.departs = departs
+        self.diverges = diverges
 
 
 class ExpiredRangeError(DataLossError):

@@ -1,4 +1,4 @@
-"""The sink of queries in update mode, which Spark allows to no sink written in Python.
+"""The sink for queries in update mode, which Spark does not allow for Python sinks.
 
 counts.writeStream.outputMode("update").foreachBatch(
     tidelog.spark.foreach_batch({"bootstrap.servers": "localhost:9292", "topic": "counts"})
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def foreach_batch(options: Mapping[str, Any] | None = None, /, **more: Any) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch` that writes each micro-batch to the log. Options as of `writeStream`; those that
-    are Python names may be keywords.
+    """Return a function for `foreachBatch` that writes each micro-batch to the log. Takes the options of `writeStream`;
+    those that are Python names may be keywords.
 
-    At least once, as the sink itself: a batch that Spark runs again is written again. Update mode gives out each row
-    as often as it changes, so that a topic with `cleanup.policy=compact`, keyed as the query groups, keeps its state.
+    Delivery is at least once, as with the sink: a batch that Spark runs again is written again. Update mode emits each
+    row whenever it changes, so a topic with `cleanup.policy=compact` and the query's grouping key holds its state.
     """
-    given = {**(options or {}), **more}
+    merged = {**(options or {}), **more}
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        frame.write.format("tidelog").options(**given).mode("append").save()
+        frame.write.format("tidelog").options(**merged).mode("append").save()
 
     return write

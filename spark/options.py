@@ -1,9 +1,8 @@
-"""The options of the source, read and checked. Pure.
+"""Reads and checks the options of the source. Pure.
 
-Keys are case-insensitive, and `kafka.` before a key changes nothing, so that a query of Spark's Kafka source moves over
-by its format and its port. A key that is wrong, or a value that cannot be meant, is one line that names both. What is
-no option of the source itself but has a dot in it (`request.timeout.ms`, also as `client.request.timeout.ms`) is the
-client's (`client`), and read by it.
+Keys are case-insensitive, and a `kafka.` prefix is ignored, so a query for Spark's Kafka source needs only another
+format and port. Each error is one line that names the option and its value. Keys with a dot that are not the source's
+own (`request.timeout.ms`, also as `client.request.timeout.ms`) go to the client (`client`), which checks them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ EARLIEST, LATEST = -2, -1
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 TARGET_BYTES = 32 << 20
-PATIENCE_MS = 120_000
+BROKER_TIMEOUT_MS = 120_000
 METADATA_MAX_AGE_MS = 10_000
 
 Places = Mapping[str, Mapping[int, int]]
@@ -50,29 +49,29 @@ _WITHOUT_EFFECT = frozenset(
         "kafkaconsumer.polltimeoutms", "fetch.min.bytes", "max.poll.records", "checkpointlocation",
     }
 )  # fmt: skip
-"""Of Spark's Kafka source and its consumer, and Spark's own: nothing is lost by going on without. Not by `group.id`
-least of all: it may be another application's, whose offsets the query would overwrite."""
+"""Options of Spark's Kafka source, its consumer and Spark itself that are safe to ignore. `group.id` may belong to
+another application, whose offsets the query would overwrite.
+"""
 _REFUSED = {
-    "auto.offset.reset": "give startingOffsets",
+    "auto.offset.reset": "set startingOffsets",
     "enable.auto.commit": "progress is in Spark's checkpoint; groupId shows it in the cluster as well",
     "key.deserializer": "keys are binary: cast them in the query",
     "value.deserializer": "values are binary: cast them in the query",
     "interceptor.classes": "the source has none",
-    "group.instance.id": "a query is no member of a group; groupId shows its progress as one's offsets",
-    "path": "a topic is no path: give subscribe",
+    "group.instance.id": "a query does not join a group; set groupId to publish its offsets",
+    "path": "load() takes no path: set subscribe",
 }
 _CLIENTS_OWN = ("client.id", "client.dns.lookup")
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where to begin, or to end. `text` is the option as given, for errors.
+    """The start or end of a read. `option` is its name, for errors.
 
     kind        number, places
-    offsets     of all partitions that `places` does not name `number`: EARLIEST or LATEST; of those it names, an
-                offset or one of the two
-    times       ms since 1970, of all but those that `places` names; None: they are not named, and `default` (EARLIEST
-                or LATEST) holds
+    offsets     `number` (EARLIEST or LATEST) for partitions that `places` does not name; for the others an offset,
+                EARLIEST or LATEST
+    times       ms since 1970, for partitions that `places` does not name; None: `default` (EARLIEST or LATEST)
     """
 
     kind: str
@@ -84,25 +83,25 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One of the three."""
+    """Exactly one of `topics`, `pattern` and `assigned` is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def takes(self, topic: str) -> bool:
-        """Whether it names the topic, or takes one of that name in."""
+        """Return whether the topic is subscribed."""
         if self.pattern:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.assigned or topic in self.topics
 
     def numbers(self, topic: str, count: int) -> tuple[int, ...]:
-        """Those partitions of a topic of so many that are read."""
+        """Return the subscribed partitions of a topic with `count` partitions."""
         return self.assigned[topic] if self.assigned else tuple(range(count))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Topics that have to be there; none for a pattern."""
+        """Topics that must exist; none for a pattern."""
         return tuple(self.assigned) or self.topics
 
 
@@ -113,7 +112,7 @@ class SourceOptions:
     starting: Bound
     ending: Bound
     fails_without_match: bool = True
-    """A time after the last record is an error; otherwise it means the end."""
+    """A timestamp after the last record is an error; otherwise it means the log end."""
     fail_on_data_loss: bool = True
     limits: Limits = field(default_factory=Limits)
     tasks_min: int = 1
@@ -124,28 +123,28 @@ class SourceOptions:
     group: str = ""
     is_committed_only: bool = False
     rack: str = ""
-    patience_ms: int = PATIENCE_MS
-    """How long the query waits for brokers that do not answer, or partitions that nobody leads; 0: for ever."""
+    broker_timeout_ms: int = BROKER_TIMEOUT_MS
+    """How long the query waits for unresponsive brokers or leaderless partitions, in ms; 0: forever."""
     metadata_max_age_ms: int = METADATA_MAX_AGE_MS
-    """How often to look for new topics and partitions."""
+    """How often to check for new topics and partitions, in ms."""
     pushes_filters: bool = False
     client: tuple[tuple[str, str], ...] = ()
-    """What the client takes."""
+    """Options for the client."""
 
 
 def normalized(options: Mapping[str, str]) -> dict[str, str]:
-    """The same by one spelling of each key: lower case, without `kafka.` and `client.` where they are prefixes only.
-    Raises OptionError for one key that is given twice with different values."""
-    found: dict[str, str] = {}
+    """Normalize keys: lower case, without the prefixes `kafka.` and `client.`. Raises OptionError for a key with two
+    different values."""
+    normal: dict[str, str] = {}
     for key, value in options.items():
         name = key.lower().removeprefix("kafka.")
         if name.startswith("client.") and name not in _OWN and name not in _CLIENTS_OWN:
             name = name.removeprefix("client.")
         name = _ALIASES.get(name, name)
-        if name in found and found[name] != value:
-            raise OptionError(f"{_spelled(name)} is given twice: '{found[name]}' and '{value}'")
-        found[name] = value
-    return found
+        if name in normal and normal[name] != value:
+            raise OptionError(f"{_spelled(name)} is given twice: '{normal[name]}' and '{value}'")
+        normal[name] = value
+    return normal
 
 
 def _spelled(name: str) -> str:
@@ -153,7 +152,7 @@ def _spelled(name: str) -> str:
 
 
 def source_options(options: Mapping[str, str], *, is_streaming: bool, now_ms: int) -> SourceOptions:
-    """Raises OptionError, one line."""
+    """Parse the options. Raises OptionError with one line."""
     given = normalized(options)
     client: dict[str, str] = {}
     for name, value in given.items():
@@ -168,7 +167,7 @@ def source_options(options: Mapping[str, str], *, is_streaming: bool, now_ms: in
         client[name] = value
     reader = _Reader(given, now_ms)
     if not given.get("bootstrap.servers", "").strip():
-        raise OptionError("bootstrap.servers is missing: give the addresses of brokers, as 'host:9292'")
+        raise OptionError("bootstrap.servers is missing: set it to addresses of brokers, as 'host:9292'")
     default = LATEST if is_streaming else EARLIEST
     if is_streaming and (ending := next((name for name in given if name.startswith("ending")), None)):
         raise OptionError(f"{_spelled(ending)}='{given[ending]}': a streaming query has no end; use it in a batch read")
@@ -200,7 +199,7 @@ def source_options(options: Mapping[str, str], *, is_streaming: bool, now_ms: in
         is_committed_only=reader.choice("isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
         == "read_committed",
         rack=given.get("client.rack", ""),
-        patience_ms=_or(reader.number("brokerTimeoutMs", low=0), PATIENCE_MS),
+        broker_timeout_ms=_or(reader.number("brokerTimeoutMs", low=0), BROKER_TIMEOUT_MS),
         metadata_max_age_ms=_or(reader.number("metadata.max.age.ms", low=100), METADATA_MAX_AGE_MS),
         pushes_filters=reader.flag("pushFilters", False),
         client=tuple(sorted(client.items())),
@@ -212,7 +211,7 @@ def _or(value: int | None, default: int) -> int:
 
 
 class _Reader:
-    """Values of options, each checked."""
+    """Reads and checks option values."""
 
     def __init__(self, given: Mapping[str, str], now_ms: int) -> None:
         self._given = given
@@ -225,29 +224,29 @@ class _Reader:
         text = self.text(name)
         if text is None:
             return None
-        found = (read or _whole)(text.strip())
-        if found is None or found < low:
+        number = (read or _whole)(text.strip())
+        if number is None or number < low:
             what = {_bytes: "a size, as '16777216' or '16m'", _span: "a span, as '15m' or '90s'"}.get(read)  # type: ignore[arg-type]
-            raise OptionError(f"{name}='{text}': {what or 'a whole number'}, {low} or more")
-        return found
+            raise OptionError(f"{name}='{text}': {what or 'an integer'}, {low} or more")
+        return number
 
     def flag(self, name: str, default: bool) -> bool:
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
         text = self.text(name)
-        found = default if text is None else text.strip().lower()
-        if found not in choices:
+        choice = default if text is None else text.strip().lower()
+        if choice not in choices:
             raise OptionError(f"{name}='{text}': one of {', '.join(choices)}")
-        return found
+        return choice
 
     def when(self, name: str, text: str) -> int:
-        """ms since 1970: a number, ISO 8601, or so long ago ("-2h", "2h")."""
-        found = _whole(text.strip())
-        if found is not None and found >= 0:
-            return found
+        """Return ms since 1970: from a number, ISO 8601, or a duration ago ("-2h", "2h")."""
+        number = _whole(text.strip())
+        if number is not None and number >= 0:
+            return number
         try:
-            # Before 1970 no record is, and numbers below 0 are words of the brokers.
+            # No record predates 1970, and brokers reserve negative numbers.
             return max(0, time_ms(text.strip().removeprefix("-"), self._now_ms))
         except ValueError:
             raise OptionError(
@@ -260,8 +259,8 @@ def _whole(text: str) -> int | None:
 
 
 def _bytes(text: str) -> int | None:
-    found = re.fullmatch(r"(\d{1,18})\s*([kmgt]?)i?b?", text.lower())
-    return None if found is None else int(found[1]) << 10 * " kmgt".index(found[2] or " ")
+    match = re.fullmatch(r"(\d{1,18})\s*([kmgt]?)i?b?", text.lower())
+    return None if match is None else int(match[1]) << 10 * " kmgt".index(match[2] or " ")
 
 
 def _span(text: str) -> int | None:
@@ -272,15 +271,15 @@ def _span(text: str) -> int | None:
 def _subscription(given: Mapping[str, str]) -> Subscription:
     chosen = [name for name in ("subscribe", "subscribepattern", "assign") if name in given]
     if len(chosen) != 1:
-        told = " and ".join(f"{_OWN[name]}='{given[name]}'" for name in chosen) or "none of them"
-        raise OptionError(f"give one of subscribe, subscribePattern and assign, not {told}")
+        values = " and ".join(f"{_OWN[name]}='{given[name]}'" for name in chosen) or "none of them"
+        raise OptionError(f"use one of subscribe, subscribePattern and assign, not {values}")
     (name,) = chosen
     text = given[name]
     if name == "subscribepattern":
         try:
             re.compile(text)
         except re.error as error:
-            raise OptionError(f"subscribePattern='{text}': no regular expression ({error})") from None
+            raise OptionError(f"subscribePattern='{text}': not a regular expression ({error})") from None
         if not text:
             raise OptionError("subscribePattern='': a regular expression")
         return Subscription(pattern=text)
@@ -314,7 +313,7 @@ def _json(name: str, text: str) -> Any:
 
 
 def _bound(reader: _Reader, side: str, default: int) -> Bound:
-    """In Kafka's order: one time for all, times, offsets."""
+    """Read a bound in Kafka's precedence: one timestamp, timestamps per partition, offsets."""
     name = f"{side}Timestamp"
     if (text := reader.text(name)) is not None:
         return Bound("times", f"{name}='{text}'", reader.when(name, text))
@@ -328,7 +327,7 @@ def _bound(reader: _Reader, side: str, default: int) -> Bound:
     if text is None or text.strip().lower() in words:
         number = default if text is None else words[text.strip().lower()]
         if side == "ending" and number == EARLIEST:
-            raise OptionError(f"{name}='{text}': a read cannot end where the log begins")
+            raise OptionError(f"{name} cannot be earliest")
         return Bound("offsets", f"{name}='{text}'", number)
     if not text.strip().startswith("{"):
         raise OptionError(f"{name}='{text}': earliest, latest, or offsets as JSON")

@@ -1,12 +1,12 @@
-"""Filters of a batch read that narrow down what is fetched. Pure.
+"""Filters of a batch read that narrow the fetched ranges. Pure.
 
-    column       what is done                                      does Spark look again?
+    column       effect                                            does Spark filter again?
     partition    other partitions are not read                     no
     offset       ranges are cut                                    no
-    timestamp    all before the first record that is as young      yes: times need not rise with offsets
-                 is not read
+    timestamp    records before the first recent enough one        yes: timestamps need not rise with offsets
+                 are not read
 
-Other columns, and comparisons with anything else than a number or a time, are Spark's.
+Spark evaluates filters on other columns, and comparisons with anything but a number or a time.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from datetime import UTC, datetime, timedelta
 
 from tidelog.spark.offsets import ReadRange
 
-COMPARISONS = ("=", "<=>", ">", ">=", "<", "<=", "in")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
 class Narrowing:
-    """What the filters taken so far leave over; all of them hold together."""
+    """The conjunction of all filters taken so far."""
 
     partitions: frozenset[int] | None = None
     offset_from: int = 0
     offset_to: int | None = None
-    """The first that is not wanted."""
+    """Exclusive."""
     since_ms: int | None = None
 
     def take(self, column: str, comparison: str, value: object) -> bool:
-        """Whether Spark need not look at this filter any more."""
+        """Apply the filter if possible. Return whether Spark can drop it."""
         if column == "timestamp":
             self._take_time(comparison, value)
             return False
@@ -69,25 +68,25 @@ class Narrowing:
         self.partitions = numbers if self.partitions is None else self.partitions & numbers
 
     def _take_time(self, comparison: str, value: object) -> None:
-        # A time without a zone is of the session's, which is not known here.
+        # A time without a zone is in the session's zone, which is not known here.
         if comparison not in ("=", "<=>", ">", ">=") or not isinstance(value, datetime) or value.tzinfo is None:
             return
-        # Rounded down, exactly; before 1970 no record is, and numbers below 0 are words of the brokers.
-        found = max(0, (value - _EPOCH) // timedelta(milliseconds=1))
-        self.since_ms = found if self.since_ms is None else max(self.since_ms, found)
+        # Floor, exactly. No record predates 1970, and brokers reserve negative numbers.
+        since_ms = max(0, (value - _EPOCH) // timedelta(milliseconds=1))
+        self.since_ms = since_ms if self.since_ms is None else max(self.since_ms, since_ms)
 
     def wants(self, partition: int) -> bool:
         return self.partitions is None or partition in self.partitions
 
     def narrowed(self, ranges: Iterable[ReadRange]) -> list[ReadRange]:
-        """By partition and offset; times are looked up by whoever knows the logs."""
-        found = []
+        """Cut the ranges by partition and offset. The planner looks timestamps up."""
+        narrowed = []
         for one in ranges:
             start = max(one.start, self.offset_from)
             end = one.end if self.offset_to is None else min(one.end, self.offset_to)
             if self.wants(one.partition) and start < end:
-                found.append(ReadRange(one.topic, one.topic_id, one.partition, start, end, one.epoch))
-        return found
+                narrowed.append(ReadRange(one.topic, one.topic_id, one.partition, start, end, one.epoch))
+        return narrowed
 
 
 def _is_number(value: object) -> bool:

@@ -1,13 +1,13 @@
-"""From ranges of offsets to tasks of Spark. Pure.
+"""Splits ranges of offsets into Spark tasks. Pure.
 
-A Python task has a fixed cost of some 30 ms, so small ranges are bundled and large ones split:
+A Python task has a fixed cost of about 30 ms, so small ranges are bundled and large ones split:
 
-    bytes in all / targetBytesPerTask    tasks, one at least, unless more are asked for by
-    minPartitions                        at least so many tasks, as long as there are records to give them
-    maxRecordsPerPartition               no task has more offsets
+    total bytes / targetBytesPerTask     number of tasks, at least one, unless raised by
+    minPartitions                        minimum number of tasks, while there are enough records
+    maxRecordsPerPartition               maximum offsets per task
 
-Ranges of one leader stand together where they can, so that a task talks to few brokers. A partition's offsets stand in
-one task in their order, or are split at offsets: Spark keeps no order between tasks.
+Ranges of one leader are adjacent where possible, so a task talks to few brokers. A partition's offsets are ordered
+within a task; Spark keeps no order between tasks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import replace
 from tidelog.spark.offsets import ReadRange
 
 TASKS_MAX = 10_000
-"""Of one batch, whatever is asked for."""
+"""Upper limit per batch, whatever the options say."""
 _SLIVER = 0.1
-"""A piece of a range that is less than this part of a task is not cut off."""
+"""A range is not cut if the piece would be smaller than this fraction of a task."""
 
 
 def plan_tasks(
@@ -32,12 +32,12 @@ def plan_tasks(
     tasks_min: int = 1,
     records_max: int | None = None,
 ) -> list[tuple[ReadRange, ...]]:
-    """The ranges of each task. `sizes` are bytes by (topic, partition); what is missing counts as nothing."""
-    wanted = [one for one in ranges if one.count > 0]
-    if not wanted:
+    """Return the ranges of each task. `sizes` are bytes by (topic, partition); missing ones count as 0."""
+    nonempty = [one for one in ranges if one.count > 0]
+    if not nonempty:
         return []
     leaders = leaders or {}
-    ordered = sorted(wanted, key=lambda one: (leaders.get((one.topic, one.partition), -1), one.topic, one.partition))
+    ordered = sorted(nonempty, key=lambda one: (leaders.get((one.topic, one.partition), -1), one.topic, one.partition))
     records = sum(one.count for one in ordered)
     total_bytes = sum(sizes.get((one.topic, one.partition), 0) for one in ordered)
     count = min(max(1, tasks_min, -(-total_bytes // target_bytes)), records, TASKS_MAX)
@@ -48,13 +48,13 @@ def plan_tasks(
 
 
 def _weights(ranges: Sequence[ReadRange], sizes: Mapping[tuple[str, int], int]) -> list[int]:
-    """By bytes where all are known, otherwise by offsets."""
-    found = [sizes.get((one.topic, one.partition), 0) for one in ranges]
-    return found if all(found) else [one.count for one in ranges]
+    """Weigh ranges by bytes if all sizes are known, otherwise by offsets."""
+    known = [sizes.get((one.topic, one.partition), 0) for one in ranges]
+    return known if all(known) else [one.count for one in ranges]
 
 
 def _cut_by_offsets(ranges: Sequence[ReadRange], each: int) -> list[tuple[ReadRange, ...]]:
-    """Tasks of so many offsets; the last has what is left."""
+    """Cut into tasks of `each` offsets; the last has the remainder."""
     tasks: list[list[ReadRange]] = [[]]
     room = each
     for rest in ranges:
@@ -70,11 +70,11 @@ def _cut_by_offsets(ranges: Sequence[ReadRange], each: int) -> list[tuple[ReadRa
 
 
 def _cut(ranges: Sequence[ReadRange], weights: Sequence[int], count: int) -> list[tuple[ReadRange, ...]]:
-    """All ranges in a row, cut into `count` parts of the same weight; a cut that would leave a sliver of a range moves
+    """Cut the sequence of ranges into `count` tasks of equal weight. A cut that would leave a sliver of a range moves
     to the range's edge."""
     share = sum(weights) / count
     tasks: list[list[ReadRange]] = [[] for _ in range(count)]
-    before = 0.0  # the weight of the ranges passed
+    before = 0.0  # weight of the ranges so far
     for one, weight in zip(ranges, weights, strict=True):
         density = weight / one.count
         at = one.start

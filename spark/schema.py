@@ -1,4 +1,4 @@
-"""The columns of the source as Spark's types, and a schema that the user gives in their place."""
+"""The source's columns as Spark types, and checks of a user-supplied schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def source_schema(options: SourceOptions) -> StructType:
-    """All columns but headers, or those that the options name."""
+    """Return all columns except headers, or those that the options name."""
     from pyspark.sql.types import StructField, StructType
 
     types = _types()
@@ -39,15 +39,15 @@ def _types() -> dict[str, Any]:
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises OptionError, one line, for columns that are not the source's, or of other types."""
+    """Raise OptionError, one line, for unknown columns or wrong types."""
     types = _types()
     for field in schema.fields:
-        wanted = types.get(field.name)
-        if wanted is None:
+        expected = types.get(field.name)
+        if expected is None:
             raise OptionError(f"schema: there is no column '{field.name}'; there are {', '.join(COLUMNS)}")
-        if _plain(field.dataType) != _plain(wanted):
+        if _plain(field.dataType) != _plain(expected):
             raise OptionError(
-                f"schema: column '{field.name}' is {wanted.simpleString()}, not {field.dataType.simpleString()}; "
+                f"schema: column '{field.name}' is {expected.simpleString()}, not {field.dataType.simpleString()}; "
                 "cast it in the query"
             )
     if not schema.fields:
@@ -55,12 +55,12 @@ def check_schema(schema: StructType) -> None:
 
 
 def _plain(kind: Any) -> str:
-    """The type without its flags of null."""
+    """Return the type without its nullability flags."""
     return str(kind.simpleString())
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """As Spark wants the batches, exactly."""
+    """Return the Arrow schema that Spark expects, exactly."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")

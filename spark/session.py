@@ -1,9 +1,9 @@
-"""`tidelog.spark.session()`: a Spark session on this machine that is ready for `format("tidelog")`.
+"""`tidelog.spark.session()`: a local Spark session that is ready for `format("tidelog")`.
 
     spark = tidelog.spark.session()
     spark.readStream.format("tidelog").options(**{"bootstrap.servers": "localhost:9292", "subscribe": "orders"}).load()
 
-On a cluster that others run, their session does as well; `tuned` has the settings.
+On a shared cluster use its own session; `tuned` has the settings.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVERYWHERE = {
-    # Between Spark and Python: over TCP each task waits 30 to 50 ms for acknowledgements.
+COMMON_CONF = {
+    # Unix sockets between Spark and Python: over TCP each task waits 30 to 50 ms for acknowledgements.
     "spark.python.unix.domain.socket.enabled": "true",
-    # What transformWithState needs; the default one cannot do it.
+    # transformWithState needs RocksDB; the default state store does not support it.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
 }
-ON_THIS_MACHINE = {
-    # The usual one starts some twenty processes for each micro-batch where there is no libhadoop. This one's renames
-    # are weaker against two drivers with one checkpoint: for local file systems and one driver only.
+LOCAL_CONF = {
+    # Without libhadoop the default starts about twenty processes per micro-batch. The renames of this one are weaker if
+    # two drivers share a checkpoint: use it with local file systems and one driver only.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -34,21 +34,21 @@ ON_THIS_MACHINE = {
 
 
 class NoSparkError(ImportError):
-    """PySpark is not installed; the message says how to install it."""
+    """PySpark is not installed. The message says how to install it."""
 
 
 def tuned(master: str = "local[*]") -> dict[str, str]:
-    """The settings that shorten a micro-batch with Python at both ends from about 250 to 80 ms."""
+    """Return the settings that shorten a Python-to-Python micro-batch from about 250 to 80 ms."""
     if not master.startswith("local"):
-        return dict(EVERYWHERE)
-    # One task for each core, not 200, after a shuffle: every task has a fixed cost.
-    return EVERYWHERE | ON_THIS_MACHINE | {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2))}
+        return dict(COMMON_CONF)
+    # One task per core after a shuffle instead of 200: every task has a fixed cost.
+    return COMMON_CONF | LOCAL_CONF | {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2))}
 
 
 def session(name: str = "tidelog", *, master: str = "local[*]", conf: Mapping[str, Any] | None = None) -> SparkSession:
-    """The session of this process, made if there is none. `conf` wins over the settings of `tuned`.
+    """Return the session of this process; create it if there is none. `conf` overrides the settings of `tuned`.
 
-    Sets JAVA_HOME to a Java that fits, for this process. NoSparkError or NoJavaError say what to install.
+    Sets JAVA_HOME of this process to a suitable Java. NoSparkError or NoJavaError say what to install.
     """
     try:
         from pyspark.sql import SparkSession

@@ -1,18 +1,18 @@
-"""The sink: rows of Spark into the log, in batches and in streams.
+"""The sink: writes rows of Spark to the log, in batches and in streams.
 
-    on the driver, before a job starts     options and columns are checked; at the first one the cluster and the topic
-    in each task                           Arrow batches -> record batches of the idempotent producer; the task ends
-                                           when every row is acknowledged by all in-sync replicas
-    on the driver, after all tasks         nothing is left to do
+    driver, before a job          checks options and columns; the first time also the cluster and the topic
+    each task                     Arrow batches -> record batches of the idempotent producer; the task ends when all
+                                  in-sync replicas have acknowledged every row
+    driver, after all tasks       does nothing
 
-At least once. A row is there when its task has ended, and the retries of the producer add none. But Spark runs a task
-again that has failed, and a micro-batch again whose end it has not noted: what such a task had stored already is stored
-again. In each partition that is a beginning of the task's rows, and then all of them in their order (`sink_producer`).
-Two attempts that write at the same time mix: those of `spark.speculation`, of an executor that is cut off but lives,
-and the requests that an attempt has on the wire when the query fails before it, or has there for longer than it waits.
+Delivery is at least once. A row is stored when its task has ended, and producer retries add no duplicates. But Spark
+runs a failed task again, and also a micro-batch whose end it did not record: rows that the first attempt had stored are
+stored again. In each partition these are a prefix of the task's rows; all rows follow in order (`sink_producer`). Rows
+of concurrent attempts interleave: with `spark.speculation`, an isolated but running executor, or requests that stay in
+flight after the query failed or for longer than an attempt waits.
 
-For exactly once the cluster needs a transaction that the tasks of a batch share. Its names are here already: each
-message tells the owner, the batch and the attempt (`worker.Attempt`), and `commit` gets those of the winners.
+Exactly once needs a transaction that the tasks of a batch share. The names exist already: each message has the owner,
+the batch and the attempt (`worker.Attempt`), and `commit` receives those of the winners.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidelog.model.errors import TidelogError
 from tidelog.spark.sink_columns import check_columns
 from tidelog.spark.sink_options import SinkOptions, producer_options, read_sink_options
 from tidelog.spark.sink_task import write_rows
-from tidelog.spark.worker import Attempt, attempt, plain_errors, settle
+from tidelog.spark.worker import Attempt, attempt, plain_errors, prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 CHECKED_MAX = 1_000
 
 _checked: dict[SinkOptions, None] = {}
-"""Those for which the cluster and the topic were there. Each micro-batch plans anew, and is not checked again: by the
-address that it was given alone a client may not find a cluster whose other brokers serve the query well, and what has
-become of the topic the tasks find out."""
+"""Options whose cluster and topic were checked. Each micro-batch plans again and is not checked again: the bootstrap
+address may be down while the other brokers serve the query, and tasks detect a deleted topic.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,16 @@ class Stored(WriterCommitMessage):
 
 
 def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
-    """For `df.write`. Raises OptionError or an error of the cluster, in one line."""
+    """Create the sink for `df.write`. Raises OptionError or a cluster error, in one line."""
     with plain_errors(OptionError, TidelogError):
         if overwrite:
-            raise OptionError("mode('overwrite'): a log is appended to; give mode('append'), or delete the topic first")
+            raise OptionError("mode('overwrite'): a log is append-only; use mode('append'), or delete the topic first")
         return BatchSink(_ready(options, schema))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
-    """For `df.writeStream`. With `overwrite` (complete mode) each micro-batch appends the whole result."""
+    """Create the sink for `df.writeStream`. With `overwrite` (complete mode) each micro-batch appends the whole
+    result."""
     with plain_errors(OptionError, TidelogError):
         return StreamSink(_ready(options, schema))
 
@@ -72,10 +73,10 @@ class BatchSink(DataSourceArrowWriter):
         return _stored(self.options, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All rows are stored: tasks end no sooner."""
+        """Do nothing: tasks end only when all their rows are stored."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What was stored stays."""
+        """Do nothing: stored rows stay."""
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -86,19 +87,19 @@ class StreamSink(DataSourceStreamArrowWriter):
         return _stored(self.options, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """All rows are stored: tasks end no sooner."""
+        """Do nothing: tasks end only when all their rows are stored."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """What was stored stays. Also called for a batch that was committed, if its commit was not noticed."""
+        """Do nothing: stored rows stay. Spark also calls this for a committed batch whose commit it did not record."""
 
 
 def _stored(options: SinkOptions, batches: Iterator[pyarrow.RecordBatch]) -> Stored:
-    settle()
+    prepare_worker()
     me = attempt()
     return Stored(me, write_rows(options, batches))
 
 
-# Before a job.
+# Checks before a job.
 
 
 def _ready(given: Mapping[str, str], schema: StructType) -> SinkOptions:
@@ -113,14 +114,15 @@ def _ready(given: Mapping[str, str], schema: StructType) -> SinkOptions:
 
 
 def check_cluster(options: SinkOptions) -> None:
-    """The cluster answers and the topic is there, or is made by asking for it where the cluster allows that."""
+    """Check that the cluster answers and the topic exists. Asking for the topic creates it if the cluster allows
+    that."""
     if options.topic is None:
-        from tidelog.client.admin_facade import Admin
+        from tidelog.client.admin.threaded import Admin
 
         with Admin({"bootstrap.servers": options.bootstrap}) as admin:
             admin.describe_cluster()
         return
-    from tidelog.client.producer import Producer
+    from tidelog.client.producer.threaded import Producer
     from tidelog.model.errors import UnknownTopicOrPartitionError
 
     with Producer(producer_options(options)) as producer:

@@ -1,13 +1,13 @@
-"""The columns of the sink: what a query has to give, and how its Arrow batches become what the producer takes.
+"""The sink's columns, and the conversion of its Arrow batches to what the producer takes.
 
     value       binary or string                              required; null deletes the key in a compacted topic
-    key         binary or string                              decides the partition, if nothing else does
-    topic       string                                        required where the option `topic` is not given
-    partition   int                                           null: as the key says
+    key         binary or string                              selects the partition unless `partition` does
+    topic       string                                        required without the option `topic`
+    partition   int                                           null: selected by key
     headers     array<struct<key: string, value: binary>>
     timestamp   timestamp                                     null: now
 
-`offset` and `timestampType`, which the source gives, are left out: they are the log's to say.
+The source's columns `offset` and `timestampType` are ignored: the log assigns them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEFT_OUT = ("offset", "timestampType")
 
 
 def check_columns(schema: StructType, *, topic: str | None) -> None:
-    """Raises OptionError with everything that is wrong, in one line."""
+    """Raise OptionError with all errors in one line."""
     wrong: list[str] = []
     seen: set[str] = set()
     for field in schema.fields:
@@ -45,7 +45,7 @@ def check_columns(schema: StructType, *, topic: str | None) -> None:
             if kind not in TYPES[field.name]:
                 wrong.append(f"column '{field.name}' is {kind}, not {' or '.join(TYPES[field.name])}")
         elif field.name not in LEFT_OUT:
-            wrong.append(f"column '{field.name}' is none of the sink's ({', '.join(TYPES)}): select without it")
+            wrong.append(f"column '{field.name}' is not a column of the sink ({', '.join(TYPES)}): drop it")
         seen.add(field.name)
     if "value" not in seen:
         wrong.append("there is no column 'value'")
@@ -58,8 +58,8 @@ def check_columns(schema: StructType, *, topic: str | None) -> None:
 def tables_of(
     batch: pyarrow.RecordBatch, *, topic: str | None, now_ms: int, has_headers: bool = True
 ) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
-    """The rows by topic, each as a table that `Producer.send_many` takes. Rows of one topic and key keep their order,
-    unless some of them name a partition and others do not."""
+    """Yield the rows by topic, as tables for `Producer.send_many`. Rows of one topic and key keep their order, unless
+    only some of them name a partition."""
     if topic is not None:
         yield from ((topic, part) for part in _parts(batch, now_ms, has_headers))
         return
@@ -67,14 +67,16 @@ def tables_of(
 
     names = batch.column("topic")
     if names.null_count:
-        raise InvalidRecordError(f"{names.null_count} rows have no topic: the column is null, and no option says it")
+        raise InvalidRecordError(
+            f"{names.null_count} rows have no topic: the column `topic` is null and the option `topic` is not set"
+        )
     for name in pc.unique(names).to_pylist():
         rows = batch.filter(pc.equal(names, name))
         yield from ((name, part) for part in _parts(rows, now_ms, has_headers))
 
 
 def _parts(batch: pyarrow.RecordBatch, now_ms: int, has_headers: bool) -> Iterator[pyarrow.RecordBatch]:
-    """The same as the producer wants it: a partition in all rows or in none, and a time in all of them."""
+    """Split the rows for the producer: all rows of a part have a partition or none has, and all have a timestamp."""
     import pyarrow.compute as pc
 
     if not batch.num_rows:
@@ -106,7 +108,7 @@ def _batch(columns: dict[str, Any]) -> pyarrow.RecordBatch:
 
 
 def _milliseconds(column: Any, now_ms: int) -> Any:
-    """Spark counts microseconds, the log milliseconds from 1970 on."""
+    """Convert Spark's microseconds to the log's milliseconds since 1970."""
     import pyarrow
     import pyarrow.compute as pc
 

@@ -1,8 +1,8 @@
-"""The options of the sink. Names come in lower case, whatever the user wrote.
+"""The options of the sink. Names arrive in lower case.
 
-topic                 where rows go; without it there has to be a column of this name
-includeheaders        false: leave out the column `headers`
-delivery              at-least-once; what else there is will come with transactions
+topic                 target topic; without it the rows need a column `topic`
+includeheaders        false: ignore the column `headers`
+delivery              at-least-once; exactly-once needs transactions
 any of the producer's `bootstrap.servers`, `compression.type`, ...; also as `kafka.*` and `client.*`
 """
 
@@ -12,19 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidelog.client.errors import OptionError
-from tidelog.client.names import ProducerOptions, read_options
+from tidelog.client.option_table import ProducerConfig, read_options
 
 SPARKS = ("checkpointlocation", "queryname", "outputmode")
-"""What Spark hands on of its own."""
+"""Options that Spark passes through."""
 BATCH_SIZE = 512 << 10
-"""Rows come by ten thousands: larger batches than those of a program that sends one by one."""
-NOT_HERE = {
+"""Batch size in bytes: Spark delivers ten thousands of rows at once, so batches are larger than the producer's
+default."""
+UNSUPPORTED = {
     "key.serializer": "cast the column instead",
     "value.serializer": "cast the column instead",
-    "interceptor.classes": "a task has none",
-    "interceptors": "a task has none",
+    "interceptor.classes": "interceptors are not supported by the sink",
+    "interceptors": "interceptors are not supported by the sink",
     "on_delivery": "a task waits for all of its rows",
-    "path": "a topic is no path: give the option topic",
+    "path": "save() takes no path: set the option topic",
 }
 
 
@@ -33,15 +34,15 @@ class SinkOptions:
     topic: str | None
     has_headers: bool
     producer: tuple[tuple[str, str], ...]
-    """Checked, and as text: it goes to the tasks, and it names the producer that a worker keeps."""
+    """Checked, as text: tasks receive it, and it keys the producers that a worker caches."""
 
     @property
     def bootstrap(self) -> str:
-        return ",".join(read_options(ProducerOptions, dict(self.producer), {}).bootstrap)
+        return ",".join(read_options(ProducerConfig, dict(self.producer), {}).bootstrap)
 
 
 def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """Raises OptionError with everything that is wrong, in one line."""
+    """Parse the options. Raises OptionError with all errors in one line."""
     errors: list[str] = []
     own: dict[str, str] = {}
     producer: dict[str, str] = {}
@@ -55,8 +56,8 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
         name = name.removeprefix("kafka.")
         if name != "client.id":
             name = name.removeprefix("client.")
-        if name in NOT_HERE:
-            errors.append(f"{spelling}: {NOT_HERE[name]}")
+        if name in UNSUPPORTED:
+            errors.append(f"{spelling}: {UNSUPPORTED[name]}")
         elif name in ("acks", "request.required.acks") and str(value).lower() not in ("all", "-1"):
             errors.append(f"{spelling}={value}: the sink stores every row at least once, and that takes acks=all")
         elif producer.get(name, value) != value:
@@ -65,25 +66,25 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
             producer[name] = value
     topic = own.get("topic")
     if topic is not None and not topic.strip():
-        errors.append("topic: the name of a topic, not nothing")
+        errors.append("topic is empty: set the name of a topic")
     has_headers = own.get("includeheaders", "true").lower()
     if has_headers not in ("true", "false"):
         errors.append(f"includeHeaders={own['includeheaders']}: true or false")
     delivery = own.get("delivery", "at-least-once").lower().replace("_", "-")
     if delivery == "exactly-once":
-        errors.append("delivery=exactly-once: there are no transactions yet, give at-least-once")
+        errors.append("delivery=exactly-once: there are no transactions yet: use at-least-once")
     elif delivery != "at-least-once":
         errors.append(f"delivery={own['delivery']}: at-least-once")
     try:
-        read_options(ProducerOptions, producer, {})
+        read_options(ProducerConfig, producer, {})
     except OptionError as error:
-        errors.append(str(error).replace("bootstrap='host:", "the option bootstrap.servers='host:"))
+        errors.append(str(error).replace("bootstrap='host:", "bootstrap.servers='host:"))
     if errors:
         raise OptionError("; ".join(errors))
     return SinkOptions(topic, has_headers == "true", tuple(sorted(producer.items())))
 
 
 def producer_options(options: SinkOptions) -> dict[str, str]:
-    """What `Producer` is made with."""
+    """Return the options for `Producer`."""
     given = dict(options.producer)
     return given if {"batch.size", "batch_size"} & set(given) else {**given, "batch.size": str(BATCH_SIZE)}

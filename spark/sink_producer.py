@@ -1,25 +1,26 @@
-"""`TaskProducer`: the producer of a worker, which stores nothing behind a batch that was not stored.
+"""`TaskProducer`: a worker's producer that stores nothing after a failed batch.
 
-A task that fails is run again with all of its rows. So that the rows of the two attempts are told apart by their order,
-in each partition the first attempt has stored a beginning of its rows: what would come behind a batch that has failed
-is not sent, and what is on the wire already the log refuses, as its numbers do not follow.
+Spark runs a failed task again with all of its rows. The first attempt must leave a prefix of its rows in each
+partition, so that the order of rows separates the attempts: nothing is sent after a failed batch, and the log rejects
+what is in flight, as its sequence numbers do not follow.
 """
 
 from __future__ import annotations
 
-from tidelog.client.producer import Producer
-from tidelog.client.producer_core import ProducerCore
+from typing import Any
+
+from tidelog.client.producer.core import ProducerCore
+from tidelog.client.producer.threaded import Producer
 
 
 class TaskProducer(Producer):
-    async def _new_core(self) -> ProducerCore:
-        core = await super()._new_core()
-        core.writer.stops_at_failure = True
+    def _new_core(self, io: Any) -> ProducerCore:
+        core = super()._new_core(io)
+        core.sender.stops_at_failure = True
         return core
 
     def abandon(self, timeout_s: float) -> None:
-        """Close it without sending what is not on the wire; what is, is waited for, so long at most."""
-        core, host = self._core, self._host
-        if core is not None and host is not None:
-            host.run(core.writer.land(timeout_s))
+        """Close without sending what is not in flight; wait up to `timeout_s` for what is."""
+        if self._host.core is not None and not self._host.is_closed:
+            self._host.run(lambda core: core.sender.drain(timeout_s))
         self.close(0)

@@ -1,4 +1,4 @@
-"""One task of the sink: Arrow batches into the producer of its worker, until every row is acknowledged."""
+"""A task of the sink: sends Arrow batches with the worker's producer until every row is acknowledged."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tidelog.spark.sink_producer import TaskProducer
 
 DELIVERIES_MAX = 64
-"""Arrow batches that are not acknowledged yet. The producer's `buffer_memory` bounds their bytes."""
+"""Unacknowledged Arrow batches. The producer's `buffer_memory` bounds their bytes."""
 PRODUCERS_MAX = 4
-"""That a worker keeps for its next tasks."""
+"""Producers that a worker caches for its next tasks."""
 GIVE_UP_S = 30.0
-"""How long a task that fails waits for what it has on the wire."""
+"""How long a failed task waits for requests in flight, in seconds."""
 
 _producers: dict[tuple[tuple[str, str], ...], TaskProducer] = {}
 
@@ -33,12 +33,11 @@ def write_rows(
     *,
     producer_of: Callable[[SinkOptions], Any] | None = None,
 ) -> int:
-    """How many rows were written. It returns when every row is acknowledged.
+    """Write all rows and return their number, once every row is acknowledged.
 
-    If one is not, nothing is sent any more (`TaskProducer`), and it raises when nothing is on the wire any more, after
-    `GIVE_UP_S` at the latest: Spark begins the next attempt then, and nothing of this one comes behind the first rows
-    of that, but for what a broker that was silent so long has still to take. If it is the query that fails Spark does
-    not wait, and the next attempt may have begun.
+    After a failure nothing more is sent (`TaskProducer`); it raises when nothing is in flight, after `GIVE_UP_S` at the
+    latest. Spark then starts the next attempt, and no row of this one follows the first rows of that one, except from a
+    broker that was silent for so long. If the query fails, Spark does not wait, and the next attempt may have started.
     """
     producer = (producer_of or _producer)(options)
     waiting: deque[Any] = deque()
@@ -64,7 +63,7 @@ def write_rows(
 
 
 class _QueryFailedError(Exception):
-    """What came before the sink has failed."""
+    """A stage before the sink has failed."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -80,18 +79,18 @@ def _next(batches: Iterator[pyarrow.RecordBatch]) -> pyarrow.RecordBatch | None:
 
 def _give_up(options: SinkOptions, producer: Any, timeout_s: float) -> None:
     _producers.pop(options.producer, None)
-    with contextlib.suppress(TidelogError):  # the error that brought us here tells more
+    with contextlib.suppress(TidelogError):  # the first error says more
         producer.abandon(timeout_s)
 
 
 def _producer(options: SinkOptions) -> TaskProducer:
-    """That of this worker. Made here, after the worker was forked: gRPC does not live through a fork."""
+    """Return this worker's producer. Created after the fork: gRPC does not survive one."""
     from tidelog.spark.sink_producer import TaskProducer
 
-    found = _producers.pop(options.producer, None)
-    if found is None:
+    producer = _producers.pop(options.producer, None)
+    if producer is None:
         while len(_producers) >= PRODUCERS_MAX:
             _producers.pop(next(iter(_producers))).close()
-        found = TaskProducer(producer_options(options))
-    _producers[options.producer] = found  # last: the one that was used longest ago goes first
-    return found
+        producer = TaskProducer(producer_options(options))
+    _producers[options.producer] = producer  # most recently used last
+    return producer

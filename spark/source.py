@@ -1,16 +1,16 @@
-"""The log as a source of Structured Streaming.
+"""The streaming source of Structured Streaming.
 
-Spark makes this object in several processes, and pickles it into tasks: it holds options and a schema, and opens
-nothing before it is asked. In the driver's process `Driver` does the work; in a task `read_ranges`.
+Spark creates this object in several processes and pickles it into tasks: it holds options and a schema and opens
+nothing before its first call. `Driver` does the work in the driver's process, `read_ranges` in a task.
 
-What Spark does, and what is made of it:
+What Spark does, and how the source handles it:
 
-    initialOffset is asked again after a restart      batches carry where they began (`offsets`, "origin")
-    latestOffset is asked 75 times a second           answered from memory while nothing is new
-    an error there ends the query                     trouble with brokers is waited out, for `brokerTimeoutMs`
-    the same offset there ends an AvailableNow run    it is given only when the run's end is reached
-    commit comes late, and not for the last batch     latestOffset's `start` is what is done: told to the group
-    stop may not come                                 nothing has to be given back
+    calls initialOffset again after a restart         batches carry their start (`offsets`, "origin")
+    calls latestOffset 75 times a second              answered from memory while nothing is new
+    ends the query on an error there                  transient broker errors are retried for `brokerTimeoutMs`
+    ends an AvailableNow run on an unchanged offset   returned only when the run's end is reached
+    calls commit late, and not for the last batch     latestOffset's `start` is finished: committed to the group
+    may not call stop                                 nothing needs an explicit release
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidelog.spark.errors import DataLossError
 from tidelog.spark.offsets import SourceOffset, read_document
 from tidelog.spark.options import SourceOptions
 from tidelog.spark.schema import arrow_schema
-from tidelog.spark.worker import plain_errors, settle
+from tidelog.spark.worker import plain_errors, prepare_worker
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""Between two attempts of a call that Spark has to wait for."""
+RETRY_S = 0.05
+"""Seconds between two attempts of a call that blocks Spark."""
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _forget(self) -> None:
         self._driver_made: Driver | None = None
         self._initial: dict[str, Any] | None = None
-        self._trouble_s: float | None = None
+        self._failing_since_s: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_schema": self._schema}
@@ -79,30 +79,29 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Offsets.
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """The same for the life of this object, whatever happens meanwhile."""
+        """Return the same offset for the lifetime of this object."""
         with plain_errors(OptionError, TidelogError):
             if self._initial is None:
-                self._initial = self._patiently(self._driver().initial).document()
+                self._initial = self._retry(self._driver().initial).document()
             return self._initial
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with plain_errors(OptionError, TidelogError):
-            self._patiently(self._driver().freeze)
+            self._retry(self._driver().freeze)
 
-    def _patiently(self, job: Callable[[], T]) -> T:
+    def _retry(self, job: Callable[[], T]) -> T:
         while True:
             try:
-                found = job()
+                result = job()
             except TidelogError as error:
-                self._bear(error)
-                time.sleep(LOOK_S)
+                self._raise_or_wait(error)
+                time.sleep(RETRY_S)
             else:
-                self._trouble_s = None
-                return found
+                self._failing_since_s = None
+                return result
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Which of the limits Spark is told does not matter, as all of them hold: but that there are some does. Spark
-        asks without limits for `Trigger.Once`."""
+        """Return any limit that applies: the driver applies all of them. Spark passes no limit for `Trigger.Once`."""
         limits = self._options.limits
         if limits.offsets_max is not None:
             return ReadMaxRows(limits.offsets_max)
@@ -120,56 +119,60 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             driver.report(offset)
             asked_s = time.monotonic()
             while True:
-                found = self._following(offset, is_unlimited=isinstance(limit, ReadAllAvailable))
-                if found is not None:
-                    return found.document()
-                left = driver.left(offset)
+                end = self._next_offset(offset, is_unlimited=isinstance(limit, ReadAllAvailable))
+                if end is not None:
+                    return end.document()
+                left = driver.remaining(offset)
                 if not left:
                     return begun
-                # A run with an end: "nothing new" would be the end of it.
+                # "Nothing new" would end a run with a target.
                 if self._is_over(asked_s):
                     raise CallTimeoutError(f"Trigger.AvailableNow: {left}, and {self._why()}")
-                time.sleep(LOOK_S)
+                time.sleep(RETRY_S)
 
-    def _following(self, offset: SourceOffset, *, is_unlimited: bool) -> SourceOffset | None:
-        """None: nothing new, or nothing can be said for now."""
+    def _next_offset(self, offset: SourceOffset, *, is_unlimited: bool) -> SourceOffset | None:
+        """Return the next batch; None if there is nothing new, or the cluster cannot answer now."""
         driver = self._driver()
         try:
-            found = driver.following(offset, is_unlimited=is_unlimited)
+            end = driver.next_offset(offset, is_unlimited=is_unlimited)
         except TidelogError as error:
-            self._bear(error, is_known=isinstance(error, CallTimeoutError))
+            self._raise_or_wait(error, is_known=isinstance(error, CallTimeoutError))
             return None
-        self._trouble_s = None
-        failing = driver.failing_s()
+        self._failing_since_s = None
+        failing = driver.failing_for()
         if failing is not None and self._is_over(time.monotonic() - failing[0]) and not driver.is_frozen:
             raise failing[1]
-        return found
+        return end
 
     def _why(self) -> str:
-        failing = self._driver().failing_s()
-        seconds = self._options.patience_ms / 1000
-        return f"nothing came for {seconds:g} s (brokerTimeoutMs)" + ("" if failing is None else f": {failing[1]}")
+        failing = self._driver().failing_for()
+        seconds = self._options.broker_timeout_ms / 1000
+        return f"no data for {seconds:g} s (brokerTimeoutMs)" + ("" if failing is None else f": {failing[1]}")
 
     def _is_over(self, since_s: float) -> bool:
-        """Whether the patience is that began then."""
-        return bool(self._options.patience_ms) and time.monotonic() - since_s > self._options.patience_ms / 1000
+        """Return whether `brokerTimeoutMs` has passed since then."""
+        return (
+            bool(self._options.broker_timeout_ms)
+            and time.monotonic() - since_s > self._options.broker_timeout_ms / 1000
+        )
 
-    def _bear(self, error: TidelogError, *, is_known: bool = False) -> None:
-        """Raises what will not pass, and what did not for too long. A cluster that was never met is not waited for: its
-        address may be wrong. `is_known`: it is not, as a checkpoint has offsets of it and somebody is there, silent."""
+    def _raise_or_wait(self, error: TidelogError, *, is_known: bool = False) -> None:
+        """Raise permanent errors, and transient ones that last too long. A cluster that never answered is not waited
+        for: the address may be wrong. `is_known`: a checkpoint has its offsets and a broker accepts connections, but
+        stays silent."""
         if isinstance(error, DataLossError) or not error.retriable:
             raise error
-        if not is_known and not self._driver().access.cluster.answered:
+        if not is_known and not self._driver().client.cluster.answered:
             raise error
-        if self._trouble_s is None:
-            self._trouble_s = time.monotonic()
+        if self._failing_since_s is None:
+            self._failing_since_s = time.monotonic()
             LOGGER.warning("waiting for the cluster: %s", error)
-        elif self._is_over(self._trouble_s):
+        elif self._is_over(self._failing_since_s):
             raise error
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the logs reach, for Spark's progress."""
-        return None if self._driver_made is None else self._driver_made.reached()
+        """Return the log ends, for Spark's progress report."""
+        return None if self._driver_made is None else self._driver_made.log_ends()
 
     # Reading.
 
@@ -182,15 +185,15 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: see above."""
+        """Do nothing: latestOffset commits."""
 
     def stop(self) -> None:
         if self._driver_made is not None:
             self._driver_made.close()
 
 
-class RefusedSource(DataSourceStreamReader):
-    """In the place of a source that cannot be: whatever it is asked first, it says why."""
+class InvalidOptionsSource(DataSourceStreamReader):
+    """Stands in for a source with wrong options: every method raises the error."""
 
     def __init__(self, error: OptionError) -> None:
         self._text = str(error)
@@ -216,11 +219,11 @@ class RefusedSource(DataSourceStreamReader):
 
 
 def read_task(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[Any]:
-    """The Arrow batches of one task. Spark makes a task of nothing when there is none."""
+    """Yield the Arrow batches of one task. Spark creates an empty task if there is none."""
     if not partition.value:
         return
-    from tidelog.spark.access import access
+    from tidelog.spark.client_cache import cached_client
     from tidelog.spark.reading import read_ranges
 
-    settle()
-    yield from read_ranges(access(options), options, partition.value, arrow_schema(schema))
+    prepare_worker()
+    yield from read_ranges(cached_client(options), options, partition.value, arrow_schema(schema))

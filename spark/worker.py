@@ -1,6 +1,6 @@
-"""What the processes that Spark starts for Python have in common: tasks on executors, and planners beside the driver.
+"""Shared by the Python processes that Spark starts: tasks on executors, and planners beside the driver.
 
-Workers are reused: what one task leaves in a module is there for the next one.
+Spark reuses workers: module state of one task is visible to the next.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from dataclasses import dataclass
 
 BATCH_PROPERTY = "streaming.sql.batchId"
 QUERY_PROPERTY = "sql.streaming.queryId"
-"""Of a job of a streaming query. Spark does not promise these names: tests/spark reads them from a real one."""
+"""Local properties of a streaming query's job. Spark does not guarantee these names: tests/spark reads them from a real
+one.
+"""
 
 KEPT_BYTES_MAX = 64 << 20
-"""Freed memory that a worker keeps, so that megabytes of one answer are made of those of the one before."""
+"""Freed bytes that a worker keeps, so that one response reuses the memory of the previous one."""
 MAPPED_BYTES_MIN = 32 << 20
-"""From this size on memory is the system's, given back when it is freed."""
+"""Allocations from this size are mapped, and returned to the system when freed."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-_settled = False
+_is_prepared = False
 
 
-def settle() -> None:
-    """Once in a worker, at its first task: Spark collects garbage after each task, and what was imported stays. And
-    fetched megabytes come and go: of fresh pages each time they cost the IO thread twice as much."""
-    global _settled
-    if not _settled:
-        _settled = True
+def prepare_worker() -> None:
+    """Tune the worker at its first task. Spark collects garbage after each task: freezing exempts imported modules.
+    Keeping freed memory matters because fresh pages for each fetch response double the cost on the IO thread."""
+    global _is_prepared
+    if not _is_prepared:
+        _is_prepared = True
         gc.freeze()
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:  # glibc
@@ -41,20 +43,20 @@ def settle() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of one task. Of all attempts of a task Spark commits one; of a batch that is replayed all are new."""
+    """One attempt of a task. Spark commits one attempt per task; a replayed batch has new attempts."""
 
     owner: str
-    """The query's id, the same after a restart; empty outside of a streaming query."""
+    """The query's id, stable across restarts; empty outside a streaming query."""
     batch_id: int
-    """-1 outside of a streaming query."""
+    """-1 outside a streaming query."""
     task: int
-    """The number of the part of the data, from 0 on. A replayed batch may be cut otherwise."""
+    """The task's partition number, from 0. A replayed batch may be partitioned differently."""
     attempt: int
-    """Unlike any other attempt of this Spark application."""
+    """Unique within this Spark application."""
 
 
 def attempt() -> Attempt:
-    """That of the task that runs; all -1 outside of tasks."""
+    """Return the running task's attempt; all numbers are -1 outside tasks."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -71,9 +73,9 @@ def attempt() -> Attempt:
 
 @contextlib.contextmanager
 def plain_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds reach the user as their own line, without the trace of a planner.
+    """Let errors of these kinds reach the user as one line, without a planner's traceback.
 
-    A planner ends after an error, so that hiding it there hides nothing else. Any other process is left as it is.
+    A planner exits after an error, so this hides nothing else. Other processes are not affected.
     """
     try:
         yield

@@ -1,13 +1,13 @@
-"""`LocalCluster`: a real cluster of processes, for the length of a `with` block.
+"""`LocalCluster`: a real cluster of processes, for the duration of a `with` block.
 
     with LocalCluster(nodes=3) as cluster:
         ...                       # a client of cluster.bootstrap
-        cluster.kill(2)           # kill -9; start(2) brings it back
-        cluster.freeze(1)         # SIGSTOP; thaw(1)
-        cluster.stop(3)           # SIGTERM, in order
+        cluster.kill(2)           # kill -9; start(2) restarts it
+        cluster.pause(1)          # SIGSTOP; resume(1)
+        cluster.stop(3)           # SIGTERM, clean shutdown
 
-Ports are free ones, data is in a temporary directory unless one is given. When the block ends by an error, the end of
-each node's log is printed to stderr.
+It uses free ports, and a temporary directory unless you pass `data`. If the block raises, it prints the end of each
+node's log to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS: dict[str, object] = {"controlled.shutdown.timeout.ms": 3_000}
 
 
 class LocalCluster:
-    """Nodes are numbered from 1 on."""
+    """Nodes are numbered from 1."""
 
     def __init__(
         self,
@@ -34,23 +34,25 @@ class LocalCluster:
         *,
         data: str | Path | None = None,
         settings: Mapping[str, object] | None = None,
-        is_started: bool = True,
+        start: bool = True,
     ) -> None:
-        """`settings` are more keys of every node's file; `is_started=False` leaves starting to the caller."""
-        assert nodes >= 1, "at least one node"
+        """`settings` are further keys of every node's file. With `start=False` you start the nodes yourself."""
+        if nodes < 1:
+            raise ValueError(f"nodes={nodes}: use 1 or more")
         self._temporary = tempfile.TemporaryDirectory(prefix="tidelog-test-") if data is None else None
         path = Path(self._temporary.name if self._temporary is not None else str(data))
         ports = free_ports(4 * nodes)
         layout = Layout.read(path) if path.is_dir() else None
-        assert layout is None or len(layout.ports) == nodes, f"{path} is a cluster of another size"
+        if layout is not None and len(layout.ports) != nodes:
+            raise ValueError(f"{path} has a cluster of {len(layout.ports)} nodes, not {nodes}")
         rows = [Ports(*ports[4 * index : 4 * index + 4]) for index in range(nodes)]
         self._nodes = LocalNodes(path, layout or Layout.fresh(rows), {**SETTINGS, **(settings or {})})
-        self._is_started = is_started
+        self._starts_nodes = start
 
     def __enter__(self) -> Self:
         try:
             self._nodes.prepare()
-            if self._is_started:
+            if self._starts_nodes:
                 self.start_all()
         except BaseException:
             self.__exit__(*sys.exc_info())
@@ -68,16 +70,16 @@ class LocalCluster:
         if self._temporary is not None:
             self._temporary.cleanup()
 
-    # Where it is.
+    # Addresses and paths.
 
     @property
     def bootstrap(self) -> str:
-        """host:port of every node's gRPC door, with commas between them."""
+        """host:port of every node's gRPC listener, separated by commas."""
         return self._nodes.bootstrap
 
     @property
     def kafka_bootstrap(self) -> str:
-        """host:port of every node's Kafka door, for Kafka clients."""
+        """host:port of every node's Kafka listener, separated by commas."""
         return self._nodes.kafka_bootstrap
 
     @property
@@ -89,7 +91,7 @@ class LocalCluster:
         return self._nodes.data
 
     def path(self, number: int) -> Path:
-        """The node's directory: `node.toml`, `data`, `node.log`."""
+        """Return the node's directory: `node.toml`, `data`, `node.log`."""
         return self._nodes.path(number)
 
     def ports(self, number: int) -> Ports:
@@ -101,45 +103,45 @@ class LocalCluster:
     def pid(self, number: int) -> int:
         return self._nodes.pid(number)
 
-    # What happens to it.
+    # Processes.
 
-    def start_all(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Those that do not run; returns when all are ready."""
+    def start_all(self, *, timeout: float = READY_TIMEOUT_S) -> None:
+        """Start the nodes that do not run; return when all are ready and each knows that all others are live."""
         for number in self._nodes.numbers:
             if number not in self._nodes.processes:
                 self._nodes.start(number)
-        self._nodes.wait_ready(timeout_s=timeout_s)
+        self._nodes.wait_ready(timeout_s=timeout)
 
-    def start(self, number: int, *, is_awaited: bool = True, timeout_s: float = READY_TIMEOUT_S) -> None:
+    def start(self, number: int, *, wait: bool = True, timeout: float = READY_TIMEOUT_S) -> None:
         self._nodes.start(number)
-        if is_awaited:
-            self._nodes.wait_ready([number], timeout_s=timeout_s)
+        if wait:
+            self._nodes.wait_ready([number], timeout_s=timeout)
 
     def kill(self, number: int) -> None:
-        """kill -9."""
+        """Send SIGKILL."""
         self._nodes.kill(number)
 
-    def stop(self, number: int, *, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM: leaderships move, everything closes. The exit code."""
-        return self._nodes.stop(number, timeout_s=timeout_s)
+    def stop(self, number: int, *, timeout: float = STOP_TIMEOUT_S) -> int:
+        """Send SIGTERM: leaderships move, everything closes. Returns the exit code."""
+        return self._nodes.stop(number, timeout_s=timeout)
 
     def ended(self) -> dict[int, int]:
-        """Nodes whose process has ended by itself, with the exit code."""
+        """Return the nodes whose process has exited unexpectedly, with the exit codes."""
         return self._nodes.ended()
 
-    def forget(self, number: int) -> int:
-        """A node that has ended by itself may be started again; its exit code."""
+    def reap(self, number: int) -> int:
+        """Forget a node that has exited unexpectedly, so that it can be started again. Returns its exit code."""
         return self._nodes.stop(number)
 
-    def freeze(self, number: int) -> None:
+    def pause(self, number: int) -> None:
         self._nodes.freeze(number)
 
-    def thaw(self, number: int) -> None:
+    def resume(self, number: int) -> None:
         self._nodes.thaw(number)
 
-    def wait_ready(self, number: int, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        self._nodes.wait_ready([number], timeout_s=timeout_s)
+    def wait_ready(self, number: int, *, timeout: float = READY_TIMEOUT_S) -> None:
+        self._nodes.wait_ready([number], timeout_s=timeout)
 
     def health(self, number: int) -> tuple[bool, str]:
-        """(whether it is ready, what it says)."""
+        """Return whether the node is ready, and its health report."""
         return self._nodes.health(number)

@@ -1,8 +1,8 @@
-"""How clients reach a `MemoryCluster`: `Connections` from a client's event loop to the world's thread and back.
+"""Connects clients to a `MemoryCluster`: `Connections` between a client's event loop and the world's thread.
 
-Every wait is handed across: the world carries out a call or one step of a stream, and tells the client's loop how it
-ended. A client that gives up a wait has it cancelled there. When the cluster ends, everything that waits ends with
-StreamBrokenError, and what comes later is an UnreachableError.
+The world's thread runs each call and each step of a stream and reports the result to the client's loop. A cancelled
+wait is cancelled there. When the cluster closes, all waits end with StreamBrokenError; later calls raise
+UnreachableError.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from google.protobuf.message import DecodeError, Message
 from tidelog.client.connections import Encodable, Exchange
 from tidelog.model.errors import StreamBrokenError, TransportError, UnreachableError
 from tidelog.model.ids import NodeId
-from tidelog.rpc.door import END_OF_REQUESTS, Kind, Method, decode_response_frame, encode_message
+from tidelog.rpc.grpc.methods import END_OF_REQUESTS, Kind, Method, decode_response_frame, encode_message
 from tidelog.world.simulated import SimLoop
 from tidelog.world.transport import Stream, Transport
 
 T = TypeVar("T")
 
 
-class Shore(Protocol):
-    """The cluster, as its clients see it. `post` may be called from any thread, the others on the world's only."""
+class ClusterGateway(Protocol):
+    """The cluster as clients see it. Any thread may call `post`; the other methods run on the world's thread."""
 
     def post(self, work: Callable[[], None]) -> None:
-        """Run it on the world's thread, in order. Raises UnreachableError if the world has ended."""
+        """Run the work on the world's thread, in order. Raises UnreachableError if the world has ended."""
         ...
 
     def node_at(self, address: str) -> NodeId | None: ...
@@ -39,16 +39,16 @@ class Shore(Protocol):
 
 
 class MemoryConnections:
-    """Implements `Connections`, on one event loop."""
+    """Implements `Connections` on one event loop."""
 
-    def __init__(self, shore: Shore) -> None:
-        self._shore = shore
+    def __init__(self, gateway: ClusterGateway) -> None:
+        self._gateway = gateway
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
         self._open: set[_MemoryExchange] = set()
         self._is_closed = False
         self._there: tuple[SimLoop, Transport] | None = None
-        """Of the world's thread."""
+        """Belongs to the world's thread."""
 
     async def call(self, address: str, method: Method, request: Message, *, timeout_ms: int) -> Any:
         assert method.kind is Kind.UNARY, f"{method.full_name} streams"
@@ -80,28 +80,28 @@ class MemoryConnections:
         for exchange in list(self._open):
             exchange.close()
         self._break("disconnected here")
-        self.post(lambda: self._shore.leave(self))
+        self.post(lambda: self._gateway.leave(self))
 
     @property
     def transport(self) -> Transport | None:
-        """On the world's thread; None before the first call."""
+        """Return the transport; on the world's thread. None before the first call."""
         return None if self._there is None else self._there[1]
 
     def _node(self, address: str) -> NodeId:
-        node = self._shore.node_at(address)
+        node = self._gateway.node_at(address)
         if node is None:
-            raise UnreachableError(f"{address} is no broker of this cluster in memory")
+            raise UnreachableError(f"{address} is not a broker of this cluster in memory")
         return node
 
-    # Between the two.
+    # Between client and world.
 
     def post(self, work: Callable[[], None]) -> None:
-        """What needs no answer; a world that has ended needs nothing."""
+        """Run work without a result; does nothing if the world has ended."""
         with suppress(UnreachableError):
-            self._shore.post(work)
+            self._gateway.post(work)
 
     async def across(self, job: Callable[[Transport], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the world, as this client, and wait for its result."""
+        """Run a coroutine in the world as this client, and wait for its result."""
         if self._is_closed:
             raise UnreachableError("these connections are closed")
         loop = self._loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class MemoryConnections:
 
         def begin() -> None:
             if self._there is None:
-                self._there = self._shore.join(self)
+                self._there = self._gateway.join(self)
             world_loop, transport = self._there
             task: asyncio.Task[T] = world_loop.create_task(job(transport))
             tasks.append(task)
@@ -121,7 +121,7 @@ class MemoryConnections:
             if task.cancelled():
                 error = StreamBrokenError("the call was ended in the cluster")
             with suppress(RuntimeError):  # the client's loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, ended, None if error else task.result(), error)
+                loop.call_soon_threadsafe(_resolve, ended, None if error else task.result(), error)
 
         def give_up() -> None:
             for task in tasks:
@@ -129,7 +129,7 @@ class MemoryConnections:
 
         self._waiting.add(ended)
         try:
-            self._shore.post(begin)
+            self._gateway.post(begin)
             return await ended
         except asyncio.CancelledError:
             self.post(give_up)
@@ -138,7 +138,7 @@ class MemoryConnections:
             self._waiting.discard(ended)
 
     def break_off(self) -> None:
-        """On the world's thread, at its end."""
+        """Break all calls; on the world's thread, at its end."""
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):
@@ -146,7 +146,7 @@ class MemoryConnections:
 
     def _break(self, why: str) -> None:
         for ended in list(self._waiting):
-            _settle(ended, None, StreamBrokenError(why))
+            _resolve(ended, None, StreamBrokenError(why))
 
 
 class _MemoryExchange:
@@ -187,7 +187,7 @@ def _parsed(method: Method, parse: Callable[[], T]) -> T:
         raise TransportError(f"{method.name} was answered with something else: {error}") from error
 
 
-def _settle(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+def _resolve(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
     if ended.done():
         return
     if error is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from typing import Any
 
 from tidelog.client.arrow import Part
 from tidelog.client.record import ConsumerRecord
@@ -10,7 +11,7 @@ from tidelog.log.batch import decode_columns, encode_columns
 
 
 class MockLog:
-    """Records in the order of their offsets, which may have gaps."""
+    """Records in offset order; offsets may have gaps."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -18,12 +19,12 @@ class MockLog:
         self.records: list[ConsumerRecord] = []
 
     def at(self, offset: int) -> int:
-        """The index of the first record at or after it."""
+        """Return the index of the first record at or after the offset."""
         return bisect.bisect_left(self.records, offset, key=lambda record: record.offset)
 
 
-def part_of(record: ConsumerRecord) -> Part:
-    """As a fetched batch of one."""
+def part_of(record: ConsumerRecord[Any, Any]) -> Part:
+    """Return the record as a fetched batch of one."""
     headers = [record.headers] if record.headers else None
     data = encode_columns([record.timestamp], [record.key], [record.value], headers, base_offset=record.offset)
     columns = decode_columns(data, decompressed_bytes_max=len(data))

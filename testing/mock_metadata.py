@@ -1,6 +1,6 @@
 """The metadata of a `MockAdmin`: the controller's own decisions on an image in memory. No broker runs.
 
-What is refused here is refused by a cluster for the same reason, since it is the same code.
+It rejects what a cluster rejects, as it is the same code.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from uuid import UUID
 
 from tidelog.metadata.brokers import Fence, Heartbeat, Register
 from tidelog.metadata.controller import Controller
-from tidelog.metadata.decision import Context, Outcome
+from tidelog.metadata.decision import Context
 from tidelog.metadata.features import bootstrap_records, supported
 from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition
 from tidelog.metadata.records import Record
 from tidelog.metadata.replay import Replay
-from tidelog.model.errors import RemoteError, TidelogError
 
 CLUSTER_ID = "mock-cluster"
 LISTENER = "CLIENT"
@@ -40,7 +39,7 @@ class MockMetadata:
         return self._replay.image
 
     def ask(self, request: object) -> Any:
-        """The reply; raises the refusal."""
+        """Return the response; raises a rejection."""
         context = Context(now_ms=int(time.time() * 1000), random=self._random, next_offset=self.offset)
         decision = self._controller.decide(self.image, request, context)
         self._log(decision.records)
@@ -57,7 +56,7 @@ class MockMetadata:
     # Brokers.
 
     def start(self, broker: int) -> None:
-        """It registers and is let in; its logs are whole."""
+        """Register and unfence the broker, with complete logs."""
         known = self.image.brokers.get(broker)
         self.ask(
             Register(
@@ -73,11 +72,11 @@ class MockMetadata:
         self.ask(Heartbeat(broker=broker, broker_epoch=self._epoch(broker), metadata_offset=self.offset))
 
     def fence(self, broker: int) -> None:
-        """As if it had died."""
+        """Fence the broker, as if it had died."""
         self.ask(Fence(broker=broker, broker_epoch=self._epoch(broker)))
 
     def catch_up(self) -> None:
-        """Every live replica is in sync, so that reassignments which are under way end."""
+        """Put every live replica in sync, which completes reassignments."""
         for topic_id, topic in list(self.image.topics.items()):
             for number in topic.partitions:
                 self._catch_up(topic_id, number)
@@ -106,7 +105,3 @@ class MockMetadata:
 
 def directory(broker: int) -> UUID:
     return UUID(int=(0x7D << 120) | (4 << 76) | (2 << 62) | broker)
-
-
-def error_of(outcome: Outcome) -> TidelogError | None:
-    return None if outcome.error is None else RemoteError(outcome.message, code=outcome.error)

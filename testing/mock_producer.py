@@ -1,11 +1,11 @@
-"""`MockProducer`: `tidelog.Producer` without a cluster. It checks and serializes records as the real one, keeps them in
-`history`, and ends each as it is told: at once, or by hand.
+"""`MockProducer`: `tidelog.Producer` without a cluster. It checks and serializes records as the real one and keeps them
+in `history`.
 
     producer = MockProducer()                              # every record is stored at once
-    producer = MockProducer(is_automatic=False)            # ... when the test says so
+    producer = MockProducer(auto_complete=False)           # ... or when the test completes it
     producer.complete_next(); producer.fail_next(error)
 
-Callbacks run on the thread that ends the record. A topic has `partitions` partitions, whatever its name.
+Callbacks run on the thread that completes the record. Every topic has `partitions` partitions.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Unpack
 
-from tidelog.client.accumulator import TopicPlace
-from tidelog.client.bulk import BulkDelivery, columns_of
-from tidelog.client.errors import WriterClosedError
-from tidelog.client.hot import Delivery, Headers, Parcel, Row, Told
-from tidelog.client.producer_core import tell_all
-from tidelog.client.producer_front import ProducerFront
+from tidelog.client.closing import Closing
+from tidelog.client.durations import check_timeout
+from tidelog.client.errors import ProducerClosedError
+from tidelog.client.options import Bootstrap, ProducerOptions
+from tidelog.client.producer.accumulator import TopicState
+from tidelog.client.producer.bulk import BulkDelivery, columns_of
+from tidelog.client.producer.core import acknowledgement_interceptors, run_delivery_callbacks
+from tidelog.client.producer.fast_path import Delivery, DeliveryCallback, Headers, ProducerBatch, Row
+from tidelog.client.producer.frontend import ProducerFrontend
+from tidelog.client.record import TopicPartition
 from tidelog.model.errors import UnknownTopicOrPartitionError
 
 HISTORY_MAX = 1_000_000
@@ -31,8 +33,7 @@ HISTORY_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class SentRecord:
-    """One of `history`: as it would have gone out. `offset` is where it was stored, None while it is under way or if
-    it failed."""
+    """A record of `history`, as it would be sent. `offset` is None while it is pending, and if it failed."""
 
     topic: str
     partition: int
@@ -48,72 +49,77 @@ class SentRecord:
         return self.delivery.result().offset if done else None
 
 
-class MockProducer(ProducerFront):
+class MockProducer(ProducerFrontend, Closing):
     """See the module's docstring. Options are those of `tidelog.Producer`."""
 
     def __init__(
-        self, bootstrap: object = "mock:9292", /, *, is_automatic: bool = True, partitions: int = 1, **options: Any
+        self,
+        bootstrap: Bootstrap = "mock:9292",
+        /,
+        *,
+        auto_complete: bool = True,
+        partitions: int = 1,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         if partitions < 1:
-            raise ValueError(f"partitions={partitions}: one at least")
-        super().__init__(bootstrap, options)
-        self.is_automatic = is_automatic
+            raise ValueError(f"partitions={partitions}: use 1 or more")
+        super().__init__(bootstrap, {**options})
+        self.auto_complete = auto_complete
         self.history: list[SentRecord] = []
         self.flushes = 0
         self._partitions = partitions
-        self._waiting: deque[Parcel] = deque()
+        self._waiting: deque[ProducerBatch] = deque()
         self._ends: dict[tuple[str, int], int] = {}
-        self._topics: dict[str, TopicPlace] = {}
+        self._states: dict[str, TopicState] = {}
         self._send_errors: deque[Exception] = deque()
         self._delivery_errors: deque[Exception] = deque()
         self._lock = threading.RLock()
-        told = (getattr(one, "on_acknowledgement", None) for one in self._options.interceptors)
-        self._acknowledged: list[Callable[..., object]] = [one for one in told if one is not None]
+        self._interceptors = acknowledgement_interceptors(self._config)
         self._stored = self._failed = 0
 
-    # What a test does with it.
+    # For tests.
 
     @property
     def is_closed(self) -> bool:
-        return self._is_closed
+        return self._host.is_closed
 
     @property
     def waiting(self) -> int:
-        """Records that have not ended."""
+        """Records that are neither stored nor failed."""
         with self._lock:
             return len(self._waiting)
 
     def complete_next(self) -> bool:
-        """The oldest record that waits is stored. False: none waits."""
+        """Store the oldest pending record. False: none is pending."""
         return self._end_next(None)
 
     def fail_next(self, error: Exception) -> bool:
-        """The oldest record that waits fails with this error. False: none waits."""
+        """Fail the oldest pending record with this error. False: none is pending."""
         return self._end_next(error)
 
     def complete_all(self) -> int:
-        """How many there were."""
+        """Store all pending records; returns their number."""
         count = 0
         while self.complete_next():
             count += 1
         return count
 
     def raise_in_send(self, error: Exception, *, times: int = 1) -> None:
-        """The next calls of `send` or `send_many` raise it, and take nothing."""
+        """Make the next calls of `send` or `send_many` raise `error` and queue nothing."""
         self._send_errors.extend([error] * times)
 
     def fail_delivery(self, error: Exception, *, times: int = 1) -> None:
-        """The next records that would be stored at once fail instead."""
+        """Make the next records fail instead of being stored at once."""
         self._delivery_errors.extend([error] * times)
 
     def clear(self) -> None:
-        """Forget the history, and errors that were to come; records that wait still do, offsets go on."""
+        """Clear the history and the scripted errors. Pending records stay pending, offsets continue."""
         with self._lock:
             self.history.clear()
             self._send_errors.clear()
             self._delivery_errors.clear()
 
-    # As the real one.
+    # As `tidelog.Producer`.
 
     def send(
         self,
@@ -124,12 +130,14 @@ class MockProducer(ProducerFront):
         partition: int | None = None,
         headers: Any = None,
         timestamp_ms: int | None = None,
-        on_delivery: Told | None = None,
+        on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record: into `history`."""
-        self._raise_if_told()
-        topic, partition, row, _, told = self._entry(topic, value, key, partition, headers, timestamp_ms, on_delivery)
-        return self._record(topic, self._placed(topic, partition, row[1], row[2]), row, told)
+        """Add one record to `history`."""
+        self._raise_next_error()
+        topic, partition, row, _, callback = self._entry(
+            topic, value, key, partition, headers, timestamp_ms, on_delivery
+        )
+        return self._record(topic, self._partition(topic, partition, row[1], row[2]), row, callback)
 
     def send_many(
         self,
@@ -142,22 +150,22 @@ class MockProducer(ProducerFront):
         timestamps_ms: Any = None,
         partition: Any = None,
     ) -> BulkDelivery:
-        """Take many, each with a place of its own in `history`."""
+        """Add many records to `history`, each as one."""
         columns = columns_of(records, values, keys, headers, timestamps_ms, partition)
-        self._check_open()
-        self._raise_if_told()
+        self._host.check_open()
+        self._raise_next_error()
         columns = self._serialized(topic, columns)
         count = len(columns)
         none: list[Any] = [None] * count
         rows = columns.values if isinstance(columns.values, list) else columns.values.to_list()
-        one = partition if isinstance(partition, int) else None
+        shared = partition if isinstance(partition, int) else None
         stamp = self._stamp()
-        placed = [
+        partitioned = [
             (
-                self._placed(topic, one if wanted is None else wanted, key, value),
-                (stamp if when is None else when, key, value, pairs),
+                self._partition(topic, shared if own is None else own, key, value),
+                (stamp if timestamp_ms is None else timestamp_ms, key, value, pairs),
             )
-            for value, key, pairs, when, wanted in zip(
+            for value, key, pairs, timestamp_ms, own in zip(
                 rows,
                 columns.keys or none,
                 columns.headers or none,
@@ -167,96 +175,80 @@ class MockProducer(ProducerFront):
             )
         ]
         delivery = BulkDelivery(topic)
-        for where, row in placed:
-            delivery.add(self._record(topic, where, row, self._options.on_delivery)._parcel)
+        for index, row in partitioned:
+            delivery.add(self._record(topic, index, row, self._config.on_delivery)._batch)
         return delivery
 
-    def partitions_for(self, topic: str) -> list[int]:
-        self._check_open()
-        return list(range(self._partitions))
+    def partitions_for(self, topic: str, timeout: float | None = None) -> list[TopicPartition]:
+        self._timeout_for_metadata(timeout)
+        return [TopicPartition(topic, number) for number in range(self._partitions)]
 
     def flush(self, timeout: float | None = None) -> None:
-        """The part of the cluster is played: everything that waits is stored."""
+        """Store all pending records, as a cluster would."""
+        check_timeout(timeout)
         self.flushes += 1
         self.complete_all()
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then end; with `timeout=0` what waits fails instead, as it does with the real one."""
-        if self._is_closed:
+        """Flush, then end; with `timeout=0` pending records fail instead, as those of the real producer."""
+        check_timeout(timeout)
+        if self._host.is_closed:
             return
         if timeout is None or timeout > 0:
             self.flush(timeout)
-        while self.fail_next(WriterClosedError("this producer was closed", was_sent=True)):
+        while self.fail_next(ProducerClosedError("this producer was closed", was_sent=True)):
             pass
-        self._is_closed = True
+        self._host.close()
         self._close_interceptors()
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, float]:
         with self._lock:
-            return {
-                "client_id": self.client_id,
+            return super().metrics() | {
                 "records_stored": self._stored,
                 "records_failed": self._failed,
-                "records_waiting": len(self._waiting),
+                "records_buffered": len(self._waiting),
                 "batches": self._stored + self._failed,
-                "retries": 0,
             }
 
-    def at_exit(self, deadline_s: float) -> None:
-        """Nothing is under way anywhere."""
-
-    def forked(self) -> None:
-        """It belongs to nobody."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "open"
+        state = "closed" if self._host.is_closed else "open"
         return f"<tidelog.testing.MockProducer {self.client_id}, {len(self.history)} records, {state}>"
 
-    # Within.
-
-    def _raise_if_told(self) -> None:
-        self._check_open()
+    def _raise_next_error(self) -> None:
+        self._host.check_open()
         if self._send_errors:
             raise self._send_errors.popleft()
 
-    def _placed(self, topic: str, partition: int | None, key: bytes | None, value: bytes | None) -> int:
+    def _partition(self, topic: str, partition: int | None, key: bytes | None, value: bytes | None) -> int:
         with self._lock:
-            place = self._topics.get(topic)
-            if place is None:
-                place = self._topics[topic] = TopicPlace(topic, self._partitions, tuple(range(self._partitions)))
-        where = self._partitioner.partition(place, key, value) if partition is None else partition
-        if not 0 <= where < place.count:
+            state = self._states.get(topic)
+            if state is None:
+                state = self._states[topic] = TopicState(topic, self._partitions, tuple(range(self._partitions)))
+        index = self._partitioner.partition(state, key, value) if partition is None else partition
+        if not 0 <= index < state.count:
             raise UnknownTopicOrPartitionError(
-                f"'{topic}' has {place.count} partitions from 0 on, there is no {where}; give MockProducer more "
-                "partitions"
+                f"topic '{topic}' has {state.count} partitions; there is no partition {index}: pass partitions= to "
+                "MockProducer"
             )
-        return where
+        return index
 
-    def _record(self, topic: str, partition: int, row: Row, told: Told | None) -> Delivery:
+    def _record(self, topic: str, partition: int, row: Row, on_delivery: DeliveryCallback | None) -> Delivery:
         timestamp_ms, key, value, headers = row
-        parcel = Parcel(topic, partition, 0, time.monotonic())
-        parcel.lock = self._lock
-        parcel.timestamps = [timestamp_ms]
-        parcel.count = 1
-        parcel.is_sealed = True
-        if told is not None:
-            parcel.callbacks = [(0, told, None)]
-        delivery = Delivery(parcel, 0)
+        batch = ProducerBatch(topic, partition, 0, time.monotonic())
+        batch.lock = self._lock
+        batch.timestamps = [timestamp_ms]
+        batch.count = 1
+        batch.is_sealed = True
+        if on_delivery is not None:
+            batch.callbacks = [(0, on_delivery, None)]
+        delivery = Delivery(batch, 0)
         with self._lock:
             assert len(self.history) < HISTORY_MAX, f"{HISTORY_MAX:,} records in a mock's history: clear() it"
             self.history.append(SentRecord(topic, partition, key, value, headers or (), timestamp_ms, delivery))
-            self._waiting.append(parcel)
-            is_now = self.is_automatic
-            error = self._delivery_errors.popleft() if is_now and self._delivery_errors else None
-        if is_now:
+            self._waiting.append(batch)
+            is_completed = self.auto_complete
+            error = self._delivery_errors.popleft() if is_completed and self._delivery_errors else None
+        if is_completed:
             self._end_next(error)
         return delivery
 
@@ -264,18 +256,18 @@ class MockProducer(ProducerFront):
         with self._lock:
             if not self._waiting:
                 return False
-            parcel = self._waiting.popleft()
+            batch = self._waiting.popleft()
             if error is None:
-                where = (parcel.topic, parcel.partition)
-                parcel.base_offset = -1 if self._options.acks == 0 else self._ends.get(where, 0)
-                self._ends[where] = self._ends.get(where, 0) + 1
+                key = (batch.topic, batch.partition)
+                batch.base_offset = -1 if self._config.acks == 0 else self._ends.get(key, 0)
+                self._ends[key] = self._ends.get(key, 0) + 1
                 self._stored += 1
             else:
-                parcel.error = error
+                batch.error = error
                 self._failed += 1
-            parcel.is_done = True
-            waiters, parcel.waiters = parcel.waiters or [], None
+            batch.is_done = True
+            waiters, batch.waiters = batch.waiters or [], None
         for waiter in waiters:
             waiter()
-        tell_all(parcel, self._acknowledged)
+        run_delivery_callbacks(batch, self._interceptors)
         return True

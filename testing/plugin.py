@@ -4,14 +4,14 @@
         with tidelog.Producer(tidelog_memory.bootstrap) as producer: ...
 
     @pytest.mark.tidelog_memory(brokers=5, settings={"min.insync.replicas": 3})
-    def test_five(tidelog_memory): ...                        # made with these arguments of `MemoryCluster`
+    def test_five(tidelog_memory): ...                        # with these arguments of `MemoryCluster`
 
-    def test_real(tidelog_cluster): ...                       # processes of this machine, one cluster for the session
+    def test_real(tidelog_cluster): ...                       # processes on this machine, one cluster per session
 
-`--tidelog-seed` is what the faults of `tidelog_memory` draw from; a test that fails prints it, and the faults it had.
-A `conftest.py` that has a fixture `tidelog_nodes` of its own decides how many nodes `tidelog_cluster` has.
+`--tidelog-seed` seeds the faults of `tidelog_memory`; a failing test prints it with its faults. Override the fixture
+`tidelog_nodes` in a `conftest.py` to set the number of nodes of `tidelog_cluster`.
 
-Nothing of Tidelog is imported before a fixture is used.
+Tidelog is imported when a fixture is used.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CLUSTER = pytest.StashKey["MemoryCluster"]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("tidelog").addoption(
-        "--tidelog-seed", type=int, default=0, metavar="N", help="what the faults of tidelog_memory draw from"
+        "--tidelog-seed", type=int, default=0, metavar="N", help="seed for the faults that tidelog_memory injects"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "tidelog_memory(**arguments): what MemoryCluster is made with")
+    config.addinivalue_line("markers", "tidelog_memory(**arguments): arguments of MemoryCluster")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,8 +44,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     cluster = item.stash.get(_CLUSTER, None)
     if report.failed and cluster is not None:
-        told = [f"seed {cluster.seed} (--tidelog-seed={cluster.seed} replays its faults)", *cluster.faults]
-        report.sections.append(("tidelog_memory", "\n".join(told)))
+        lines = [f"seed {cluster.seed} (--tidelog-seed={cluster.seed} replays its faults)", *cluster.faults]
+        report.sections.append(("tidelog_memory", "\n".join(lines)))
     return report
 
 
@@ -65,14 +65,14 @@ def tidelog_memory(request: pytest.FixtureRequest) -> Iterator[MemoryCluster]:
 
 @pytest.fixture(scope="session")
 def tidelog_nodes() -> int:
-    """How many nodes `tidelog_cluster` has; for a `conftest.py` to override."""
+    """The number of nodes of `tidelog_cluster`; override it in a `conftest.py`."""
     return NODES
 
 
 @pytest.fixture(scope="session")
 def tidelog_cluster(tidelog_nodes: int) -> Iterator[LocalCluster]:
-    """A cluster of real processes, started at the first use and stopped at the end of the session. Its topics stay
-    from test to test: give each test names of its own."""
+    """A cluster of real processes, started on first use and stopped at the end of the session. Topics persist between
+    tests: give each test its own names."""
     from tidelog.testing.cluster import LocalCluster
 
     with LocalCluster(nodes=tidelog_nodes) as cluster:

@@ -1,12 +1,12 @@
-"""A simulated world at the pace of the real clock, on a thread of its own.
+"""Runs a simulated world in real time on its own thread.
 
-    starting    as fast as the processor goes: virtual seconds of elections and handshakes take milliseconds
-    paced       virtual time follows real time; what the thread was late for it makes up, but never more than
-                `CATCH_UP_MS` at once: a debugger or a laptop that slept is no outage of the cluster
-    hurrying    as while starting, for a wait in which clients have nobody to talk to
-    ended       by `close`, or because something in the world failed that nobody handled
+    starting    as fast as possible: virtual seconds of elections and handshakes take milliseconds
+    paced       virtual time follows real time; the thread catches up after a delay by at most `CATCH_UP_MS`: a debugger
+                or a suspended laptop is no outage of the cluster
+    hurrying    as while starting, for waits in which no client is connected
+    ended       by `close`, or by an unhandled failure in the world
 
-Only this thread touches the world. Others hand it work: `post`, or `do`, which waits for the result.
+Only this thread touches the world. Other threads pass work to it: `post`, or `do`, which waits for the result.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ T = TypeVar("T")
 CATCH_UP_MS = 50
 IDLE_S = 1.0
 START_TIMEOUT_S = 120.0
-"""Of virtual time."""
+"""Of virtual time, in seconds."""
 DO_TIMEOUT_S = 60.0
 POSTED_MAX = 100_000
 
 
 class WorldThread:
-    """`start`, then use, then `close`."""
+    """Call `start`, use it, then call `close`."""
 
     def __init__(self, world: SimWorld, *, on_end: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
@@ -51,7 +51,7 @@ class WorldThread:
         self._thread: threading.Thread | None = None
 
     def start(self, begin: Callable[[], None], is_ready: Callable[[], bool]) -> None:
-        """Run `begin` in the world, and time as fast as it goes until `is_ready`. Raises what went wrong."""
+        """Run `begin` in the world, with time as fast as possible until `is_ready`. Raises errors of the world."""
         started: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._live, args=(begin, is_ready, started), name="tidelog-memory", daemon=True
@@ -60,7 +60,8 @@ class WorldThread:
         started.result()
 
     def post(self, work: Callable[[], None]) -> None:
-        """From any thread: run it in the world, in order. UnreachableError if it has ended, or is another process's."""
+        """Run the work in the world, in order; from any thread. Raises UnreachableError if the world has ended or
+        belongs to another process."""
         if os.getpid() != self._process:
             raise UnreachableError("this cluster in memory belongs to the process that this one was forked from")
         with self._changed:
@@ -72,7 +73,7 @@ class WorldThread:
             self._changed.notify()
 
     def do(self, work: Callable[[], T]) -> T:
-        """The same, and its result."""
+        """Like `post`, and return the result."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -84,7 +85,7 @@ class WorldThread:
         return self._result(run, done)
 
     def _result(self, work: Callable[[], None], done: Future[T]) -> T:
-        """Of posted work that will set it; the end of the world sets it, too."""
+        """Wait for the result of posted work; the end of the world sets it too."""
         self._awaited.add(done)
         try:
             self.post(work)
@@ -93,8 +94,8 @@ class WorldThread:
             self._awaited.discard(done)
 
     def hurry(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Let time run as fast as it goes until the condition holds; SimulationError after `timeout_s` of virtual time.
-        What is posted meanwhile waits."""
+        """Run time as fast as possible until the condition holds; SimulationError after `timeout_s` of virtual time.
+        Posted work waits meanwhile."""
         done: Future[None] = Future()
 
         def begin() -> None:
@@ -103,7 +104,7 @@ class WorldThread:
         self._result(begin, done)
 
     def close(self) -> None:
-        """More than once does no harm."""
+        """Idempotent."""
         if os.getpid() != self._process:
             return
         with self._changed:
@@ -177,7 +178,7 @@ class WorldThread:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """What the coroutines of the dead say on this thread when they are closed is not logged: it has not happened."""
+    """Suppress log messages of coroutines that are closed with a dead node."""
     here = threading.get_ident()
 
     def is_heard(record: logging.LogRecord) -> bool:

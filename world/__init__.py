@@ -1,5 +1,5 @@
-"""Time, disk, state, work and network are given to the code from outside.
+"""The environment that code gets from outside: time, disk, state store, CPU work, network.
 
-`disk`, `store`, `clock` and `work` hold the protocols, `real` what production uses, `simulated` a whole machine room
-on one seed. Only the real side imports uvloop, lmdb or threads.
+`disk`, `store`, `clock`, `work` and `transport` define the protocols, `real` implements them for production,
+`simulated` on one seed. Only `real` imports uvloop, lmdb or threads.
 """

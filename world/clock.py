@@ -1,4 +1,4 @@
-"""Wall-clock time. Deadlines use the event loop's own time; this is only for timestamps that outlive the process."""
+"""Wall-clock time, for timestamps that outlive the process. Deadlines use the event loop's time."""
 
 from typing import Protocol
 

@@ -1,19 +1,19 @@
-"""The disk as the code sees it: files that are appended to, read, cut, and synced in groups.
+"""The disk protocol: files that are appended to, read, truncated, and synced in groups.
 
-Contract, for the real one and the simulated one alike (one conformance suite tests both):
+Contract of every implementation; one conformance suite tests the real and the simulated one:
 
-- Paths are relative to the disk's root, with `/` between parts. A `Disk` is one log directory: one device, one fate.
-- `append`, `truncate`, `rename`, `remove` act on the page cache and return at once; they survive a crash of the
-  process, and a loss of power only after a sync. A name (a created, renamed or removed file) survives only after a
-  sync of its directory.
-- `append` keeps all of its bytes or none: a write that fails in the middle is cut back before the error is raised.
+- Paths are relative to the disk's root, with `/` between parts. A `Disk` is one log directory on one device.
+- `append`, `truncate`, `rename` and `remove` change the page cache and return at once. They survive a crash of the
+  process; they survive a power loss only after a sync. A name (a created, renamed or removed file) survives only after
+  a sync of its directory.
+- `append` writes all bytes or none: a partial write is truncated before the error is raised.
 - `sync_many` returns when everything written to these files and directories before the call is on the device. If it
-  raises, nothing may be assumed of what was written since the last sync that succeeded, now or after a restart of the
+  raises, the state of everything written since the last successful sync is unknown, now and after a restart of the
   process: the caller treats the directory as failed.
-- Errors are `StorageError`, and `DiskFullError` where there is no space: nothing was changed then, and the same call
-  may succeed later. A sync raises no `DiskFullError`: one that finds no space has lost what was written.
-- Blocking calls (`read`, `sync`) are for start-up and for helper processes; on the event loop use `read_nowait` and
-  `read_async`, and `sync_many`.
+- Errors are `StorageError`, and `DiskFullError` when there is no space: then nothing changed, and the same call may
+  succeed later. A sync never raises `DiskFullError`: a sync without space has lost data.
+- Blocking calls (`read`, `sync`) are for startup and for helper processes. Code on the event loop uses `read_nowait`,
+  `read_async` and `sync_many`.
 """
 
 from collections.abc import Sequence
@@ -30,68 +30,68 @@ class File(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes in the file, as known to this handle (one writer at a time)."""
+        """Bytes in the file, as far as this handle knows (one writer at a time)."""
         ...
 
     def append(self, *buffers: Buffer) -> int:
-        """Write the buffers at the end, one after the other; returns the position of the first byte."""
+        """Appends the buffers in order; returns the position of the first byte."""
         ...
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`; fewer only at the end of the file."""
+        """Returns up to `length` bytes from `position`; fewer only at the end of the file."""
         ...
 
     def read_nowait(self, position: int, length: int) -> bytes | None:
-        """As `read` if all of it is in memory, else None."""
+        """Like `read` if all bytes are in memory, else None."""
         ...
 
     async def read_async(self, position: int, length: int) -> bytes:
-        """As `read`, off the event loop."""
+        """Like `read`, off the event loop."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes; `size` is at most the file's size."""
+        """Truncates the file to `size` bytes, which is at most its size."""
         ...
 
     def close(self) -> None: ...
 
 
 class Disk(Protocol):
-    """One log directory. Picklable where helper processes use it (the real one), so that work can be sent to them."""
+    """One log directory. The real implementation is picklable, so that helper processes can use it."""
 
     @property
     def label(self) -> str:
-        """What to call this directory in messages."""
+        """Names this directory in messages."""
         ...
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and appending; `create` makes a missing file (its directory must exist)."""
+        """Opens a file for reading and appending; `create` creates a missing file (its directory must exist)."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file or directory is there. An error if the disk does not say."""
+        """Whether the file or directory exists. Raises if the disk cannot tell."""
         ...
 
     def size(self, path: str) -> int: ...
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, sorted; an error if it does not exist."""
+        """Returns the names in a directory, sorted; raises if it does not exist."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents; existing ones are fine."""
+        """Creates a directory and its parents; existing ones are no error."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic, replaces the target."""
+        """Renames atomically; replaces the target."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; one that is not there is fine."""
+        """Removes a file; a missing one is no error."""
         ...
 
     def remove_directory(self, path: str) -> None:
-        """Remove a directory and the files in it; one that is not there is fine."""
+        """Removes a directory and its files; a missing one is no error."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -99,7 +99,7 @@ class Disk(Protocol):
     def total_bytes(self) -> int: ...
 
     def sync(self, files: Sequence[File], directories: Sequence[str] = ()) -> None:
-        """`sync_many`, blocking."""
+        """Like `sync_many`, blocking."""
         ...
 
     async def sync_many(self, files: Sequence[File], directories: Sequence[str] = ()) -> None: ...

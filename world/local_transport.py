@@ -1,7 +1,7 @@
-"""A transport between nodes of one process, on one event loop: for an embedded cluster, for benchmarks and tests.
+"""A transport between nodes of one process on one event loop, for embedded clusters, benchmarks and tests.
 
-The contract of `world.transport`, without a wire: frames wait in a bounded queue for each direction. A node that is not
-started refuses; closing one breaks its streams.
+Implements the contract of `world.transport` without a network: each direction of a stream is a bounded queue. A node
+that is not started refuses connections; closing a node breaks its streams.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOGGER = logging.getLogger(__name__)
 WINDOW_BYTES = 8 << 20
 
 
-class _Pipe:
+class _Direction:
     """One direction of a stream."""
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class _Pipe:
 
 
 class LocalStream:
-    """One end; `incoming` of one is `outgoing` of the other."""
+    """One end of a stream; `incoming` of one end is `outgoing` of the other."""
 
-    def __init__(self, peer: NodeId, outgoing: _Pipe, incoming: _Pipe) -> None:
+    def __init__(self, peer: NodeId, outgoing: _Direction, incoming: _Direction) -> None:
         self._peer = peer
         self._outgoing = outgoing
         self._incoming = incoming
@@ -61,38 +61,38 @@ class LocalStream:
 
     async def send(self, data: bytes) -> None:
         assert data, "frames are not empty"
-        pipe = self._outgoing
-        while pipe.size and pipe.size + len(data) > WINDOW_BYTES and not pipe.is_closed:
-            await pipe.wait()
-        if pipe.is_closed or self._incoming.is_broken:
+        queue = self._outgoing
+        while queue.size and queue.size + len(data) > WINDOW_BYTES and not queue.is_closed:
+            await queue.wait()
+        if queue.is_closed or self._incoming.is_broken:
             raise StreamBrokenError(f"the stream with node {self._peer} is broken", node=self._peer)
-        pipe.frames.append(data)
-        pipe.size += len(data)
-        pipe.changed.set()
+        queue.frames.append(data)
+        queue.size += len(data)
+        queue.changed.set()
 
     async def receive(self) -> bytes:
-        pipe = self._incoming
-        while not pipe.frames:
-            if pipe.is_broken:
+        queue = self._incoming
+        while not queue.frames:
+            if queue.is_broken:
                 raise StreamBrokenError(f"the stream with node {self._peer} is broken", node=self._peer)
-            if pipe.is_closed:
+            if queue.is_closed:
                 raise StreamClosedError(f"node {self._peer} has closed the stream", node=self._peer)
-            await pipe.wait()
-        data = pipe.frames.popleft()
-        pipe.size -= len(data)
-        pipe.changed.set()
+            await queue.wait()
+        data = queue.frames.popleft()
+        queue.size -= len(data)
+        queue.changed.set()
         return data
 
     def close(self) -> None:
-        """What was sent is delivered; the other direction breaks, since nobody reads it any more."""
+        """Delivers what was sent. The other direction breaks, since nothing reads it any more."""
         self._outgoing.end(broken=False)
         self._incoming.frames.clear()
         self._incoming.end(broken=True)
 
     def break_off(self) -> None:
-        for pipe in (self._outgoing, self._incoming):
-            pipe.frames.clear()
-            pipe.end(broken=True)
+        for queue in (self._outgoing, self._incoming):
+            queue.frames.clear()
+            queue.end(broken=True)
 
 
 class LocalNetwork:
@@ -106,7 +106,7 @@ class LocalNetwork:
 
 
 class LocalTransport:
-    """Implements `world.transport.Transport`. Addresses mean nothing here."""
+    """Implements `world.transport.Transport`. Ignores addresses."""
 
     def __init__(self, network: LocalNetwork, me: NodeId) -> None:
         self._network = network
@@ -129,7 +129,7 @@ class LocalTransport:
         self._services[service] = handler
 
     def set_address(self, node: NodeId, address: str) -> None:
-        """Nodes are found by their id."""
+        """Does nothing: nodes are found by id."""
 
     async def start(self) -> None:
         self._network.nodes[self._me] = self
@@ -147,10 +147,10 @@ class LocalTransport:
             await asyncio.wait(tasks)
 
     def _find(self, node: NodeId) -> LocalTransport:
-        found = self._network.nodes.get(node)
-        if found is None:
-            raise UnreachableError(f"node {node} does not run", node=node, is_refused=True)
-        return found
+        transport = self._network.nodes.get(node)
+        if transport is None:
+            raise UnreachableError(f"node {node} is not running", node=node, is_refused=True)
+        return transport
 
     async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
         handler = self._find(node)._calls.get(method)
@@ -160,7 +160,7 @@ class LocalTransport:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await handler(self._me, request)
         except TimeoutError as error:
-            raise CallTimeoutError(f"node {node} did not answer {method} in {timeout_ms} ms", node=node) from error
+            raise CallTimeoutError(f"node {node} did not respond to {method} in {timeout_ms} ms", node=node) from error
         except TidelogError as error:
             raise decode_error(encode_error(error)) from error
 
@@ -168,13 +168,13 @@ class LocalTransport:
         return await self.call(node, method, request, timeout_ms=timeout_ms)
 
     async def open_stream(self, node: NodeId, service: str) -> Stream:
-        found = self._find(node)
-        handler = found._services.get(service)
+        target = self._find(node)
+        handler = target._services.get(service)
         if handler is None:
             raise RemoteError(f"node {node} does not serve {service}", code=ErrorCode.INVALID_REQUEST)
-        there, back = _Pipe(), _Pipe()
-        stream = LocalStream(node, there, back)
-        found._accept(handler, LocalStream(self._me, back, there), service)
+        outgoing, incoming = _Direction(), _Direction()
+        stream = LocalStream(node, outgoing, incoming)
+        target._accept(handler, LocalStream(self._me, incoming, outgoing), service)
         self._opened = [known for known in self._opened if not known._outgoing.is_closed]
         self._opened.append(stream)
         return stream

@@ -1,11 +1,11 @@
-"""The stored form of a state-store value, which lets a reader know that it is what was written under this key.
+"""The stored form of a state-store value, which proves that it was written under this key.
 
     0        4                 4 + n
     +--------+-----------------+
     | CRC    | value           |     CRC-32C, big endian, over key, then value
     +--------+-----------------+
 
-The key is inside the CRC, so that a value that turns up under another key is noticed too.
+The CRC covers the key, so that a value stored under a wrong key is detected, too.
 """
 
 from crc32c import crc32c
@@ -22,7 +22,7 @@ def seal(key: bytes, value: bytes) -> bytes:
 
 
 def unseal(key: bytes, stored: bytes, *, path: str) -> bytes:
-    """The value, or `CorruptStateError` that names the key."""
+    """Returns the value; raises `CorruptStateError`, which names the key."""
     value = stored[CRC_BYTES:]
     if len(stored) < CRC_BYTES or int.from_bytes(stored[:CRC_BYTES], "big") != crc32c(value, crc32c(key)):
         raise CorruptStateError(f"state store {path}: the value of key {key!r} fails its CRC", path=path)

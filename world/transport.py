@@ -1,25 +1,23 @@
-"""The network as the code sees it: calls and streams to a node by its id.
+"""The transport protocol: calls and streams to a node by its id.
 
-Contract, for the real one (`rpc.transport`), the one inside of a process (`world.local_transport`) and the simulated
-one alike:
+Contract of the gRPC one (`rpc.grpc.transport`), the one inside of a process (`world.local_transport`) and the simulated
+one:
 
 - A stream is bidirectional, framed and ordered, and breaks as a whole: what was sent and not yet received may be lost,
   and only a suffix of it. Streams are not ordered among each other. Frames are not empty.
-- `send` waits while the bounded window is full; a peer that does not read holds up its sender, nobody else. Cancelling
-  a `send` or `receive` breaks the stream.
-- A break is noticed when it happens: `receive` raises at once when the peer's process is gone. A peer that falls silent
-  without breaking is noticed by the transport after some seconds; who needs to know sooner has its own timeout.
+- `send` waits while the bounded window is full: a peer that does not read blocks only its sender. Cancelling a `send`
+  or `receive` breaks the stream.
+- `receive` raises at once when the peer's process dies. The transport detects a silent peer after some seconds; callers
+  that need to know sooner use a timeout of their own.
 - One task receives and one task sends on a stream at a time.
 - A handler's stream lives as long as the handler: returning closes it in order, raising breaks it.
-- Who calls is who it says it is: the transport gives `node` and `stream.peer` from what the connection proves, and
-  refuses a caller of another cluster (`WrongClusterError`), or an answerer that is not the node that was meant.
-- An error of the catalogue that a handler raises reaches the caller as a `RemoteError` with the same code, message and
-  facts (`encode_error`, `decode_error`); any other exception of a handler is our own error: it is logged there, and the
-  caller sees UNKNOWN_SERVER_ERROR.
-- Messages and frames are at most `FRAME_BYTES_MAX` bytes.
+- The transport authenticates peers: `node` and `stream.peer` are what the connection proves. It rejects peers of
+  another cluster, and a peer that is not the intended node (`WrongClusterError`).
+- A catalogue error that a handler raises reaches the caller as a `RemoteError` with the same code, message and facts
+  (`encode_error`, `decode_error`). Any other exception of a handler is a bug: the handler's node logs it, and the
+  caller gets UNKNOWN_SERVER_ERROR.
+- Messages and frames have at most `FRAME_BYTES_MAX` bytes.
 """
-
-from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -35,17 +33,18 @@ Fact = int | str | bytes | bool | None
 
 
 class Stream(Protocol):
-    """One stream; closing is idempotent, and what was sent before is still delivered."""
+    """One stream. Closing is idempotent and delivers what was sent before."""
 
     @property
     def peer(self) -> NodeId: ...
 
     async def send(self, data: bytes) -> None:
-        """Raises `StreamBrokenError`, also when it is closed on this side."""
+        """Sends a frame. Raises `StreamBrokenError`, also if this side has closed the stream."""
         ...
 
     async def receive(self) -> bytes:
-        """The next frame; raises `StreamBrokenError`, or `StreamClosedError` when the peer has closed in order."""
+        """Returns the next frame. Raises `StreamBrokenError`, or `StreamClosedError` if the peer has closed the
+        stream."""
         ...
 
     def close(self) -> None: ...
@@ -60,37 +59,38 @@ class Transport(Protocol):
     def me(self) -> NodeId: ...
 
     async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
-        """Raises `TransportError` (unreachable, timed out, broken: the call may have happened) or `RemoteError`."""
+        """Returns the response. Raises `TransportError` (unreachable, timed out, broken: the call may have executed) or
+        `RemoteError`."""
         ...
 
     async def call_at(self, node: NodeId, address: str, method: str, request: bytes, *, timeout_ms: int) -> bytes:
-        """As `call`, over a new connection to this address, which is used for nothing else and not remembered. Raises
-        `WrongClusterError` if another node answers there."""
+        """Like `call`, over a new connection to this address, which is closed afterwards. Raises `WrongClusterError` if
+        another node listens there."""
         ...
 
     async def open_stream(self, node: NodeId, service: str) -> Stream:
-        """Returns when the peer has accepted it; raises `TransportError` or `RemoteError`."""
+        """Opens a stream; returns when the peer has accepted it. Raises `TransportError` or `RemoteError`."""
         ...
 
     def serve(self, method: str, handler: CallHandler) -> None:
-        """Before or after `start`; a method has one handler."""
+        """Registers the handler of a method, before or after `start`. A method has one handler."""
         ...
 
     def serve_stream(self, service: str, handler: StreamHandler) -> None: ...
 
     def set_address(self, node: NodeId, address: str) -> None:
-        """Where to reach a node from now on, as `host:port`. Open streams to an old address are left alone."""
+        """Sets the address (`host:port`) of a node for new connections. Open streams stay."""
         ...
 
     async def start(self) -> None: ...
 
     async def close(self) -> None:
-        """Break what is open, end the handlers."""
+        """Breaks open streams and cancels the handlers."""
         ...
 
 
 def encode_error(error: TidelogError) -> bytes:
-    """An error of the catalogue for the way back: `["error", 1, {name, message, facts}]`."""
+    """Encodes a catalogue error as `["error", 1, {name, message, facts}]`."""
     facts: dict[str, Fact] = {
         name: value
         for name, value in sorted(getattr(error, "__dict__", {}).items())
@@ -102,11 +102,11 @@ def encode_error(error: TidelogError) -> bytes:
 
 
 def decode_error(data: bytes) -> RemoteError:
-    """What `encode_error` wrote; a code that this node does not know is UNKNOWN_SERVER_ERROR."""
+    """Decodes what `encode_error` wrote; an unknown code becomes UNKNOWN_SERVER_ERROR."""
     try:
         _kind, _version, fields = msgpack.unpackb(data)
         name, message, facts = str(fields["name"]), str(fields["message"]), dict(fields["facts"])
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        return RemoteError(f"an answer that cannot be read: {error}", code=ErrorCode.UNKNOWN_SERVER_ERROR)
+        return RemoteError(f"the response of a peer is unreadable: {error}", code=ErrorCode.UNKNOWN_SERVER_ERROR)
     code = ErrorCode.__members__.get(name, ErrorCode.UNKNOWN_SERVER_ERROR)
     return RemoteError(message, code=code, facts=facts)

@@ -1,12 +1,12 @@
-"""CPU work that must not hold up the event loop: a function of values, run elsewhere, returning a value.
+"""CPU work off the event loop: runs a function of values elsewhere and returns its result.
 
-`fn` is a module-level function and its arguments are picklable; it touches only files that nobody changes meanwhile.
-In production it runs in a spawned helper process; in the simulator on the spot, after a virtual delay.
+`fn` is a module-level function and its arguments are picklable; it reads only files that nothing changes meanwhile.
+Production runs it in a spawned helper process, the simulator inline after a virtual delay.
 
-A helper may die in the middle of it: killed for want of memory, or by the function itself. Then the function is run
-again from its beginning, so it must be one that can be run twice. If it has lost `ATTEMPTS_MAX` helpers it fails with
-`WorkFailedError`, alone: what runs beside it or waits for a helper is run again too and does not notice. No memory and
-errors of the system in a helper are `WorkFailedError` too. Such an error says nothing about the values.
+A helper may die: out of memory, or killed by the function itself. The function then runs again from its beginning, so
+it must be repeatable. A function that has lost `ATTEMPTS_MAX` helpers fails with `WorkFailedError`, alone: functions
+beside it run again, too, and do not notice. A lack of memory and system errors in a helper are `WorkFailedError`, too.
+Such an error says nothing about the values.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 ATTEMPTS_MAX = 3
-"""Helpers that may die of one call."""
+"""Helpers that one call may lose."""
 
 
 class Work(Protocol):

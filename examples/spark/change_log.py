@@ -1,4 +1,4 @@
-"""A change log becomes a table: the newest value of each key of a compacted topic, without what was deleted.
+"""Turns a change log into a table: the newest value of each key of a compacted topic, without deleted keys.
 
 python examples/spark/change_log.py [HOST:PORT]
 """
@@ -15,7 +15,7 @@ TOPIC = "example-customers"
 
 
 def current(changes: DataFrame) -> DataFrame:
-    """The table as of the newest change. A key is always in one partition, and offsets there are its order."""
+    """Returns the table as of the newest change. A key is always in one partition, so its offsets order its changes."""
     newest = changes.groupBy("key").agg({"offset": "max"}).withColumnRenamed("max(offset)", "offset")
     return (
         changes.join(newest, ["key", "offset"])
@@ -27,7 +27,7 @@ def current(changes: DataFrame) -> DataFrame:
 def main(spark: SparkSession, bootstrap: str, directory: str) -> list[str]:
     with tidelog.Admin(bootstrap) as admin:
         compacted = tidelog.NewTopic(TOPIC, partitions=2, configs={"cleanup.policy": "compact"})
-        admin.create_topics([compacted], partial=True)
+        admin.create_topics([compacted], if_not_exists=True)
     with tidelog.Producer(bootstrap) as producer:
         for name, city in [("ada", "Oslo"), ("ben", "Lima"), ("ada", "Rome"), ("cleo", "Bern"), ("ben", None)]:
             producer.send(TOPIC, city, key=name)

@@ -1,4 +1,4 @@
-"""Files into the log, the log into Parquet: two streams, each with a checkpoint, neither knowing of the other.
+"""Writes files to a topic and the topic to Parquet: two independent streams, each with a checkpoint.
 
 python examples/spark/files_to_parquet.py [HOST:PORT]
 """
@@ -56,7 +56,7 @@ def into_parquet(spark: SparkSession, bootstrap: str, target: Path, checkpoint: 
 def main(spark: SparkSession, bootstrap: str, directory: str) -> list[str]:
     home = Path(directory)
     with tidelog.Admin(bootstrap) as admin:
-        admin.create_topics([tidelog.NewTopic(TOPIC, partitions=2)], partial=True)
+        admin.create_topics([tidelog.NewTopic(TOPIC, partitions=2)], if_not_exists=True)
     write_files(home / "in")
     into_the_log(spark, bootstrap, home / "in", home / "files-checkpoint")
     into_parquet(spark, bootstrap, home / "out", home / "log-checkpoint")

@@ -1,9 +1,9 @@
-"""Card payments through rules: a shop's transactions in, one decision for each of them out.
+"""Checks card payments by rules: reads a shop's transactions, writes one decision for each.
 
 python examples/spark/fraud.py [HOST:PORT]
 
 Reads the topic `example-transactions`, writes to `example-approvals`, keyed by transaction. A decision takes as long as
-a micro-batch; what has to be decided within milliseconds belongs into a `tidelog.Consumer`.
+a micro-batch; for decisions within milliseconds use a `tidelog.Consumer`.
 """
 
 import json
@@ -23,7 +23,7 @@ KIND = "id bigint, card string, amount bigint, country string, home string"
 
 
 def decide(transactions: DataFrame, stolen: DataFrame) -> DataFrame:
-    """The first rule that fits gives the reason."""
+    """The first rule that matches sets the reason."""
     reason = (
         f.when(f.col("is_stolen"), "stolen card")
         .when(f.col("amount") <= 0, "no amount")
@@ -52,7 +52,9 @@ def payments(count: int) -> list[dict[str, object]]:
 
 def main(spark: SparkSession, bootstrap: str, directory: str, count: int = 1_000) -> list[str]:
     with tidelog.Admin(bootstrap) as admin:
-        admin.create_topics([tidelog.NewTopic(name, partitions=3) for name in (TRANSACTIONS, APPROVALS)], partial=True)
+        admin.create_topics(
+            [tidelog.NewTopic(name, partitions=3) for name in (TRANSACTIONS, APPROVALS)], if_not_exists=True
+        )
     with tidelog.Producer(bootstrap) as producer:
         for payment in payments(count):
             producer.send(TRANSACTIONS, json.dumps(payment), key=str(payment["card"]))
@@ -75,7 +77,7 @@ def main(spark: SparkSession, bootstrap: str, directory: str, count: int = 1_000
         .start()
     )
     query.awaitTermination()
-    # The shop reads its answers back.
+    # The shop reads the decisions.
     found: dict[str, int] = {}
     answered: list[int] = []
     for value in tidelog.read_arrow(APPROVALS, columns=["value"], bootstrap=bootstrap)["value"].to_pylist():
@@ -83,8 +85,8 @@ def main(spark: SparkSession, bootstrap: str, directory: str, count: int = 1_000
         answered.append(row["id"])
         found[row["reason"] or "approved"] = found.get(row["reason"] or "approved", 0) + 1
     missing = set(range(1, count + 1)) - set(answered)
-    told = [f"{reason}: {number}" for reason, number in sorted(found.items())]
-    return [*told, f"without a decision: {len(missing)}, with two: {len(answered) - len(set(answered))}"]
+    lines = [f"{reason}: {number}" for reason, number in sorted(found.items())]
+    return [*lines, f"without a decision: {len(missing)}, with two: {len(answered) - len(set(answered))}"]
 
 
 if __name__ == "__main__":

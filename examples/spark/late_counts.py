@@ -1,4 +1,4 @@
-"""Counts by window of ten minutes, with data that comes late: within five minutes it counts, after that it does not.
+"""Counts views in windows of ten minutes. Data that is at most five minutes late counts, later data does not.
 
 python examples/spark/late_counts.py [HOST:PORT]
 
@@ -17,12 +17,12 @@ import tidelog.spark
 VIEWS, COUNTS = "example-views", "example-view-counts"
 MINUTE_MS = 60_000
 BATCH = 3
-"""Records of a micro-batch here, so that the story below goes by it; the watermark moves from batch to batch."""
+"""Records of a micro-batch, so that each row below is one; the watermark moves from batch to batch."""
 
 STORY = (
-    (1, 8, 12),  # the newest is of minute 12: from now on it counts back to minute 7
-    (9, 12, 13),  # minute 9 comes late, and its window is still open
-    (26, 27, 27),  # from now on back to minute 22,
+    (1, 8, 12),  # the newest is minute 12: the watermark is minute 7
+    (9, 12, 13),  # minute 9 is late, but its window is still open
+    (26, 27, 27),  # the watermark is minute 22,
     (29, 29, 29),  # and with the next batch the windows 0 and 10 are closed
     (5, 19, 28),  # minute 5 and minute 19 are too late
     (60, 60, 60),  # closes the window 20
@@ -30,7 +30,7 @@ STORY = (
 
 
 def counts(views: DataFrame) -> DataFrame:
-    """A window comes out when it is closed."""
+    """Emits a window when it is closed."""
     return (
         views.withWatermark("at", "5 minutes")
         .groupBy(f.window("at", "10 minutes").alias("window"))
@@ -41,7 +41,7 @@ def counts(views: DataFrame) -> DataFrame:
 
 def main(spark: SparkSession, bootstrap: str, directory: str) -> list[str]:
     with tidelog.Admin(bootstrap) as admin:
-        admin.create_topics([tidelog.NewTopic(name, partitions=1) for name in (VIEWS, COUNTS)], partial=True)
+        admin.create_topics([tidelog.NewTopic(name, partitions=1) for name in (VIEWS, COUNTS)], if_not_exists=True)
     with tidelog.Producer(bootstrap) as producer:
         for minute in (minute for batch in STORY for minute in batch):
             producer.send(VIEWS, "seen", timestamp_ms=minute * MINUTE_MS)

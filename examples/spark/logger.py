@@ -4,9 +4,9 @@ python examples/spark/logger.py [HOST:PORT]
 
     loggers -> example-log-shop, example-log-bank     a `logging.Handler` for each program
     sort    -> example-for-till, example-for-vault    a topic for each team, by the table of owners in a topic
-    store   -> files, SQLite, example-log-counts      each batch into all three; the counts go back into the log
+    store   -> files, SQLite, example-log-counts      each batch to all three; the counts go to a topic
 
-Files and SQLite are written by batch number: a batch that Spark runs again after a crash replaces what it had written.
+Files and SQLite are written by batch number: a batch that Spark runs again after a crash replaces its earlier output.
 """
 
 import json
@@ -32,7 +32,7 @@ EARLIEST = {"startingOffsets": "earliest"}
 
 
 class TopicHandler(logging.Handler):
-    """Log records as JSON into a topic, keyed by the logger: its lines stay in order."""
+    """Writes log records as JSON to a topic, keyed by the logger, so that its lines keep their order."""
 
     def __init__(self, producer: tidelog.Producer, topic: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class TopicHandler(logging.Handler):
 
 
 def log_lines(bootstrap: str, count: int) -> None:
-    """As two programs would."""
+    """Logs as two programs would."""
     with tidelog.Producer(bootstrap) as producer:
         for topic, program in PROGRAMS.items():
             logger = logging.getLogger(program)
@@ -62,7 +62,7 @@ def log_lines(bootstrap: str, count: int) -> None:
 
 
 def stream(spark: SparkSession, bootstrap: str, **options: str) -> DataFrame:
-    """The lines of some topics, and the topic of each."""
+    """Reads the lines of some topics, with the topic of each."""
     rows = spark.readStream.format("tidelog").options(**{"bootstrap.servers": bootstrap}, **EARLIEST, **options).load()
     return rows.select("topic", f.from_json(f.col("value").cast("string"), KIND).alias("line")).select(
         "topic", "line.*"
@@ -70,7 +70,7 @@ def stream(spark: SparkSession, bootstrap: str, **options: str) -> DataFrame:
 
 
 def sort(spark: SparkSession, bootstrap: str, checkpoint: Path) -> None:
-    """From the topics of programs to those of their teams."""
+    """Copies lines from the topics of programs to those of their teams."""
     servers = {"bootstrap.servers": bootstrap}
     owners = (
         spark.read.format("tidelog")
@@ -94,7 +94,7 @@ def sort(spark: SparkSession, bootstrap: str, checkpoint: Path) -> None:
 
 
 def storing(bootstrap: str, files: Path, database: Path) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch`."""
+    """Returns a function for `foreachBatch`."""
 
     def write(batch: DataFrame, number: int) -> None:
         batch.persist()
@@ -106,8 +106,8 @@ def storing(bootstrap: str, files: Path, database: Path) -> Callable[[DataFrame,
             connection.execute(TABLE)
             connection.executemany("INSERT OR REPLACE INTO counts VALUES (?, ?, ?, ?)", rows)
         connection.close()
-        told = counts.selectExpr("concat(topic, ' ', level) AS key", "CAST(count AS STRING) AS value")
-        told.write.format("tidelog").options(**{"bootstrap.servers": bootstrap}, topic=COUNTS).mode("append").save()
+        totals = counts.selectExpr("concat(topic, ' ', level) AS key", "CAST(count AS STRING) AS value")
+        totals.write.format("tidelog").options(**{"bootstrap.servers": bootstrap}, topic=COUNTS).mode("append").save()
         batch.unpersist()
 
     return write
@@ -130,7 +130,7 @@ def main(spark: SparkSession, bootstrap: str, directory: str, count: int = 60) -
     with tidelog.Admin(bootstrap) as admin:
         made = [tidelog.NewTopic(name, partitions=2) for name in topics]
         admin.create_topics(
-            [*made, tidelog.NewTopic(OWNERS, partitions=1, configs={"cleanup.policy": "compact"})], partial=True
+            [*made, tidelog.NewTopic(OWNERS, partitions=1, configs={"cleanup.policy": "compact"})], if_not_exists=True
         )
     log_lines(bootstrap, count)
     sort(spark, bootstrap, home / "sort")
@@ -142,5 +142,5 @@ def main(spark: SparkSession, bootstrap: str, directory: str, count: int = 60) -
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        for told in main(tidelog.spark.session(), sys.argv[1] if sys.argv[1:] else "localhost:9292", temporary):
-            print(told)
+        for line in main(tidelog.spark.session(), sys.argv[1] if sys.argv[1:] else "localhost:9292", temporary):
+            print(line)

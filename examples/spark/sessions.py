@@ -1,4 +1,4 @@
-"""Clicks into sessions: a visitor who is away for half an hour begins a new one. State by `transformWithState`.
+"""Groups clicks into sessions with `transformWithState`: after half an hour without a click a new session begins.
 
 python examples/spark/sessions.py [HOST:PORT]
 
@@ -23,7 +23,7 @@ MINUTE_MS = 60_000
 
 
 class Sessions(StatefulProcessor):  # type: ignore[misc]  # of a package without types here
-    """Keeps when a visitor's session began, its last click, and how many there were."""
+    """Stores the start of a visitor's session, its last click and the number of clicks."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -44,14 +44,14 @@ class Sessions(StatefulProcessor):  # type: ignore[misc]  # of a package without
         self.handle.registerTimer(last_ms + AWAY_MS)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """The watermark has passed the end of the session: nothing can belong to it any more."""
+        """The watermark has passed the end of the session: no further click can belong to it."""
         began_ms, last_ms, clicks = self.open.get()
         self.open.clear()
         yield Row(visitor=key[0], began_ms=began_ms, ended_ms=last_ms, clicks=clicks)
 
 
 def sessions(clicks: DataFrame) -> DataFrame:
-    """Of rows with visitor and at; a session comes out when it is over."""
+    """Takes rows with visitor and at; emits a session when it is over."""
     return (
         clicks.withWatermark("at", "1 minute")
         .groupBy("visitor")
@@ -62,7 +62,7 @@ def sessions(clicks: DataFrame) -> DataFrame:
 
 
 def write_clicks(bootstrap: str) -> None:
-    """Two visitors over two hours; what comes last moves the time on."""
+    """Returns clicks of two visitors over two hours; the last one advances the watermark."""
     minutes = {"ada": (1, 5, 20, 70, 75), "ben": (10, 35, 60, 85)}
     clicks = sorted((minute, who) for who, all_minutes in minutes.items() for minute in all_minutes)
     with tidelog.Producer(bootstrap) as producer:
@@ -72,7 +72,7 @@ def write_clicks(bootstrap: str) -> None:
 
 def main(spark: SparkSession, bootstrap: str, directory: str) -> list[str]:
     with tidelog.Admin(bootstrap) as admin:
-        admin.create_topics([tidelog.NewTopic(name, partitions=2) for name in (CLICKS, SESSIONS)], partial=True)
+        admin.create_topics([tidelog.NewTopic(name, partitions=2) for name in (CLICKS, SESSIONS)], if_not_exists=True)
     write_clicks(bootstrap)
     servers = {"bootstrap.servers": bootstrap}
     clicks = spark.readStream.format("tidelog").options(**servers, subscribe=CLICKS, startingOffsets="earliest").load()
@@ -88,9 +88,9 @@ def main(spark: SparkSession, bootstrap: str, directory: str) -> list[str]:
     query.awaitTermination()
     lines = []
     for row in tidelog.read_arrow(SESSIONS, bootstrap=bootstrap).to_pylist():
-        told = json.loads(row["value"])
-        began, ended = told["began_ms"] // MINUTE_MS, told["ended_ms"] // MINUTE_MS
-        lines.append(f"{row['key'].decode()}: {told['clicks']} clicks from minute {began} to {ended}")
+        session = json.loads(row["value"])
+        began, ended = session["began_ms"] // MINUTE_MS, session["ended_ms"] // MINUTE_MS
+        lines.append(f"{row['key'].decode()}: {session['clicks']} clicks from minute {began} to {ended}")
     return sorted(lines)
 
 

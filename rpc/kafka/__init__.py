@@ -1,1 +1,1 @@
-"""The Kafka door: Kafka's own protocol, over the services that the gRPC doors call."""
+"""The Kafka API: Kafka's wire protocol over the services."""

@@ -1,4 +1,4 @@
-"""An api key of Kafka's protocol: its two messages, their versions, and how they become bytes and come from them."""
+"""An API of Kafka's protocol: its two messages, their versions, encoders and decoders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tidelog.rpc.kafka.decoder import Decode, decoder
 from tidelog.rpc.kafka.encoder import Encode, EncodeRows, encoder, rows_encoder
 from tidelog.rpc.kafka.schema import HEADINGS
 from tidelog.rpc.kafka.wire import (
-    ANSWER_ELEMENTS_MAX,
-    ANSWER_NUMBERS_MAX,
     ELEMENTS_MAX,
     NUMBERS_MAX,
+    RESPONSE_ELEMENTS_MAX,
+    RESPONSE_NUMBERS_MAX,
     Buffer,
     MalformedError,
     UnencodableError,
@@ -23,7 +23,7 @@ Response = TypeVar("Response")
 
 
 class Api(Generic[Request, Response]):
-    """One key. Encoders and decoders are compiled when a version is first used."""
+    """One API key. Encoders and decoders are compiled when a version is first used."""
 
     __slots__ = (
         "_request_decoders",
@@ -84,7 +84,7 @@ class Api(Generic[Request, Response]):
         return encode(request)
 
     def encode_response(self, version: int, response: Response) -> list[Buffer]:
-        """Buffers that follow one another; large batches of records are buffers of their own."""
+        """Returns consecutive buffers; large record batches are their own buffers."""
         encode = self._response_encoders.get(version) or self._encoder(self.response, self._response_encoders, version)
         return encode(response)
 
@@ -98,7 +98,7 @@ class Api(Generic[Request, Response]):
     def decode_in_slices(
         self, version: int, data: Buffer, offset: int = 0
     ) -> Generator[None, None, tuple[Request, int]]:
-        """A request, bit by bit; it returns the message and about the bytes of its objects."""
+        """Decodes a request in slices; returns the message and roughly the bytes of its objects."""
         decode = self._sliced_decoders.get(version)
         if decode is None:
             self._check(version, MalformedError)
@@ -109,7 +109,7 @@ class Api(Generic[Request, Response]):
         return work
 
     def encode_in_slices(self, version: int, response: Response) -> Generator[None, None, list[Buffer]]:
-        """As `encode_response`, bit by bit."""
+        """As `encode_response`, in slices."""
         encode = self._sliced_encoders.get(version)
         if encode is None:
             self._check(version, UnencodableError)
@@ -126,8 +126,8 @@ class Api(Generic[Request, Response]):
         made[version] = decoder(
             cls,
             version,
-            elements_max=ELEMENTS_MAX if is_request else ANSWER_ELEMENTS_MAX,
-            numbers_max=NUMBERS_MAX if is_request else ANSWER_NUMBERS_MAX,
+            elements_max=ELEMENTS_MAX if is_request else RESPONSE_ELEMENTS_MAX,
+            numbers_max=NUMBERS_MAX if is_request else RESPONSE_NUMBERS_MAX,
         )
         return made[version]
 

@@ -1,14 +1,14 @@
-"""The brokers as a client of one listener sees them, by one image. Pure.
+"""The brokers of one image, as a client of one listener sees them. Pure.
 
-A broker is told while it is not fenced: one that is leaving still leads until its partitions have moved. A broker that
-has no listener of this name cannot be reached from here, so it leads nothing here and its replicas are offline.
+A client sees brokers that are not fenced: one in controlled shutdown leads until its partitions have moved. A client
+cannot reach a broker without a listener of this name: it leads nothing, and its replicas are offline.
 
-Who leads is told as Kafka's brokers tell it:
+The leader of a partition, as Kafka's brokers return it:
 
-    the leader                              leader_id   error
-    can be reached                          its id      none
-    is nobody, or no broker that is known   -1          LEADER_NOT_AVAILABLE
-    has no such listener, or is fenced      -1          LISTENER_NOT_FOUND, or LEADER_NOT_AVAILABLE for old clients
+    leader                                  leader_id   error
+    reachable                               its id      none
+    none, or an unknown broker              -1          LEADER_NOT_AVAILABLE
+    without this listener, or fenced        -1          LISTENER_NOT_FOUND, or LEADER_NOT_AVAILABLE for old clients
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tidelog.metadata.image import Broker, ClusterImage, Partition
 from tidelog.model.errors import ErrorCode
 from tidelog.model.maps import Map, sorted_items
 
-NOBODY = -1
+NO_BROKER = -1
 LEADER_NOT_AVAILABLE = ErrorCode.LEADER_NOT_AVAILABLE.value.code
 LISTENER_NOT_FOUND = ErrorCode.LISTENER_NOT_FOUND.value.code
 
 
-class Place(NamedTuple):
+class BrokerEndpoint(NamedTuple):
     broker: int
     host: str
     port: int
@@ -33,44 +33,45 @@ class Place(NamedTuple):
 
 
 class BrokersView:
-    """`places` are those that can be reached, by id; `fenced` would be if they were not fenced."""
+    """`reachable` are reachable brokers by id; `fenced` are fenced brokers with this listener."""
 
-    __slots__ = ("_known", "_offline_directories", "fenced", "places")
+    __slots__ = ("_known", "_offline_directories", "fenced", "reachable")
 
     def __init__(self, brokers: Map[int, Broker], listener: str) -> None:
-        self.places: dict[int, Place] = {}
-        self.fenced: dict[int, Place] = {}
+        self.reachable: dict[int, BrokerEndpoint] = {}
+        self.fenced: dict[int, BrokerEndpoint] = {}
         self._known = brokers
         self._offline_directories = {number: broker.offline for number, broker in brokers.items() if broker.offline}
         for number, broker in sorted_items(brokers):
             for name, _, host, port in broker.endpoints:
                 if name == listener:
-                    place = Place(number, host, port, broker.rack, broker.fenced)
-                    (self.fenced if broker.fenced else self.places)[number] = place
+                    endpoint = BrokerEndpoint(number, host, port, broker.rack, broker.fenced)
+                    (self.fenced if broker.fenced else self.reachable)[number] = endpoint
 
     @property
     def controller(self) -> int:
-        """Whom clients send admin calls: every broker hands them on, so it is the same one as long as it lives."""
-        return next(iter(self.places), NOBODY)
+        """The broker for admin requests: every broker forwards them, so it is the reachable one with the lowest id."""
+        return next(iter(self.reachable), NO_BROKER)
 
     def leader(self, partition: Partition, *, tells_listeners: bool) -> tuple[int, int]:
-        """Its id and an error code, as the table above says."""
+        """Return its id and an error code, by the table of the module."""
         leader = partition.leader
-        if leader in self.places:
+        if leader in self.reachable:
             return leader, 0
         if tells_listeners and leader in self._known:
-            return NOBODY, LISTENER_NOT_FOUND
-        return NOBODY, LEADER_NOT_AVAILABLE
+            return NO_BROKER, LISTENER_NOT_FOUND
+        return NO_BROKER, LEADER_NOT_AVAILABLE
 
     def offline(self, partition: Partition) -> list[int]:
-        """Replicas that nobody can read now."""
-        places, directories = self.places, self._offline_directories
+        """Return the replicas that no client can read now."""
+        reachable, directories = self.reachable, self._offline_directories
         if not directories:
-            return [broker for broker in partition.replicas if broker not in places]
+            return [broker for broker in partition.replicas if broker not in reachable]
         return [
             broker
             for broker in partition.replicas
-            if broker not in places or (broker in directories and partition.directory_of(broker) in directories[broker])
+            if broker not in reachable
+            or (broker in directories and partition.directory_of(broker) in directories[broker])
         ]
 
 

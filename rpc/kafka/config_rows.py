@@ -1,14 +1,14 @@
-"""Settings in Kafka's terms: types, sources, synonyms, and values that a program can read. Pure.
+"""Translates configs to Kafka's rows: types, sources, synonyms, values that a program can read. Pure.
 
     here                                       Kafka
     a topic's own value                        DYNAMIC_TOPIC_CONFIG
     a broker's own value                       DYNAMIC_BROKER_CONFIG
-    a value for the whole cluster              DYNAMIC_DEFAULT_BROKER_CONFIG: what all brokers have that have no other
+    a value for the whole cluster              DYNAMIC_DEFAULT_BROKER_CONFIG: for brokers without a value of their own
     of a node's file or environment            STATIC_BROKER_CONFIG, read-only
     built in                                   DEFAULT_CONFIG
 
-A key without a fixed default holds something else that words describe (`default_says`). Kafka's programs read numbers,
-so such a value is told as the number that it comes to, or else is null.
+A key without a fixed default has a description (`default_text`). Kafka's programs read numbers, so the row has the
+effective number, or null.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tidelog.metadata.config_table import INT_MAX, LONG_MAX, TABLES, Definition, Kind, Scope
 from tidelog.metadata.configs import ConfigEntry, as_text
+from tidelog.services.node_settings import NodeSetting
 
 TOPIC_CONFIG, BROKER_CONFIG, CLUSTER_CONFIG, STATIC_CONFIG, DEFAULT_CONFIG = 1, 2, 3, 4, 5
 SOURCES = {"topic": TOPIC_CONFIG, "broker": BROKER_CONFIG, "cluster": CLUSTER_CONFIG, "default": DEFAULT_CONFIG}
@@ -30,14 +31,14 @@ _TYPES = {
     Kind.REPLICAS: LIST,
 }
 _NEVER = frozenset({"flush.messages", "flush.ms", "log.flush.interval.messages", "log.flush.interval.ms"})
-"""Left to the system unless they are set."""
+"""Never, unless they are set: the operating system flushes."""
 _MIN_ISR = "min.insync.replicas"
 
 GROUP_KEYS = {
     "consumer.heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
     "consumer.session.timeout.ms": "group.consumer.session.timeout.ms",
 }
-"""What holds for a consumer group, and the cluster's key that says it: groups have no settings of their own."""
+"""Group configs and the cluster's key of each: groups have no configs of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +57,8 @@ class ConfigRow:
     is_read_only: bool
     doc: str
     synonyms: tuple[Synonym, ...]
-    """Everything that is set for it and its default; the first holds."""
+    """All values that are set, and the default; the first one applies."""
     is_sensitive: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSetting:
-    """What a node runs with, by its own file and environment."""
-
-    name: str
-    value: str | None
-    default: str | None
-    is_set: bool
-    is_sensitive: bool
-    """A secret: its value is not shown."""
-    kind: int
-    doc: str
 
 
 Entries = Mapping[str, ConfigEntry]
@@ -100,7 +87,7 @@ def cluster_rows(cluster: Entries) -> list[ConfigRow]:
 
 
 def broker_rows(own: Entries, cluster: Entries) -> list[ConfigRow]:
-    """All that a broker goes by; what can only be set for the whole cluster is read-only here."""
+    """All configs of a broker; those that only the cluster can have are read-only."""
     rows = []
     for name, entry in cluster.items():
         mine = own.get(name)

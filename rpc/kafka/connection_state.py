@@ -1,28 +1,25 @@
-"""The states of a connection (`connection`), and the group of all connections that it belongs to."""
-
-from __future__ import annotations
+"""States of a connection, and the group of all connections of a broker."""
 
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from tidelog.rpc.kafka.connection import Connection
+ConnectionT = TypeVar("ConnectionT", contravariant=True)
 
 
 class State(Enum):
     OPEN = "open"
     DRAINING = "draining"
-    DEAF = "deaf"
+    HALF_CLOSED = "half-closed"
     CLOSED = "closed"
 
 
-class Group(Protocol):
-    """All connections of a broker: the listeners' side."""
+class Group(Protocol[ConnectionT]):
+    """All connections of a broker; the server implements it."""
 
-    def enter(self, connection: Connection) -> bool:
-        """False: there are too many."""
+    def enter(self, connection: ConnectionT, /) -> bool:
+        """Returns False if there are too many."""
         ...
 
-    def leave(self, connection: Connection) -> None: ...
+    def leave(self, connection: ConnectionT, /) -> None: ...
 
     def port_of(self, listener: str) -> int: ...

@@ -1,6 +1,6 @@
-"""Decoders: one straight function for each message and version, written out as Python and compiled once. Pure.
+"""Generates decoders: one function without loops over fields for each message and version, compiled once. Pure.
 
-Of `MetadataRequest`, version 1, comes (shortened):
+`MetadataRequest`, version 1, becomes (shortened):
 
     def decode(data, pos):
         end = len(data)
@@ -15,9 +15,9 @@ Of `MetadataRequest`, version 1, comes (shortened):
         for _ in range(n2):
             ...
 
-Fields of fixed width that follow one another are unpacked at once, together with the length, count or first byte of a
-varint behind them. `unpack` and `data[pos]` raise by themselves when the data ends; a slice does not, so every length
-is compared with `end` first, and every count with the fewest bytes that so many elements can have.
+Consecutive fixed-width fields are unpacked together with the length, count or first byte of a varint after them.
+`unpack` and `data[pos]` raise when the data ends; a slice does not, so every length is compared with `end` first, and
+every count with the fewest bytes that so many elements can have.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _has_records(cls: type, version: int) -> bool:
 
 
 def least_bytes(cls: type, version: int, *, flexible: bool) -> int:
-    """The fewest bytes that a struct takes."""
+    """Returns the fewest bytes of a struct."""
     total = 1 if flexible else 0
     for one in FIELDS[cls]:
         if one.within(version) and one.tag is None:
@@ -130,7 +130,7 @@ def _least(one: Field, version: int, *, flexible: bool) -> int:
 
 
 class _Decoder:
-    """Writes the lines. `_letters` and `_targets` are the fixed fields that wait to be unpacked at once."""
+    """Writes the lines. `_letters` and `_targets` are fixed-width fields to be unpacked together."""
 
     def __init__(self, source: Source, version: int, *, flexible: bool, title: str, is_sliced: bool = False) -> None:
         self._source = source
@@ -147,7 +147,7 @@ class _Decoder:
         self._unpack()
 
     def _struct(self, cls: type) -> str:
-        """A new object in a variable, filled."""
+        """Decodes a new object into a variable."""
         if cls in DEFAULTS:
             return self._frozen(cls)
         source = self._source
@@ -163,7 +163,7 @@ class _Decoder:
         return holder
 
     def _frozen(self, cls: type) -> str:
-        """Frozen ones are made by their constructor, of local variables."""
+        """Creates frozen objects by their constructor, from local variables."""
         source = self._source
         locals_ = {one.name: source.name("f") for one in FIELDS[cls]}
         for one in FIELDS[cls]:
@@ -196,7 +196,7 @@ class _Decoder:
         self._targets.append(target)
 
     def _unpack(self) -> None:
-        """Everything that waits; afterwards `pos` is right."""
+        """Unpacks all waiting fields; afterwards `pos` is right."""
         if not self._targets:
             return
         source = self._source
@@ -223,7 +223,7 @@ class _Decoder:
             self._sized(one.kind, target, nullable=one.nullable(self._version), label=one.name)
 
     def _length(self, letter: str) -> str:
-        """The length or count in a variable; -1 is null."""
+        """Reads a length or count into a variable; -1 is null."""
         source = self._source
         length = source.name("n")
         if not self._flexible:
@@ -238,7 +238,7 @@ class _Decoder:
         return length
 
     def _null(self, length: str, target: str, *, nullable: bool) -> str:
-        """Lines for null, where it may be; gives the word that the next test begins with."""
+        """Writes the lines for null, where it is allowed; returns `if` or `elif` for the next test."""
         if not nullable:
             return "if"
         source = self._source
@@ -346,7 +346,7 @@ class _Decoder:
                 source.line("yield")
 
     def _tags(self, cls: type, target: Callable[[Field], str]) -> None:
-        """The tagged fields that end a struct: those of this version are read, others passed over."""
+        """Reads the tagged fields at the end of a struct; skips unknown ones."""
         source = self._source
         known = [one for one in FIELDS[cls] if one.tag is not None and one.within(self._version)]
         count = source.name("t")

@@ -1,9 +1,9 @@
-"""Which handler answers which request, in which versions. ApiVersions tells exactly what is in this table.
+"""The table of handlers by API key and version. ApiVersions advertises exactly this table.
 
-A handler is `async def handle(request, context)`; `services.Handle` and `services.Later` say what it returns. Requests
-of one connection are begun in their order: the next one when `handle` has returned, so what waits for long, and what
-only waits for others, returns `Later`. What it raises is answered where the response has an error code of its own
-(`failure`); errors of topics, partitions or groups it puts into their rows.
+A handler is `async def handle(request, context)`; `services.Handle` and `services.DeferredResponse` say what it
+returns. Requests of one connection begin in order, the next one when `handle` has returned: so a handler that waits
+long, or only waits for others, returns a `DeferredResponse`. An error that it raises is the error code of the response
+(`failure`); errors of topics, partitions or groups are in their rows.
 
 A module with handlers has `HANDLERS: dict[int, Entry]`, by api key, and stands in `_MODULES`.
 """
@@ -41,13 +41,13 @@ Table = Mapping[int, Served]
 
 
 def handlers(modules: Iterable[str] = _MODULES) -> dict[int, Entry]:
-    """Those of all modules; each api has one."""
-    found: dict[int, Entry] = {}
+    """Returns the handlers of all modules; each API has one."""
+    entries: dict[int, Entry] = {}
     for name in modules:
         more: dict[int, Entry] = import_module(f"tidelog.rpc.kafka.{name}").HANDLERS
-        assert not found.keys() & more.keys(), f"{name} answers what another module answers"
-        found |= more
-    return found
+        assert not entries.keys() & more.keys(), f"{name} handles an API of another module"
+        entries |= more
+    return entries
 
 
 def build(entries: Mapping[int, Entry] | None = None) -> Table:
@@ -58,14 +58,14 @@ def build(entries: Mapping[int, Entry] | None = None) -> Table:
         low = api.low if entry.low is None else entry.low
         high = api.high if entry.high is None else entry.high
         assert api.low <= low <= high <= api.high, f"{api.name} {low} to {high}: there is {api.low} to {api.high}"
-        told_low = low if entry.told_low is None else entry.told_low
-        table[key] = Served(api, entry.handle, low, high, told_low, entry.on_stop, entry.is_single)
+        advertised_low = low if entry.advertised_low is None else entry.advertised_low
+        table[key] = Served(api, entry.handle, low, high, advertised_low, entry.on_stop, entry.is_single)
     api_versions.add_to(table)
     return table
 
 
 def failure(served: Served, version: int, code: ErrorCode, message: str) -> Any | None:
-    """The response to a request that has failed as a whole; None if this version has no place to say so."""
+    """Returns the response to a failed request; None if this version has no error code."""
     carried = served.carries(version)
     if "error_code" not in carried:
         return None

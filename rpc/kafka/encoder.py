@@ -1,7 +1,7 @@
-"""Encoders: one straight function for each message and version, written out as Python and compiled once. Pure.
+"""Generates encoders: one function without loops over fields for each message and version, compiled once. Pure.
 
-An encoder gives a list of buffers that follow one another. Batches of records stay buffers of their own, except small
-ones: one more buffer costs the sender more than a copy of `COPIED_BYTES_MAX`.
+An encoder returns a list of consecutive buffers. Record batches stay their own buffers, except small ones: one more
+buffer costs the sender more than a copy of `COPIED_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ INT32S = tuple(Struct(f">{count}i").pack for count in range(8))
 
 
 def _whole(buffers: Sequence[Buffer]) -> tuple[int, Sequence[Buffer]]:
-    """The bytes of the buffers, and the buffers."""
+    """Returns the size of the buffers, and the buffers."""
     return sum(map(len, buffers)), buffers
 
 
 def _place(parts: list[Buffer], out: list[Buffer], records: Records) -> None:
-    """Puts records behind what `out` holds: copied with it later, or, when large, as parts of their own now."""
+    """Appends records to `out`: small ones are copied later, large ones are their own parts now."""
     for buffer in (records,) if isinstance(records, (bytes, memoryview)) else records:
         if len(buffer) <= COPIED_BYTES_MAX:
             out.append(buffer)
@@ -69,7 +69,7 @@ _OBJECTS: dict[str, object] = {
 
 
 def encoder(cls: type, version: int, *, is_sliced: bool = False) -> Encode:
-    """A sliced one is a generator that stops after every `ELEMENTS_PER_SLICE`."""
+    """A sliced encoder is a generator that yields after every `ELEMENTS_PER_SLICE`."""
     heading = HEADINGS[cls]
     title = f"{cls.__name__} v{version}"
     source = Source(dict(_OBJECTS))
@@ -93,7 +93,7 @@ def encoder(cls: type, version: int, *, is_sliced: bool = False) -> Encode:
 
 
 def rows_encoder(cls: type, version: int, *, flexible: bool) -> EncodeRows:
-    """Of the structs of an array, one behind the other, without their count."""
+    """Encodes the structs of an array without their count."""
     title = f"{cls.__name__} v{version}"
     source = Source(dict(_OBJECTS))
     with source.block("def encode(rows):"):
@@ -110,7 +110,7 @@ def rows_encoder(cls: type, version: int, *, flexible: bool) -> EncodeRows:
 
 
 class _Encoder:
-    """Writes the lines. `_letters` and `_values` are the fixed fields that wait to be packed at once."""
+    """Writes the lines. `_letters` and `_values` are fixed-width fields to be packed together."""
 
     def __init__(self, source: Source, version: int, *, flexible: bool, title: str, is_sliced: bool = False) -> None:
         self._source = source
@@ -151,7 +151,7 @@ class _Encoder:
         self._values = []
 
     def _pack_with_varint(self, value: str) -> None:
-        """What waits and a varint, which mostly has one byte."""
+        """Packs the waiting fields and a varint, which mostly has one byte."""
         source = self._source
         if not self._letters:
             source.line(f"{self._add}(ONE_BYTE[{value}] if {value} < 128 else varint({value}))")
@@ -319,7 +319,7 @@ class _Encoder:
             source.line(f"{self._add}(b'\\0')")
 
     def _tagged(self, one: Field, value: str) -> None:
-        """The content goes into a list of its own first: its size stands before it."""
+        """Encodes the content into its own list first: its size comes before it."""
         source = self._source
         outer, self._add = self._add, source.name("add")
         content = source.name("c")
@@ -332,7 +332,7 @@ class _Encoder:
         source.line(f"{outer}(varint({one.tag}) + varint(len({content})) + {content})")
 
     def _differs(self, one: Field, value: str) -> str:
-        """Whether a tagged field is written at all: a bool."""
+        """Returns an expression: whether a tagged field is written."""
         if one.kind is Kind.ARRAY:
             return f"len({value}) > 0"
         if one.kind is Kind.STRUCT:

@@ -1,4 +1,4 @@
-"""A row of the table of handlers (`dispatch`): as its module declares it, and as it is served."""
+"""Rows of the table of handlers (`dispatch`): as a module declares them, and as they are served."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tidelog.rpc.kafka.services import Handle
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a module declares."""
+    """A handler as its module declares it."""
 
     handle: Handle
     low: int | None = None
-    """Versions that are truly served, where the codec knows more."""
+    """Lowest served version, where the codec knows lower ones; so with `high`."""
     high: int | None = None
-    told_low: int | None = None
-    """What ApiVersions tells as the lowest, where clients want to see more than is served: librdkafka takes no broker
-    for one that has Produce unless it begins at 0."""
+    advertised_low: int | None = None
+    """Lowest version in ApiVersions, where clients expect lower ones than are served: librdkafka uses Produce only if
+    it begins at 0."""
     on_stop: ErrorCode | None = None
-    """Of an api that waits for long (by `Later`): it is cancelled when the node stops, and this is its answer."""
+    """A long poll (by `DeferredResponse`) is cancelled when the node stops, and responds with this code."""
     is_single: bool = False
-    """Its answers may be large: of one connection, the next is begun when the one before was written."""
+    """Responses may be large: the next request of a connection begins when the last response is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Served:
     handle: Handle
     low: int
     high: int
-    told_low: int
+    advertised_low: int
     on_stop: ErrorCode | None = None
     is_single: bool = False
 
     def carries(self, version: int) -> frozenset[str]:
-        """The fields of the response itself, in a version."""
+        """Returns the top-level fields of the response in a version."""
         return frozenset(field.name for field in FIELDS[self.api.response] if field.within(version))

@@ -1,16 +1,22 @@
-"""Errors of the catalogue on the wire of Kafka: its codes are ours already (`model.errors`)."""
+"""Maps errors of `model.errors` to Kafka's error codes, which are the same numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from tidelog.model.errors import ErrorCode, OverloadedError, TidelogError
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 NONE = 0
 MESSAGE_LENGTH_MAX = 1_000
-"""Of the sentence beside a code; on the wire it has a length of 16 bits."""
+"""Characters of a message; on the wire it has a length of 16 bits."""
 
 
 def code(row: ErrorCode | None) -> int:
-    """What a message carries; None is success."""
+    """Returns the code on the wire; None is success."""
     return NONE if row is None else row.value.code
 
 
@@ -19,21 +25,33 @@ def code_of(error: TidelogError | None) -> int:
 
 
 def message_of(error: TidelogError | None) -> str | None:
-    """The sentence beside the code, where a message has room for one."""
+    """Returns the message beside a code."""
     return None if error is None else str(error)[:MESSAGE_LENGTH_MAX]
 
 
+def row_message(error: ErrorCode | None, message: str) -> str | None:
+    """Returns the message of a row; None for success."""
+    return None if error is None else message[:MESSAGE_LENGTH_MAX]
+
+
+def or_error(make: Callable[[A], B], item: A) -> B | TidelogError:
+    try:
+        return make(item)
+    except TidelogError as error:
+        return error
+
+
 def data_code_of(error: TidelogError | None) -> int:
-    """Beside data (Produce, Fetch): a node that is too busy says LEADER_NOT_AVAILABLE. Nothing was done, and every
-    client tries again; THROTTLING_QUOTA_EXCEEDED means so for admin calls only, librdkafka gives a record up for it."""
+    """For Produce and Fetch: an overloaded node returns LEADER_NOT_AVAILABLE. Nothing was done, and every client
+    retries. THROTTLING_QUOTA_EXCEEDED is for admin requests only: librdkafka drops a record after it."""
     if isinstance(error, OverloadedError):
         return code(ErrorCode.LEADER_NOT_AVAILABLE)
     return code_of(error)
 
 
 def group_code_of(error: TidelogError | None) -> int:
-    """Of groups: a coordinator that is too busy, or did not hear from its replicas in time, says
-    COORDINATOR_NOT_AVAILABLE. Every client looks for it again and repeats; of the others old ones give up."""
+    """For groups: an overloaded coordinator, or one whose replicas are too slow, returns COORDINATOR_NOT_AVAILABLE.
+    Every client finds the coordinator again and retries; old ones give up after other codes."""
     if isinstance(error, OverloadedError) or (error is not None and error.code is ErrorCode.REQUEST_TIMED_OUT):
         return code(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return code_of(error)

@@ -1,14 +1,13 @@
-"""Fetch: whole stored batches, as they lie in the log; sessions (`fetch_sessions`) say what is asked and what is told.
+"""Fetch: whole stored batches. Fetch sessions (`fetch_sessions`) say which partitions to read and which rows to send.
 
-A request is read in its turn, so that sessions go on in the order of requests, and answered later: it may wait for
-records. Its data is neither decoded nor copied; while it is read it counts in the memory of its connection.
+A session continues in the order of requests, so a request begins in its turn; it is answered later, since it may wait
+for records. The data is neither decoded nor copied and counts in the memory of its connection.
 
-What clients are told of a partition's failure are codes that all of them know beside fetched data. Kafka's own consumer
-stops at any other, so what has no such code is UNKNOWN_SERVER_ERROR, which it tries again.
+A partition's error becomes a code that all clients handle in a Fetch response. Kafka's own consumer stops at any other,
+so other errors are UNKNOWN_SERVER_ERROR, which it retries.
 
-Every request is a consumer's, whatever replica id it carries: brokers follow each other on the internal listener, so
-nobody reads past the high watermark here and no fetch counts for the in-sync replicas. Some clients leave the replica
-id at 0. A client without a place among those that wait is answered at once with what there is.
+Every request is a consumer's, whatever replica id it carries: brokers replicate on the internal listener, so nobody
+reads past the high watermark here and no fetch counts for the in-sync replicas. Some clients leave the replica id at 0.
 """
 
 from __future__ import annotations
@@ -16,14 +15,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
-from tidelog.model.ids import PartitionId
-from tidelog.replication.fetching import READ_COMMITTED, READ_UNCOMMITTED
-from tidelog.replication.service import FetchItem, FetchResult
+from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import code, code_of
-from tidelog.rpc.kafka.fetch_sessions import FetchSessionError, Key, News, Topic, Turn, Wanted
-from tidelog.rpc.kafka.finding import NAMES_PER_SLICE, Leaders, find, is_moved, rest
+from tidelog.rpc.kafka.fetch_sessions import (
+    FetchSessionError,
+    Key,
+    PartitionChange,
+    SessionFetch,
+    SessionPartition,
+    Topic,
+)
+from tidelog.rpc.kafka.leader_hints import LeaderHints, is_moved
 from tidelog.rpc.kafka.messages import FETCH
 from tidelog.rpc.kafka.messages.data import (
     AbortedTransaction,
@@ -33,12 +36,16 @@ from tidelog.rpc.kafka.messages.data import (
     FetchResponse,
     PartitionData,
 )
-from tidelog.rpc.kafka.services import AnswerMemory, Context, Later
+from tidelog.rpc.kafka.services import ConnectionMemory, Context, DeferredResponse
+from tidelog.services import fetch as service
+from tidelog.services.fetch import READ_UNCOMMITTED, FetchItem, FetchResult, check_isolation
+from tidelog.services.partition_lookup import PARTITIONS_PER_SLICE
+from tidelog.world.slicing import sliced
 
 _STORAGE_ERROR_SINCE = 6
 _SESSIONS_SINCE = 7
 _IDS_SINCE = 13
-_KNOWN = frozenset(
+_HANDLED_CODES = frozenset(
     {
         ErrorCode.OFFSET_OUT_OF_RANGE,
         ErrorCode.CORRUPT_MESSAGE,
@@ -50,10 +57,11 @@ _KNOWN = frozenset(
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.OFFSET_NOT_AVAILABLE,
         ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     }
 )
-_SAID = {
-    # A partition without a leader is not led here; who cannot read now should look for the leader again.
+_REPLACED_CODES = {
+    # A partition without a leader is not led here; a client that cannot read now looks for the leader again.
     ErrorCode.LEADER_NOT_AVAILABLE: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: ErrorCode.REPLICA_NOT_AVAILABLE,
 }
@@ -63,12 +71,18 @@ def _now_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
 
 
-class _Held:
-    """Data of an answer: it counts from when it was read until the connection counts it, without a gap."""
+async def _pause_after(count: int) -> None:
+    """Other tasks run between two steps over many partitions."""
+    if count > PARTITIONS_PER_SLICE:
+        await asyncio.sleep(0)
+
+
+class _ResponseData:
+    """Counts the data of a response from the read until the connection counts it, without a gap."""
 
     __slots__ = ("_memory", "_size")
 
-    def __init__(self, memory: AnswerMemory) -> None:
+    def __init__(self, memory: ConnectionMemory) -> None:
         self._memory = memory
         self._size = 0
 
@@ -76,95 +90,85 @@ class _Held:
         self._memory.give_back(-size)
         self._size += size
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self._memory.give_back(self._size)
         self._size = 0
 
 
-async def handle(request: FetchRequest, context: Context) -> Later | FetchResponse:
+async def handle(request: FetchRequest, context: Context) -> DeferredResponse | FetchResponse:
     try:
-        turn = await _begin(request, context)
+        fetch = await _begin(request, context)
     except FetchSessionError as error:
         return FetchResponse(error_code=code_of(error))
     except TidelogError as error:
-        return _refused(request, context, error)
-    held = _Held(context.memory)
-    return Later(lambda: _answer(request, context, turn, held), held.leave)
+        return _rejected(request, context, error)
+    data = _ResponseData(context.memory)
+    return DeferredResponse(lambda: _respond(request, context, fetch, data), data.release)
 
 
-async def _begin(request: FetchRequest, context: Context) -> Turn:
-    version = context.version
-    if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
-        raise InvalidRequestError(f"isolation level {request.isolation_level}: 0 or 1")
-    has_ids = version >= _IDS_SINCE
-    named: list[Wanted] = []
-    for topic in request.topics:
-        place = topic.topic_id if has_ids else topic.topic
-        for one in topic.partitions:
-            named.append(
-                Wanted(
-                    place,
-                    one.partition,
-                    one.fetch_offset,
-                    one.partition_max_bytes,
-                    one.current_leader_epoch,
-                    one.last_fetched_epoch,
-                )
-            )
-            if len(named) % NAMES_PER_SLICE == 0:
-                await asyncio.sleep(0)
-    await rest(len(named))
+async def _begin(request: FetchRequest, context: Context) -> SessionFetch:
+    check_isolation(request.isolation_level)  # before the session continues
+    has_ids = context.version >= _IDS_SINCE
+    named = (
+        SessionPartition(
+            topic.topic_id if has_ids else topic.topic,
+            partition.partition,
+            partition.fetch_offset,
+            partition.partition_max_bytes,
+            partition.current_leader_epoch,
+            partition.last_fetched_epoch,
+        )
+        for topic in request.topics
+        for partition in topic.partitions
+    )
+    partitions = [partition async for partition in sliced(named, PARTITIONS_PER_SLICE)]
+    await _pause_after(len(partitions))
     forgotten: list[Key] = [
         (topic.topic_id if has_ids else topic.topic, partition)
         for topic in request.forgotten_topics_data
         for partition in topic.partitions
     ]
-    return context.services.fetch_sessions.begin(
-        request.session_id, request.session_epoch, named, forgotten, has_ids=has_ids, now_ms=_now_ms()
+    return context.connection.fetch_sessions.begin(
+        request.session_id, request.session_epoch, partitions, forgotten, has_ids=has_ids, now_ms=_now_ms()
     )
 
 
-def _refused(request: FetchRequest, context: Context, error: TidelogError) -> FetchResponse:
-    """The whole of it; before version 7 that is said of each partition."""
+def _rejected(request: FetchRequest, context: Context, error: TidelogError) -> FetchResponse:
+    """Rejects the whole request; before version 7 each partition has the error."""
     response = FetchResponse(error_code=code_of(error))
     if context.version < _SESSIONS_SINCE:
         for topic in request.topics:
-            rows = [_row(one.partition, FetchResult(error), context.version) for one in topic.partitions]
+            rows = [_row(named.partition, FetchResult(error), context.version) for named in topic.partitions]
             response.responses.append(FetchableTopicResponse(topic=topic.topic, partitions=rows))
     return response
 
 
-async def _answer(request: FetchRequest, context: Context, turn: Turn, held: _Held) -> FetchResponse:
-    found = await _find(context, turn)
+async def _respond(request: FetchRequest, context: Context, fetch: SessionFetch, data: _ResponseData) -> FetchResponse:
     items = [
-        FetchItem(where, one.offset, one.bytes_max, one.leader_epoch, one.last_epoch)
-        for one, where in zip(turn.wanted, found, strict=True)
-        if isinstance(where, PartitionId)
+        FetchItem(
+            (named.topic, named.partition), named.offset, max(1, named.bytes_max), named.leader_epoch, named.last_epoch
+        )
+        for named in fetch.partitions
     ]
-    await rest(len(found))
-    limits = context.services.limits
+    await _pause_after(len(items))
     results: list[FetchResult] = []
     if items:
-        results = await context.services.partitions.fetch(
-            items,
-            # An answer that is known already does not wait for data of the others.
-            min_bytes=max(0, request.min_bytes) if len(items) == len(found) else 0,
-            max_bytes=max(1, min(request.max_bytes, limits.fetch_bytes_max)),
-            max_wait_ms=min(max(0, request.max_wait_ms), limits.fetch_wait_max_ms),
+        fetch_request = service.FetchRequest(
+            items=items,
+            min_bytes=request.min_bytes,
+            max_bytes=max(1, request.max_bytes),
+            max_wait_ms=request.max_wait_ms,
             isolation=request.isolation_level,
             rack=_rack(request.rack_id, context),
-            memory=context.memory,
         )
-    done = iter(results)
-    rows = [next(done) if isinstance(where, PartitionId) else FetchResult(where) for where in found]
-    held.count(sum(len(result.data) for result in results))
-    await rest(len(found))
-    return await _tell(request, context, turn, found, rows)
+        results = await context.services.data.fetch.fetch(context.request, fetch_request, context.memory)
+    data.count(sum(len(result.data) for result in results))
+    await _pause_after(len(results))
+    return await _session_response(request, context, fetch, results)
 
 
 def _rack(rack: str, context: Context) -> str:
-    """The reader's, or none if a broker there has no such listener: whoever is sent to that one, without data, comes
-    back to be sent there again."""
+    """Returns no rack if a broker there lacks this listener: the client could not reach it and would come back."""
     if not rack:
         return ""
     near = (broker for broker in context.services.image.brokers.values() if broker.rack == rack and not broker.fenced)
@@ -172,49 +176,35 @@ def _rack(rack: str, context: Context) -> str:
     return rack if can_be_reached else ""
 
 
-async def _tell(
-    request: FetchRequest,
-    context: Context,
-    turn: Turn,
-    found: Sequence[PartitionId | TidelogError],
-    rows: Sequence[FetchResult],
+async def _session_response(
+    request: FetchRequest, context: Context, fetch: SessionFetch, results: Sequence[FetchResult]
 ) -> FetchResponse:
-    """What the session has to tell of it."""
-    news = [_news(row) for row in rows]
-    await rest(len(rows))
+    """Has the rows that the session sends."""
+    changes = [_change(result) for result in results]
+    await _pause_after(len(results))
     try:
-        session_id, told = context.services.fetch_sessions.end(turn, news, now_ms=_now_ms())
+        session_id, sends = context.connection.fetch_sessions.end(fetch, changes, now_ms=_now_ms())
     except FetchSessionError as error:
         return FetchResponse(error_code=code_of(error))
     response = FetchResponse(session_id=session_id)
     topics: dict[Topic, FetchableTopicResponse] = {}
-    leaders = Leaders(context.services.image, context.listener)
-    for number, (one, where, result, is_told) in enumerate(zip(turn.wanted, found, rows, told, strict=True), start=1):
-        if number % NAMES_PER_SLICE == 0:
-            await asyncio.sleep(0)
-        if not is_told:
+    leaders = LeaderHints(context.services.image, context.listener)
+    rows = zip(fetch.partitions, results, sends, strict=True)
+    async for named, result, is_sent in sliced(rows, PARTITIONS_PER_SLICE):
+        if not is_sent:
             continue
-        row = _row(one.partition, result, context.version)
+        row = _row(named.partition, result, context.version)
         if request.isolation_level == READ_UNCOMMITTED:
             row.aborted_transactions = None
-        if is_moved(result.error) and isinstance(where, PartitionId):
-            row.current_leader = leaders.of(where)
-        topic = topics.get(one.topic)
+        if is_moved(result.error):
+            row.current_leader = leaders.add(result.leader, result.leader_epoch)
+        topic = topics.get(named.topic)
         if topic is None:
-            topic = topics[one.topic] = _topic(one.topic)
+            topic = topics[named.topic] = _topic(named.topic)
             response.responses.append(topic)
         topic.partitions.append(row)
     response.node_endpoints = leaders.endpoints()
     return response
-
-
-async def _find(context: Context, turn: Turn) -> list[PartitionId | TidelogError]:
-    found: list[PartitionId | TidelogError] = []
-    for one in turn.wanted:
-        found.append(find(context.services.image, one.topic, one.partition))
-        if len(found) % NAMES_PER_SLICE == 0:
-            await asyncio.sleep(0)
-    return found
 
 
 def _topic(topic: Topic) -> FetchableTopicResponse:
@@ -223,12 +213,12 @@ def _topic(topic: Topic) -> FetchableTopicResponse:
     return FetchableTopicResponse(topic=topic)
 
 
-def _news(result: FetchResult) -> News:
-    return News(
+def _change(result: FetchResult) -> PartitionChange:
+    return PartitionChange(
         (result.high_watermark, result.last_stable, result.start_offset),
         bool(result.data),
         result.error is not None,
-        result.is_news,
+        result.ends_wait,
     )
 
 
@@ -242,7 +232,7 @@ def _row(partition: int, result: FetchResult, version: int) -> PartitionData:
         records=result.data,
     )
     if result.error is not None:
-        row.error_code = _said(result.error, version)
+        row.error_code = _code_of_failure(result.error, version)
     if result.diverging is not None:
         row.diverging_epoch = FetchEpochEndOffset(epoch=result.diverging[0], end_offset=result.diverging[1])
     if result.aborted:
@@ -252,13 +242,13 @@ def _row(partition: int, result: FetchResult, version: int) -> PartitionData:
     return row
 
 
-def _said(error: TidelogError, version: int) -> int:
-    row = _SAID.get(error.code, error.code)
-    if row is ErrorCode.STORAGE_ERROR and version < _STORAGE_ERROR_SINCE:
-        row = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    elif row is ErrorCode.UNKNOWN_TOPIC_ID and version < _IDS_SINCE:
-        row = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return code(row if row in _KNOWN else ErrorCode.UNKNOWN_SERVER_ERROR)
+def _code_of_failure(error: TidelogError, version: int) -> int:
+    error_code = _REPLACED_CODES.get(error.code, error.code)
+    if error_code is ErrorCode.STORAGE_ERROR and version < _STORAGE_ERROR_SINCE:
+        error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    elif error_code is ErrorCode.UNKNOWN_TOPIC_ID and version < _IDS_SINCE:
+        error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return code(error_code if error_code in _HANDLED_CODES else ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 HANDLERS: dict[int, Entry] = {FETCH.key: Entry(handle, on_stop=ErrorCode.NOT_LEADER_OR_FOLLOWER, is_single=True)}

@@ -1,20 +1,20 @@
-"""OffsetCommit, OffsetFetch, OffsetDelete: how far groups have read. Members of either door, and programs that are no
-members, share one set of offsets.
+"""OffsetCommit, OffsetFetch and OffsetDelete. Members of both APIs, and programs that are not members, share one set of
+offsets.
 
-Topics are named, from version 10 on by their ids. What there is not:
+Topics have names, from version 10 ids. Missing ones:
 
     commit, delete    UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
-    fetch             no offset (-1), as of a partition that was never committed; by id UNKNOWN_TOPIC_ID
+    fetch             no offset (-1), as for a partition without a commit; by id UNKNOWN_TOPIC_ID
 
-Errors of a group as clients know them: STALE_MEMBER_EPOCH is told from version 9 of a commit on, before it is
-UNSUPPORTED_VERSION; a commit of a member of a group that is not there is ILLEGAL_GENERATION before, GROUP_ID_NOT_FOUND
-since. There are no transactions, so an offset is stable as soon as it is there (`require_stable`). The retention time
-of old commits (versions 2 to 4) is not heeded: offsets live as `offsets.retention.minutes` says.
+Group errors depend on the client's version. STALE_MEMBER_EPOCH exists from version 9 of OffsetCommit, before it is
+UNSUPPORTED_VERSION; a member's commit to a missing group is ILLEGAL_GENERATION before, GROUP_ID_NOT_FOUND since. There
+are no transactions, so every stored offset is stable (`require_stable`). The retention time of old commits (versions 2
+to 4) is ignored: `offsets.retention.minutes` applies.
 
-A fetch that fails for now (not the coordinator, it reads its groups, a member's epoch is another) has the error of the
-group, as in Kafka, and names the partitions that were asked for, each with UNSTABLE_OFFSET_COMMIT: ask again. Clients
-heed the error of the group. librdkafka (2.16 and before) asks again only for partitions that an answer names; without
-them its consumer holds its assignment, sends heartbeats and never reads (confluentinc/librdkafka#5586).
+A fetch with a transient failure (not the coordinator, still loading, another member epoch) has the group's error, as in
+Kafka, and lists the requested partitions with UNSTABLE_OFFSET_COMMIT, so that clients retry. Clients read the group's
+error. librdkafka (2.16 and before) retries only partitions that the response lists; without them its consumer keeps its
+assignment, sends heartbeats and never reads (confluentinc/librdkafka#5586).
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from itertools import islice
+from typing import Any, cast
 from uuid import UUID
 
-from tidelog.coordinator.queries import NOT_COMMITTED
-from tidelog.coordinator.requests import Committed, OffsetToCommit
-from tidelog.metadata.image import ClusterImage, Topic
-from tidelog.model.errors import ErrorCode, TidelogError
-from tidelog.model.group_errors import CoordinatorNotAvailableError, StaleMemberEpochError, UnknownMemberIdError
-from tidelog.model.ids import PartitionId, TopicId
+from tidelog.metadata.image import ClusterImage
+from tidelog.model.errors import ErrorCode, TidelogError, UnknownTopicIdError
+from tidelog.model.group_errors import CoordinatorNotAvailableError, StaleMemberEpochError
+from tidelog.model.ids import PartitionId
+from tidelog.rpc.kafka import messages as apis
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import NONE, code, group_code_of
-from tidelog.rpc.kafka.finding import rest
-from tidelog.rpc.kafka.groups import Room, by_topic
-from tidelog.rpc.kafka.messages import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from tidelog.rpc.kafka.messages import groups as messages
 from tidelog.rpc.kafka.services import Context
-from tidelog.rpc.kafka.wire import ZERO_UUID, EncodedRows
+from tidelog.rpc.kafka.wire import EncodedRows
+from tidelog.services.groups import NOT_COMMITTED, Committed, MissingGroupError, OffsetToCommit, by_topic
+from tidelog.services.limits import ResponseSize
+from tidelog.services.partition_lookup import PartitionRef
+from tidelog.world.slicing import sliced
 
 IDS_SINCE = 10
 EPOCHS_SINCE = 9
-"""OffsetCommit: its clients know the errors of consumer groups."""
+"""OffsetCommit: clients know the errors of consumer groups."""
 GROUPS_SINCE = 8
-"""OffsetFetch: several groups in one request."""
+"""OffsetFetch: several groups per request."""
 GROUP_ERROR_SINCE = 2
-"""OffsetFetch: before, an error of the group stands in each partition."""
+"""OffsetFetch: before this version each partition has the group's error."""
 UNSTABLE_SINCE = 7
 """OffsetFetch: clients know UNSTABLE_OFFSET_COMMIT."""
 _TRANSIENT = frozenset(
@@ -60,85 +61,68 @@ _TRANSIENT = frozenset(
         ErrorCode.THROTTLING_QUOTA_EXCEEDED,
     }
 )
-"""A fetch that fails so is sent again, here or to another coordinator, by a client that has joined again if it must."""
+"""Errors of a fetch that clients retry, here or at another coordinator, after joining again if necessary."""
 ROWS_AT_A_TIME = 1_000
 GROUPS_AT_A_TIME = 200
 BYTES_AT_A_TIME = 16 << 10
 
 
-def _topic(image: ClusterImage, version: int, name: str, topic_id: bytes) -> Topic | None:
-    if version >= IDS_SINCE:
-        return image.topics.get(UUID(bytes=topic_id))
-    return image.topic_named(name)
-
-
-def _unknown(version: int) -> int:
-    return code(ErrorCode.UNKNOWN_TOPIC_ID if version >= IDS_SINCE else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+def _ref(version: int, named: Any, partition: int) -> PartitionRef:
+    return named.topic_id if version >= IDS_SINCE else named.name, partition
 
 
 # Commit.
 
 
 async def commit(request: messages.OffsetCommitRequest, context: Context) -> messages.OffsetCommitResponse:
-    image, version = context.services.groups.image, context.version
     response = messages.OffsetCommitResponse()
-    offsets: dict[PartitionId, OffsetToCommit] = {}
-    asked: list[tuple[PartitionId, messages.OffsetCommitResponsePartition]] = []
-    done = 0
+    offsets: dict[PartitionRef, OffsetToCommit] = {}
+    rows: list[tuple[PartitionRef, messages.OffsetCommitResponsePartition]] = []
+    async for named, partition in sliced(_pairs(request.topics), ROWS_AT_A_TIME):
+        ref = _ref(context.version, named, partition.partition_index)
+        rows.append((ref, messages.OffsetCommitResponsePartition(partition_index=partition.partition_index)))
+        offsets[ref] = OffsetToCommit(
+            partition.committed_offset, partition.committed_leader_epoch, partition.committed_metadata or ""
+        )
+    codes = await _commit(request, context, offsets) if offsets else {}
+    remaining = iter(rows)
     for named in request.topics:
-        topic = _topic(image, version, named.name, named.topic_id)
-        told = messages.OffsetCommitResponseTopic(name=named.name, topic_id=named.topic_id)
-        response.topics.append(told)
-        for partition in named.partitions:
-            row = messages.OffsetCommitResponsePartition(partition_index=partition.partition_index)
-            told.partitions.append(row)
-            if topic is None:
-                row.error_code = _unknown(version)
-            elif partition.partition_index not in topic.partitions:
-                row.error_code = code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            else:
-                where = PartitionId(TopicId(topic.topic_id), partition.partition_index)
-                asked.append((where, row))
-                offsets[where] = OffsetToCommit(
-                    partition.committed_offset, partition.committed_leader_epoch, partition.committed_metadata or ""
-                )
-            done += 1
-            if done % ROWS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-    if asked:
-        codes = await _commit(request, context, offsets)
-        for where, row in asked:
-            row.error_code = codes[where]
+        topic = messages.OffsetCommitResponseTopic(name=named.name, topic_id=named.topic_id)
+        response.topics.append(topic)
+        for ref, row in islice(remaining, len(named.partitions)):
+            row.error_code = codes[ref]
+            topic.partitions.append(row)
     return response
 
 
+def _pairs(topics: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    return ((topic, partition) for topic in topics for partition in topic.partitions)
+
+
 async def _commit(
-    request: messages.OffsetCommitRequest, context: Context, offsets: Mapping[PartitionId, OffsetToCommit]
-) -> dict[PartitionId, int]:
+    request: messages.OffsetCommitRequest, context: Context, offsets: Mapping[PartitionRef, OffsetToCommit]
+) -> dict[PartitionRef, int]:
+    errors: Mapping[PartitionRef, TidelogError | None]
     try:
-        done = await context.services.groups.commit_offsets(
+        errors = await context.services.groups.commit_offsets(
+            context.request,
             request.group_id,
             offsets,
             member_id=request.member_id,
             member_epoch=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id or "",
+            allows_negative=True,
         )
     except TidelogError as error:
-        return dict.fromkeys(offsets, _commit_code(error, request, context))
-    return {where: _commit_code(error, request, context) for where, error in done.items()}
+        errors = dict.fromkeys(offsets, error)
+    return {ref: _commit_code(error, request, context) for ref, error in errors.items()}
 
 
 def _commit_code(error: TidelogError | None, request: messages.OffsetCommitRequest, context: Context) -> int:
     if isinstance(error, StaleMemberEpochError) and context.version < EPOCHS_SINCE:
         return code(ErrorCode.UNSUPPORTED_VERSION)
-    if isinstance(error, UnknownMemberIdError) and request.generation_id_or_member_epoch >= 0:
-        try:
-            is_there = context.services.groups.kind_of(request.group_id) is not None
-        except TidelogError:
-            return group_code_of(error)  # it is another's group by now
-        if not is_there:
-            newer = context.version >= EPOCHS_SINCE
-            return code(ErrorCode.GROUP_ID_NOT_FOUND if newer else ErrorCode.ILLEGAL_GENERATION)
+    if isinstance(error, MissingGroupError) and request.generation_id_or_member_epoch >= 0:
+        return code(ErrorCode.GROUP_ID_NOT_FOUND if context.version >= EPOCHS_SINCE else ErrorCode.ILLEGAL_GENERATION)
     return group_code_of(error)
 
 
@@ -147,7 +131,7 @@ def _commit_code(error: TidelogError | None, request: messages.OffsetCommitReque
 
 @dataclass(slots=True)
 class _Row:
-    """A topic in an answer."""
+    """A topic in a response."""
 
     name: str
     topic_id: bytes
@@ -156,13 +140,13 @@ class _Row:
 
 
 async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messages.OffsetFetchResponse:
-    room = Room()
+    size = ResponseSize("groups")
     if context.version >= GROUPS_SINCE:
         rows = EncodedRows()
         for number, one in enumerate(request.groups, start=1):
-            told = await _group(one, context, room)
-            data = OFFSET_FETCH.encode_rows(context.version, messages.OffsetFetchResponseGroup, [told])
-            room.count(len(data))
+            group_response = await _group(one, context, size)
+            data = apis.OFFSET_FETCH.encode_rows(context.version, messages.OffsetFetchResponseGroup, [group_response])
+            size.add(len(data))
             rows.add(1, data)
             if number % GROUPS_AT_A_TIME == 0 or len(data) > BYTES_AT_A_TIME:
                 await asyncio.sleep(0)
@@ -176,10 +160,10 @@ async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messa
         ]
     )
     group = messages.OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)
-    told = await _group(group, context, room)
-    response = messages.OffsetFetchResponse(error_code=told.error_code)
-    if told.error_code and context.version < GROUP_ERROR_SINCE:
-        response.topics = [_failed(topic, told.error_code) for topic in topics or ()]
+    group_response = await _group(group, context, size)
+    response = messages.OffsetFetchResponse(error_code=group_response.error_code)
+    if group_response.error_code and context.version < GROUP_ERROR_SINCE:
+        response.topics = [_failed(topic, group_response.error_code) for topic in topics or ()]
         return response
     response.topics = [
         messages.OffsetFetchResponseTopic(
@@ -195,7 +179,7 @@ async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messa
                 for row in topic.partitions
             ],
         )
-        for topic in told.topics
+        for topic in group_response.topics
     ]
     return response
 
@@ -211,92 +195,80 @@ def _failed(topic: messages.OffsetFetchRequestTopics, error_code: int) -> messag
 
 
 async def _group(
-    request: messages.OffsetFetchRequestGroup, context: Context, room: Room
+    request: messages.OffsetFetchRequestGroup, context: Context, size: ResponseSize
 ) -> messages.OffsetFetchResponseGroup:
-    told = messages.OffsetFetchResponseGroup(group_id=request.group_id)
+    response = messages.OffsetFetchResponseGroup(group_id=request.group_id)
     try:
-        room.enter()
-        rows = await _fetched(request, context)
+        size.check()
+        rows = await _committed(request, context)
     except TidelogError as error:
-        told.error_code = _fetch_code(error)
+        response.error_code = _fetch_code(error)
         if error.code not in _TRANSIENT or context.version < UNSTABLE_SINCE:
-            return told
+            return response
         rows = list(_unstable(request))
-    done = 0
-    for row in rows:
-        topic = messages.OffsetFetchResponseTopics(name=row.name, topic_id=row.topic_id)
-        told.topics.append(topic)
-        for number, held in row.partitions:
-            topic.partitions.append(
-                messages.OffsetFetchResponsePartitions(
-                    partition_index=number,
-                    committed_offset=held.offset,
-                    committed_leader_epoch=held.leader_epoch,
-                    metadata=held.metadata,
-                    error_code=row.error_code,
-                )
+    partitions = ((row, *partition) for row in rows for partition in row.partitions)
+    topics = {id(row): messages.OffsetFetchResponseTopics(name=row.name, topic_id=row.topic_id) for row in rows}
+    response.topics = list(topics.values())
+    async for row, number, committed in sliced(partitions, ROWS_AT_A_TIME):
+        topics[id(row)].partitions.append(
+            messages.OffsetFetchResponsePartitions(
+                partition_index=number,
+                committed_offset=committed.offset,
+                committed_leader_epoch=committed.leader_epoch,
+                metadata=committed.metadata,
+                error_code=row.error_code,
             )
-            done += 1
-            if done % ROWS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-    return told
+        )
+    return response
 
 
 def _unstable(request: messages.OffsetFetchRequestGroup) -> Iterator[_Row]:
-    """Nothing is known of these partitions now: ask again."""
+    """Report the partitions as unstable: the client retries."""
     for topic in request.topics or ():
         none = [(number, NOT_COMMITTED) for number in topic.partition_indexes]
         yield _Row(topic.name, topic.topic_id, none, code(ErrorCode.UNSTABLE_OFFSET_COMMIT))
 
 
-async def _fetched(request: messages.OffsetFetchRequestGroup, context: Context) -> list[_Row]:
-    groups, version = context.services.groups, context.version
-    image = groups.image
-    member_id = request.member_id or ""
+async def _committed(request: messages.OffsetFetchRequestGroup, context: Context) -> list[_Row]:
+    version, image = context.version, context.services.image
+    refs = None
+    if request.topics is not None:
+        refs = [_ref(version, topic, number) for topic in request.topics for number in topic.partition_indexes]
+    committed = await context.services.groups.fetch_offsets(
+        context.request,
+        request.group_id,
+        refs,
+        member_id=request.member_id or "",
+        member_epoch=request.member_epoch,
+    )
     if request.topics is None:
-        return list(
-            _all(
-                image,
-                groups.fetch_offsets(request.group_id, None, member_id=member_id, member_epoch=request.member_epoch),
-            )
-        )
-    topics = [(_topic(image, version, named.name, named.topic_id), named) for named in request.topics]
-    wanted = list(_wanted(topics))
-    held: dict[PartitionId, Committed] = {}
-    for first in range(0, max(1, len(wanted)), ROWS_AT_A_TIME):
-        some = wanted[first : first + ROWS_AT_A_TIME]
-        held |= groups.fetch_offsets(request.group_id, some, member_id=member_id, member_epoch=request.member_epoch)
-        await rest(len(wanted))
+        return list(_all(image, committed))
     rows = []
-    for topic, named in topics:
-        if topic is None:
-            none = [(number, NOT_COMMITTED) for number in named.partition_indexes]
-            rows.append(_Row(named.name, named.topic_id, none, _unknown(version) if version >= IDS_SINCE else NONE))
-        else:
-            topic_id = TopicId(topic.topic_id)
-            found = [(number, held[PartitionId(topic_id, number)]) for number in named.partition_indexes]
-            rows.append(_Row(topic.name, topic_id.bytes, found))
+    for topic in request.topics:
+        results = [(number, committed[_ref(version, topic, number)]) for number in topic.partition_indexes]
+        is_unknown = any(isinstance(result, UnknownTopicIdError) for _, result in results)
+        name, topic_id = topic.name, topic.topic_id
+        if version >= IDS_SINCE:
+            known = image.topics.get(UUID(bytes=topic_id))
+            name = name if known is None else known.name
+        offsets = [(number, result if isinstance(result, Committed) else NOT_COMMITTED) for number, result in results]
+        rows.append(_Row(name, topic_id, offsets, code(ErrorCode.UNKNOWN_TOPIC_ID) if is_unknown else NONE))
     return rows
 
 
-def _wanted(topics: Iterable[tuple[Topic | None, messages.OffsetFetchRequestTopics]]) -> Iterator[PartitionId]:
-    for topic, named in topics:
-        if topic is not None:
-            topic_id = TopicId(topic.topic_id)
-            yield from (PartitionId(topic_id, number) for number in named.partition_indexes)
-
-
-def _all(image: ClusterImage, held: Mapping[PartitionId, Committed]) -> Iterator[_Row]:
-    """Offsets of a topic that is gone have no name to be told by, and are about to expire."""
-    for topic_id, numbers in by_topic(held).items():
+def _all(image: ClusterImage, committed: Mapping[PartitionRef, Committed | TidelogError]) -> Iterator[_Row]:
+    """Skip deleted topics: they have no name, and their offsets expire soon."""
+    partitions = [ref for ref in committed if isinstance(ref, PartitionId)]
+    for topic_id, numbers in by_topic(partitions).items():
         topic = image.topics.get(topic_id)
         if topic is not None:
-            found = [(number, held[PartitionId(topic_id, number)]) for number in numbers]
-            yield _Row(topic.name, topic_id.bytes, found)
+            offsets = [(number, committed[PartitionId(topic_id, number)]) for number in numbers]
+            known = [(number, offset) for number, offset in offsets if isinstance(offset, Committed)]
+            yield _Row(topic.name, topic_id.bytes, known)
 
 
 def _fetch_code(error: TidelogError) -> int:
-    """Older clients repeat an OffsetFetch after NOT_COORDINATOR, and not after COORDINATOR_NOT_AVAILABLE."""
+    """Older clients retry an OffsetFetch after NOT_COORDINATOR, but not after COORDINATOR_NOT_AVAILABLE."""
     if isinstance(error, CoordinatorNotAvailableError):
         return code(ErrorCode.NOT_COORDINATOR)
     return group_code_of(error)
@@ -306,31 +278,28 @@ def _fetch_code(error: TidelogError) -> int:
 
 
 async def delete(request: messages.OffsetDeleteRequest, context: Context) -> messages.OffsetDeleteResponse:
-    groups = context.services.groups
     response = messages.OffsetDeleteResponse()
-    asked: list[tuple[PartitionId, messages.OffsetDeleteResponsePartition]] = []
-    for named in request.topics:
-        topic = _topic(groups.image, context.version, named.name, ZERO_UUID)
-        told = messages.OffsetDeleteResponseTopic(name=named.name)
-        response.topics.append(told)
-        for partition in named.partitions:
-            row = messages.OffsetDeleteResponsePartition(partition_index=partition.partition_index)
-            told.partitions.append(row)
-            if topic is None or partition.partition_index not in topic.partitions:
-                row.error_code = code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            else:
-                asked.append((PartitionId(TopicId(topic.topic_id), partition.partition_index), row))
+    refs: list[PartitionRef] = [
+        (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
+    ]
     try:
-        done = await groups.delete_offsets(request.group_id, list(dict.fromkeys(where for where, _ in asked)))
+        errors = await context.services.groups.delete_offsets(context.request, request.group_id, refs)
     except TidelogError as error:
         return messages.OffsetDeleteResponse(error_code=group_code_of(error))
-    for where, row in asked:
-        row.error_code = group_code_of(done[where])
+    for topic in request.topics:
+        rows = [
+            messages.OffsetDeleteResponsePartition(
+                partition_index=partition.partition_index,
+                error_code=group_code_of(errors[topic.name, partition.partition_index]),
+            )
+            for partition in topic.partitions
+        ]
+        response.topics.append(messages.OffsetDeleteResponseTopic(name=topic.name, partitions=rows))
     return response
 
 
 HANDLERS: dict[int, Entry] = {
-    OFFSET_COMMIT.key: Entry(commit),
-    OFFSET_FETCH.key: Entry(fetch),
-    OFFSET_DELETE.key: Entry(delete),
+    apis.OFFSET_COMMIT.key: Entry(commit),
+    apis.OFFSET_FETCH.key: Entry(fetch),
+    apis.OFFSET_DELETE.key: Entry(delete),
 }

@@ -5,7 +5,7 @@
                       tagged fields when the version is flexible (header version 2, else 1)
     response header   correlation id int32, tagged fields when the version is flexible (header version 1, else 0)
 
-The answer to ApiVersions has header version 0 always: a client reads it before it knows what the broker speaks.
+The response to ApiVersions always has header version 0: a client reads it before it knows the broker's versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIZE_CORRELATION = Struct(">ii")
 _SIZE_CORRELATION_TAGS = Struct(">iix")
 _CORRELATION = Struct(">i")
 _JOINED_BYTES_MAX = 4096
-"""A first buffer up to this size is copied behind the header, so that one more buffer need not be sent."""
+"""A first buffer up to this size is copied behind the header: that is cheaper than one more buffer."""
 
 
 class RequestHeader(NamedTuple):
@@ -37,8 +37,7 @@ class RequestHeader(NamedTuple):
 
 
 def read_request_header(data: Buffer, offset: int = 0) -> RequestHeader:
-    """The header of a frame's content. A key that is not served is read as one without tagged fields: what follows
-    cannot be read in any case."""
+    """Reads the header of a request. An unknown key is read without tagged fields: its body cannot be read anyway."""
     end = len(data)
     if end - offset < _FIXED.size:
         raise MalformedError(f"a request of {end - offset} bytes has no header")
@@ -72,7 +71,7 @@ def read_request_header(data: Buffer, offset: int = 0) -> RequestHeader:
 def request_frame(
     api: Api[Any, Any], version: int, correlation_id: int, client_id: str | None, body: list[Buffer]
 ) -> list[Buffer]:
-    """A whole request: of test clients and benchmarks."""
+    """Returns a whole request; for test clients and benchmarks."""
     name = b"" if client_id is None else client_id.encode()
     header = _FIXED.pack(api.key, version, correlation_id, -1 if client_id is None else len(name)) + name
     if api.flexible(version):
@@ -81,7 +80,7 @@ def request_frame(
 
 
 def response_frame(api: Api[Any, Any], version: int, correlation_id: int, body: list[Buffer]) -> list[Buffer]:
-    """A whole answer: the buffers of `body` behind size and header."""
+    """Returns a whole response: size, header and the buffers of `body`."""
     size = sum(map(len, body))
     if version >= api.flexible_since and api is not API_VERSIONS:
         head = _SIZE_CORRELATION_TAGS.pack(size + 5, correlation_id)
@@ -93,10 +92,10 @@ def response_frame(api: Api[Any, Any], version: int, correlation_id: int, body: 
 
 
 def read_response_header(api: Api[Any, Any], version: int, data: Buffer, offset: int = 0) -> tuple[int, int]:
-    """The correlation id and the position of the message; of test clients."""
+    """Returns the correlation id and the position of the message; for test clients."""
     end = len(data)
     if end - offset < _CORRELATION.size:
-        raise MalformedError(f"an answer of {end - offset} bytes has no header")
+        raise MalformedError(f"a response of {end - offset} bytes has no header")
     (correlation_id,) = _CORRELATION.unpack_from(data, offset)
     position = offset + _CORRELATION.size
     if version >= api.flexible_since and api is not API_VERSIONS:

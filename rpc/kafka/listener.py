@@ -1,37 +1,35 @@
-"""The Kafka door: its listeners, and all connections that came through them.
+"""The Kafka API server: its listeners and their connections.
 
-    start --> accepts; a timer looks at every connection (`LOOK_S`) --> close: accepts no more, what has begun is
-    answered within the grace, what waits for news is told to go elsewhere, then what is left is cut off
+    start --> accepts; a timer checks every connection (`CHECK_S`) --> close: accepts no more, answers begun requests
+    within the grace, ends long polls with an error, then aborts the rest
 
-A connection past `max.connections` or `max.connections.per.ip` is closed at once, with a line in the log. While others
-wait for room, whoever has room for a request and sends it slower than `BYTES_PER_SECOND_MIN` is cut off: the slowest at
-each look.
+A connection over `max.connections` or `max.connections.per.ip` is closed at once and logged. While others wait for
+memory, each check closes the slowest connection that has memory and sends less than `BYTES_PER_SECOND_MIN`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from tidelog.model.errors import TransportError
 from tidelog.rpc.kafka.connection import Connection
-from tidelog.rpc.kafka.patience import BYTES_PER_SECOND_MIN
 from tidelog.rpc.kafka.shared import Shared
+from tidelog.rpc.kafka.timeouts import BYTES_PER_SECOND_MIN
 
 LOGGER = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 CLOSE_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
     name: str
-    """Whose advertised endpoints its clients are told, such as `KAFKA`."""
+    """Clients get the advertised endpoints of this name, such as `KAFKA`."""
     host: str
     """Empty for every interface."""
     port: int
@@ -41,90 +39,53 @@ class Listener:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Acceptor(Protocol):
+    """Accepts connections for a server: on sockets (`sockets.Sockets`), or from the simulated network."""
+
+    async def listen(self, listener: Listener, new_protocol: Callable[[], asyncio.BufferedProtocol]) -> int:
+        """Connects each accepted transport to a new protocol, as asyncio's servers do. Returns the port. Raises
+        `TransportError` if it cannot listen there."""
+        ...
+
+    def close(self) -> None:
+        """Accepts no more; open connections stay. Idempotent."""
+        ...
+
+
 class KafkaServer:
     """`start`, then `close`. Used on one event loop."""
 
-    def __init__(self, shared: Shared, listeners: Sequence[Listener]) -> None:
+    def __init__(self, shared: Shared, listeners: Sequence[Listener], acceptor: Acceptor) -> None:
         self.shared = shared
         self.ports: dict[str, int] = {}
-        """Of each listener by name, after `start`."""
+        """Ports by listener, after `start`."""
         self._listeners = tuple(listeners)
-        self._servers: list[asyncio.Server] = []
+        self._acceptor = acceptor
         self._connections: dict[Connection, None] = {}
         self._of_host: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
-        """From `close` on nobody is let in; done when no connection is left."""
+        """Set from `close` on, which rejects new connections; done when no connection is left."""
 
-    # Life.
+    # Start and stop.
 
     async def start(self) -> None:
-        """Raises `TransportError` if an address is taken or not ours."""
+        """Raises `TransportError` if an address is in use or not local."""
         try:
             for listener in self._listeners:
                 await self._listen(listener)
         except BaseException:
             await self.close(grace_s=0)
             raise
-        self._look_later()
+        self._schedule_check()
 
     async def _listen(self, listener: Listener) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            for one in self._sockets(listener):
-                server = await loop.create_server(
-                    lambda: Connection(self.shared, listener.name, self), sock=one, backlog=self.shared.sockets.backlog
-                )
-                self._servers.append(server)
-                self.ports[listener.name] = one.getsockname()[1]
-        except OSError as error:
-            raise TransportError(f"cannot listen on {listener}: {error.strerror or error}") from error
-
-    def _sockets(self, listener: Listener) -> list[socket.socket]:
-        """Bound, one for each address of the name; what is set here holds for accepted connections."""
-        limits = self.shared.sockets
-        found: list[socket.socket] = []
-        rows = socket.getaddrinfo(
-            listener.host or None, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        try:
-            for family, kind, protocol, _, place in dict.fromkeys(rows):
-                try:
-                    one = socket.socket(family, kind, protocol)
-                except OSError:
-                    if family == socket.AF_INET6:
-                        continue  # no IPv6 here
-                    raise
-                found.append(one)
-                one.setblocking(False)
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if family == socket.AF_INET6:
-                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                if limits.send_buffer_bytes > 0:
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
-                if limits.receive_buffer_bytes > 0:
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
-                try:
-                    one.bind(place)
-                except OSError:
-                    if family == socket.AF_INET6 and len(rows) > 1 and not _has_ipv6():
-                        found.remove(one)
-                        one.close()
-                        continue
-                    raise
-        except BaseException:
-            for one in found:
-                one.close()
-            raise
-        return found
+        port = await self._acceptor.listen(listener, lambda: Connection(self.shared, listener.name, self))
+        self.ports[listener.name] = port
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
-        """New connections are refused at once; requests under way have `grace_s` seconds."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        """Rejects new connections at once; requests in progress have `grace_s` seconds."""
+        self._acceptor.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._empty is None:
@@ -159,12 +120,12 @@ class KafkaServer:
             self._of_host[host] += 1
             shared.counts.accepted += 1
             return True
-        shared.counts.refused += 1
-        shared.seldom.warn("refused", "peer=%s is not let in: %s", host, what)
+        shared.counts.rejected += 1
+        shared.rate_limited_log.warn("refused", "peer=%s is rejected: %s", host, what)
         return False
 
     def leave(self, connection: Connection) -> None:
-        """Also of one that was not let in."""
+        """Also called for a rejected connection."""
         if connection not in self._connections:
             return
         del self._connections[connection]
@@ -177,21 +138,21 @@ class KafkaServer:
     def port_of(self, listener: str) -> int:
         return self.ports.get(listener, 0)
 
-    # Time.
+    # Timeouts.
 
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+    def _schedule_check(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check_timeouts)
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         now_s = asyncio.get_running_loop().time()
         for connection in list(self._connections):
-            connection.look(now_s)
+            connection.check_timeouts(now_s)
         if self.shared.requests.waiting and not self.shared.requests.has_room:
-            self._cut_off_slowest(now_s)
-        self._look_later()
+            self._close_slowest(now_s)
+        self._schedule_check()
 
-    def _cut_off_slowest(self, now_s: float) -> None:
-        """Of those that hold room for what does not come."""
+    def _close_slowest(self, now_s: float) -> None:
+        """Closes the slowest of those whose request has memory and does not arrive."""
         rates = {
             connection: rate
             for connection in self._connections
@@ -199,13 +160,4 @@ class KafkaServer:
         }
         if rates:
             slowest = min(rates, key=lambda connection: rates[connection])
-            slowest.end_slow(f"sends {rates[slowest]:.0f} bytes/s of a request while others wait for room")
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as one:
-            one.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+            slowest.end_slow(f"sends {rates[slowest]:.0f} bytes/s of a request while others wait for memory")

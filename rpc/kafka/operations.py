@@ -1,6 +1,6 @@
-"""The operations that a client may carry out, as Kafka tells them: a bit for each code of `AclOperation`.
+"""Authorized operations as Kafka returns them: one bit for each code of `AclOperation`.
 
-Without an authorizer everybody may do all that there is to do with a resource. Pure.
+Without an authorizer every client may carry out all operations of a resource. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What Kafka's messages are declared with.
+"""Declarations of Kafka's messages.
 
-A message is a slotted class whose fields say how they look on the wire:
+A message is a slotted class whose fields declare their encoding:
 
     @struct
     class MetadataRequestTopic:
@@ -14,9 +14,9 @@ A message is a slotted class whose fields say how they look on the wire:
     @response_to(MetadataRequest)
     class MetadataResponse: ...
 
-Fields stand in the order of the wire. A version carries a field from `since` to `until`, both included, as far as it
-carries the struct around it; a version that does not carry it leaves it at its default when it is decoded and passes
-over it when it is encoded. A field with a `tag` is written only when it differs from its default. From
+Fields are in the order of the wire. A version has a field from `since` to `until`, both included, if it has the struct
+around it; otherwise the decoder leaves it at its default and the encoder skips it. A field with a `tag` is written only
+if it differs from its default. From
 `flexible_since` on, lengths are varints and every struct ends with tagged fields.
 """
 
@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from inspect import get_annotations
-from typing import Any, TypeVar, cast, dataclass_transform, overload
+from typing import Any, TypeVar, dataclass_transform, overload
 
-from tidelog.rpc.kafka.wire import ZERO_UUID, Buffer, Records
+from tidelog.rpc.kafka.wire import ZERO_UUID
 
 T = TypeVar("T")
 NEVER = 1 << 15
@@ -36,7 +37,7 @@ NEVER = 1 << 15
 
 
 class Kind(Enum):
-    """What a field holds. The value of a fixed one is its letter for `struct`."""
+    """Type of a field. The value of a fixed-width one is its letter for `struct`."""
 
     INT8 = "b"
     INT16 = "h"
@@ -74,7 +75,7 @@ class Field:
     struct: type | None = None
     name: str = ""
     large: bool = False
-    """The structs of an array may be given as `EncodedRows`."""
+    """The array may be an `EncodedRows`."""
 
     def within(self, version: int) -> bool:
         return self.since <= version <= self.until
@@ -85,176 +86,111 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What is true of a whole message."""
+    """Properties of a whole message."""
 
     key: int
     low: int
     high: int
     flexible_since: int
     slack: int = 0
-    """Bytes that may stand behind it, where a client in use leaves some; the broker of Kafka looks at none."""
+    """Bytes that may follow the message, since a client in use sends some; Kafka's broker ignores them."""
 
 
 FIELDS: dict[type, tuple[Field, ...]] = {}
 HEADINGS: dict[type, Heading] = {}
 
 
-def _fixed(
-    kind: Kind, since: int, until: int | None, default: object, tag: int | None
-) -> Any:  # the dataclass puts a value in its place
-    return Field(kind, since, NEVER if until is None else until, default=default, tag=tag)
+# Declarations of fields. They return `Any`: the dataclass puts a value in their place. `_declare` compares them with
+# the annotation. `since` and `until` are versions; `until` is the last version with the field.
 
 
-def int8(*, since: int = 0, until: int | None = None, default: int = 0, tag: int | None = None) -> int:
-    return cast(int, _fixed(Kind.INT8, since, until, default, tag))
+def _fixed(kind: Kind, *, since: int = 0, until: int = NEVER, default: object = 0, tag: int | None = None) -> Any:
+    return Field(kind, since, until, default=default, tag=tag)
 
 
-def int16(*, since: int = 0, until: int | None = None, default: int = 0, tag: int | None = None) -> int:
-    return cast(int, _fixed(Kind.INT16, since, until, default, tag))
+int8 = partial(_fixed, Kind.INT8)
+int16 = partial(_fixed, Kind.INT16)
+uint16 = partial(_fixed, Kind.UINT16)
+int32 = partial(_fixed, Kind.INT32)
+int64 = partial(_fixed, Kind.INT64)
+float64 = partial(_fixed, Kind.FLOAT64, default=0.0)
+boolean = partial(_fixed, Kind.BOOL, default=False)
+uuid = partial(_fixed, Kind.UUID, default=ZERO_UUID)
+"""Sixteen bytes; zeros are none."""
 
 
-def uint16(*, since: int = 0, until: int | None = None, default: int = 0, tag: int | None = None) -> int:
-    return cast(int, _fixed(Kind.UINT16, since, until, default, tag))
-
-
-def int32(*, since: int = 0, until: int | None = None, default: int = 0, tag: int | None = None) -> int:
-    return cast(int, _fixed(Kind.INT32, since, until, default, tag))
-
-
-def int64(*, since: int = 0, until: int | None = None, default: int = 0, tag: int | None = None) -> int:
-    return cast(int, _fixed(Kind.INT64, since, until, default, tag))
-
-
-def float64() -> float:
-    return cast(float, _fixed(Kind.FLOAT64, 0, None, 0.0, None))
-
-
-def boolean(*, since: int = 0, until: int | None = None, default: bool = False, tag: int | None = None) -> bool:
-    return cast(bool, _fixed(Kind.BOOL, since, until, default, tag))
-
-
-def uuid(*, since: int = 0, until: int | None = None, tag: int | None = None) -> bytes:
-    """Sixteen bytes; zeros are none."""
-    return cast(bytes, _fixed(Kind.UUID, since, until, ZERO_UUID, tag))
-
-
-@overload
-def string(*, since: int = 0, until: int | None = None, default: str = "", tag: int | None = None) -> str: ...
-@overload
 def string(
-    *,
-    nullable_since: int,
-    since: int = 0,
-    until: int | None = None,
-    default: str | None = "",
-    tag: int | None = None,
-) -> str | None: ...
-def string(
-    *,
-    since: int = 0,
-    until: int | None = None,
-    nullable_since: int = NEVER,
-    default: str | None = "",
-    tag: int | None = None,
+    *, since: int = 0, until: int = NEVER, nullable_since: int = NEVER, default: str | None = "", tag: int | None = None
 ) -> Any:
-    return Field(Kind.STRING, since, NEVER if until is None else until, nullable_since, default, tag)
+    return Field(Kind.STRING, since, until, nullable_since, default, tag)
 
 
-def binary(*, since: int = 0, until: int | None = None) -> bytes:
-    """Bytes with their length, of the message's own: a copy."""
-    return cast(bytes, Field(Kind.BYTES, since, NEVER if until is None else until, default=b""))
+def binary(*, since: int = 0, until: int = NEVER) -> Any:
+    """Bytes with their length: a copy."""
+    return Field(Kind.BYTES, since, until, default=b"")
 
 
-def records() -> Buffer | None:
-    """Batches: a slice of the request, never a copy, never looked into."""
-    return cast("Buffer | None", Field(Kind.RECORDS, nullable_since=0))
-
-
-def stored_records() -> Records | None:
-    """Batches of an answer, in one buffer or several; a decoder gives one."""
-    return cast("Records | None", Field(Kind.RECORDS, nullable_since=0))
+def records() -> Any:
+    """Batches. Of a request a slice of it, neither copied nor decoded; of a response one or several buffers, which a
+    decoder returns as one."""
+    return Field(Kind.RECORDS, nullable_since=0)
 
 
 def _array(
     element: Kind,
-    of: type | None,
-    since: int,
-    until: int | None,
-    nullable_since: int,
-    default: object,
-    tag: int | None,
-    *,
-    large: bool = False,
-) -> Any:
-    assert default is None or default == (), "an array is empty or null by default"
-    last = NEVER if until is None else until
-    return Field(Kind.ARRAY, since, last, nullable_since, default, tag, element=element, struct=of, large=large)
-
-
-@overload
-def array(
-    of: type[T],
+    of: type | None = None,
     *,
     since: int = 0,
-    until: int | None = None,
-    default: tuple[()] = (),
-    tag: int | None = None,
-    large: bool = False,
-) -> list[T]: ...
-@overload
-def array(
-    of: type[T], *, nullable_since: int, since: int = 0, until: int | None = None, default: tuple[()] | None = ()
-) -> list[T] | None: ...
-def array(
-    of: type[T],
-    *,
-    since: int = 0,
-    until: int | None = None,
+    until: int = NEVER,
     nullable_since: int = NEVER,
     default: tuple[()] | None = (),
     tag: int | None = None,
     large: bool = False,
 ) -> Any:
-    """Of structs. Those of a `large` one may be encoded bit by bit, before the message that they stand in."""
-    return _array(Kind.STRUCT, of, since, until, nullable_since, default, tag, large=large)
+    """A `large` array of structs may be encoded in slices before its message."""
+    return Field(Kind.ARRAY, since, until, nullable_since, default, tag, element=element, struct=of, large=large)
 
 
-@overload
-def int32_array(*, since: int = 0, until: int | None = None) -> list[int]: ...
-@overload
-def int32_array(
-    *, nullable_since: int, since: int = 0, until: int | None = None, default: tuple[()] | None = ()
-) -> list[int] | None: ...
-def int32_array(
-    *, since: int = 0, until: int | None = None, nullable_since: int = NEVER, default: tuple[()] | None = ()
-) -> Any:
-    return _array(Kind.INT32, None, since, until, nullable_since, default, None)
+array = partial(_array, Kind.STRUCT)
+int32_array = partial(_array, Kind.INT32)
+int8_array = partial(_array, Kind.INT8)
+string_array = partial(_array, Kind.STRING)
 
 
-def int8_array(*, since: int = 0) -> list[int]:
-    return cast("list[int]", _array(Kind.INT8, None, since, None, NEVER, (), None))
+def nested(of: type, *, since: int = 0, tag: int | None = None) -> Any:
+    """A struct. A tagged one is frozen: all with default values are one object."""
+    return Field(Kind.STRUCT, since, default=(), tag=tag, struct=of)
 
 
-@overload
-def string_array(*, since: int = 0, until: int | None = None) -> list[str]: ...
-@overload
-def string_array(
-    *, nullable_since: int, since: int = 0, until: int | None = None, default: tuple[()] | None = ()
-) -> list[str] | None: ...
-def string_array(
-    *, since: int = 0, until: int | None = None, nullable_since: int = NEVER, default: tuple[()] | None = ()
-) -> Any:
-    return _array(Kind.STRING, None, since, until, nullable_since, default, None)
-
-
-def nested(of: type[T], *, since: int = 0, tag: int | None = None) -> T:
-    """A struct. A tagged one is frozen: all that are at their default are one object."""
-    return cast(T, Field(Kind.STRUCT, since, default=(), tag=tag, struct=of))
-
-
-def nested_or_null(of: type[T], *, since: int = 0) -> T | None:
+def nested_or_null(of: type, *, since: int = 0) -> Any:
     """A struct that is null by default."""
-    return cast("T | None", Field(Kind.STRUCT, since, nullable_since=since, struct=of))
+    return Field(Kind.STRUCT, since, nullable_since=since, struct=of)
+
+
+_ANNOTATIONS = {
+    Kind.INT8: "int",
+    Kind.INT16: "int",
+    Kind.UINT16: "int",
+    Kind.INT32: "int",
+    Kind.INT64: "int",
+    Kind.FLOAT64: "float",
+    Kind.BOOL: "bool",
+    Kind.UUID: "bytes",
+    Kind.STRING: "str",
+    Kind.BYTES: "bytes",
+}
+
+
+def _annotation(one: Field) -> str | None:
+    """Return the type that a field of this kind must be declared with; None for records, which have several."""
+    if one.kind is Kind.RECORDS:
+        return None
+    if one.struct is not None:
+        inner = one.struct.__name__
+    else:
+        inner = _ANNOTATIONS[one.element or one.kind]
+    whole = f"list[{inner}]" if one.kind is Kind.ARRAY else inner
+    return whole if one.nullable_since == NEVER else f"{whole} | None"
 
 
 DEFAULTS: dict[type, object] = {}
@@ -262,11 +198,13 @@ DEFAULTS: dict[type, object] = {}
 
 
 def _declare(cls: type[T], *, frozen: bool) -> type[T]:
-    """The class as a dataclass of what its fields hold, and its entry in `FIELDS`."""
+    """Makes the class a dataclass and adds it to `FIELDS`."""
     declared: list[Field] = []
-    for name in get_annotations(cls):
+    for name, annotation in get_annotations(cls).items():
         given = cls.__dict__.get(name)
         assert isinstance(given, Field), f"{cls.__name__}.{name} is not declared with a field"
+        expected = _annotation(given)
+        assert expected in (annotation, None), f"{cls.__name__}.{name} is declared as {annotation}, not {expected}"
         one = replace(given, name=name)
         declared.append(one)
         setattr(cls, name, _held(one))
@@ -320,7 +258,7 @@ def message(
 
 @dataclass_transform(kw_only_default=True)
 def response_to(request: type) -> Callable[[type[T]], type[T]]:
-    """The answer to a request: of the same key and versions."""
+    """The response to a request: of the same key and versions."""
 
     def declare(cls: type[T]) -> type[T]:
         made = _declare(cls, frozen=False)

@@ -1,4 +1,4 @@
-"""What a handler of the Kafka door works with: the services that the gRPC doors call as well, and who asks."""
+"""What the handlers of the Kafka API use: services, and the connection of a request."""
 
 from __future__ import annotations
 
@@ -6,54 +6,23 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelog.coordinator.service import GroupService
-from tidelog.metadata.image import ClusterImage
-from tidelog.replication.service import PartitionService
-from tidelog.rpc.admin_door import AdminDoor
-from tidelog.rpc.cluster_door import ClusterDoor
-from tidelog.rpc.door_auto_create import AutoCreate
-from tidelog.rpc.door_log_dirs import LogDirs
-from tidelog.rpc.door_quorum import QuorumLink
-from tidelog.rpc.kafka.config_rows import NodeSetting
 from tidelog.rpc.kafka.fetch_sessions import FetchSessions
-from tidelog.rpc.limits import DoorLimits, ResponseMemory
+from tidelog.services.context import ANONYMOUS, Api, Principal, RequestContext
+from tidelog.services.limits import RequestLimits, ResponseMemory
+from tidelog.services.services import BrokerServices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaServices:
-    """Of one broker; the same objects stand behind its gRPC door."""
+class ConnectionMemory:
+    """One connection's part of the `ResponseMemory`; a `ReadMemory` for its fetches.
 
-    partitions: PartitionService
-    groups: GroupService
-    link: QuorumLink
-    auto_create: AutoCreate
-    cluster: ClusterDoor
-    admin: AdminDoor
-    log_dirs: LogDirs
-    limits: DoorLimits
-    fetch_sessions: FetchSessions
-    version: str = ""
-    """Of this software."""
-    node_settings: tuple[NodeSetting, ...] = ()
-    """What this node runs with, by its own file and environment."""
-
-    @property
-    def image(self) -> ClusterImage:
-        """This broker's copy of the metadata, at this moment."""
-        return self.link.image
-
-
-class AnswerMemory:
-    """The part of the `ResponseMemory` that one connection has; a `ReadMemory` for its fetches.
-
-    `queued` are the bytes of answers that its client has not taken, `reading` those of fetches under way. Together they
-    stay below `fetch_bytes_max`, but for `fetch_bytes_min` (or one batch) of each fetch: a client that asks much and
-    reads nothing takes no more of the node than one that asks once.
+    `queued` counts the bytes of responses that the client has not read, `reading` those of fetches in progress. Their
+    sum stays below `fetch_bytes_max`, except for `fetch_bytes_min` (or one batch) of each fetch: a client that requests
+    much and reads nothing takes no more of the node than one that requests once.
     """
 
     __slots__ = ("_limits", "_responses", "queued", "reading")
 
-    def __init__(self, responses: ResponseMemory, limits: DoorLimits) -> None:
+    def __init__(self, responses: ResponseMemory, limits: RequestLimits) -> None:
         self._responses = responses
         self._limits = limits
         self.queued = 0
@@ -77,43 +46,51 @@ class AnswerMemory:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Origin:
-    """A connection, as its requests know it."""
+    """The connection of a request."""
 
     listener: str
-    """Its name: of its endpoints the client is told."""
+    """Name of the listener, whose endpoints the client gets."""
     peer: str
     """host:port."""
     host: str
-    memory: AnswerMemory
-    """For `PartitionService.fetch`."""
+    memory: ConnectionMemory
+    """For `FetchService.fetch`."""
+    fetch_sessions: FetchSessions
+    """Of the broker."""
     state: dict[str, Any] = field(default_factory=dict)
-    """What handlers keep for the life of the connection; small, each of them bounds its own."""
+    """State that handlers keep for the connection; each handler bounds its own."""
+    principal: Principal = ANONYMOUS
 
 
-@dataclass(slots=True, eq=False)
 class Context:
-    """One request: who asks, how, and what answers it."""
+    """One request of a connection. No dataclass: each request has one, and this is faster to create."""
 
-    services: KafkaServices
-    connection: Origin
-    version: int
-    correlation_id: int
-    client_id: str | None
+    __slots__ = ("connection", "correlation_id", "request", "services", "version")
+
+    def __init__(
+        self,
+        services: BrokerServices,
+        origin: Origin,
+        version: int,
+        correlation_id: int,
+        client_id: str | None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self.services = services
+        self.connection = origin
+        self.version = version
+        self.correlation_id = correlation_id
+        self.request = RequestContext(
+            Api.KAFKA, origin.principal, origin.listener, client_id or "", origin.host, origin.peer, deadline_s
+        )
+        """For the services."""
 
     @property
     def listener(self) -> str:
         return self.connection.listener
 
     @property
-    def peer(self) -> str:
-        return self.connection.peer
-
-    @property
-    def client_host(self) -> str:
-        return self.connection.host
-
-    @property
-    def memory(self) -> AnswerMemory:
+    def memory(self) -> ConnectionMemory:
         return self.connection.memory
 
 
@@ -122,26 +99,30 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Later:
-    """What a handler returns to have the next request of its connection begun: `answer` makes the response meanwhile.
+class DeferredResponse:
+    """A handler returns it to let the next request of its connection begin: `respond` makes the response meanwhile.
 
-    `leave` is called once on every way out, also if `answer` was never begun or was cancelled. `soon` stands in for
-    `answer` where nothing but the end of a wait is waited for: it needs no task.
+    `abandon` is called once in every case, also if `respond` did not begin or was cancelled. `taskless` replaces
+    `respond` if the response only waits for a callback.
     """
 
-    answer: Callable[[], Coroutine[Any, Any, Any]]
-    leave: Callable[[], None] = _nothing
-    soon: Soon | None = None
+    respond: Callable[[], Coroutine[Any, Any, Any]]
+    abandon: Callable[[], None] = _nothing
+    taskless: TasklessResponse | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Soon:
-    """`on_done` takes what is called when the wait is over, once, in a later turn of the loop, and never after `leave`;
-    then `make` gives the response. Not for an api with `on_stop`: it cannot be cancelled."""
+class TasklessResponse:
+    """A response that needs no task to wait in.
+
+    `on_done` registers a callback that runs once, in a later turn of the loop, and never after `abandon`; then `make`
+    returns the response. Not for an API with `on_stop`: it cannot be cancelled.
+    """
 
     on_done: Callable[[Callable[[], None]], None]
     make: Callable[[], Any]
 
 
 Handle = Callable[[Any, Context], Awaitable[Any]]
-"""(request, context) -> a response, `Later`, or None where the protocol has no answer (Produce with acks=0)."""
+"""(request, context) -> a response, a `DeferredResponse`, or None where the protocol has no response (Produce with
+acks=0)."""

@@ -1,10 +1,10 @@
-"""Large messages are decoded and encoded in slices: other connections have their turn in between.
+"""Decodes and encodes large messages in slices: other tasks run in between.
 
-Kafka bounds a request by its bytes, not by how many partitions or groups it names. So the work is sliced, and the
-objects that a request becomes count in the memory of requests until it is answered.
+Kafka limits the bytes of a request, not how many partitions or groups it names. So the work is sliced, and the objects
+of a request count in the memory of requests until its response.
 
-Objects take up to 70 times the bytes that they are decoded from. So a request of many objects is decoded when there is
-memory for the most that it may become (`ObjectMemory`); others of its kind wait, in the order in which they came.
+Objects take up to 70 times the bytes that they are decoded from. So a request of many objects waits until there is
+memory for the most that it may become (`ObjectMemory`), in the order of arrival.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tidelog.rpc.kafka.api import Api
 from tidelog.rpc.kafka.wire import ELEMENT_BYTES, ELEMENTS_MAX, NUMBER_BYTES, NUMBERS_MAX, Buffer
 
 SLICED_FROM_BYTES = 16 << 10
-"""Requests from this size on; smaller ones take a few milliseconds as a whole."""
+"""Smaller requests take a few milliseconds as a whole."""
 
 OBJECT_BYTES_MAX = 256 << 20
-"""Of the objects of all requests together."""
+"""Bytes of the objects of all requests."""
 REQUEST_OBJECT_BYTES_MAX = ELEMENTS_MAX * ELEMENT_BYTES + NUMBERS_MAX * NUMBER_BYTES
 
 T = TypeVar("T")
 
 
 class ObjectMemory:
-    """Bounds the objects of all requests that are decoded and not answered. One request always has room."""
+    """Limits the objects of all decoded, unanswered requests. One request always fits."""
 
     def __init__(self, bytes_max: int = OBJECT_BYTES_MAX) -> None:
         self.used = 0
@@ -36,11 +36,11 @@ class ObjectMemory:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def add(self, size: int) -> None:
-        """Count objects that are there already."""
+        """Counts objects that exist already."""
         self.used += size
 
     async def reserve(self, size: int) -> None:
-        """Returns when there is room; it counts from then on, until `give_back`."""
+        """Returns when the size fits; it counts until `give_back`."""
         if not self._waiting and self._has_room(size):
             self.used += size
             return
@@ -71,7 +71,7 @@ class ObjectMemory:
 
 
 async def decode(api: Api[Any, Any], version: int, data: Buffer, offset: int, objects: ObjectMemory) -> tuple[Any, int]:
-    """The request, and about the bytes of its objects, which count in `objects` until the caller gives them back."""
+    """Returns the request and roughly the bytes of its objects, which count until the caller gives them back."""
     work = api.decode_in_slices(version, data, offset)
     try:
         next(work)
@@ -88,18 +88,18 @@ async def decode(api: Api[Any, Any], version: int, data: Buffer, offset: int, ob
     return request, size
 
 
-def written(api: Api[Any, Any], version: int, response: Any) -> list[Buffer] | Exception:
-    """The bytes of a response, or why it has none."""
+def encode(api: Api[Any, Any], version: int, response: Any) -> list[Buffer] | Exception:
+    """Encodes a response; returns the error if it cannot."""
     try:
         return api.encode_response(version, response)
     except Exception as error:
         return error
 
 
-def write(
+def encode_sliced(
     api: Api[Any, Any], version: int, response: Any, done: Callable[[list[Buffer] | Exception], None]
 ) -> asyncio.Task[None] | None:
-    """As `written`, in slices: `done` is called at once if one is enough, else the task calls it."""
+    """As `encode`, in slices: calls `done` at once if one is enough, else the task calls it."""
     work = api.encode_in_slices(version, response)
     try:
         next(work)
@@ -109,10 +109,10 @@ def write(
     except Exception as error:
         done(error)
         return None
-    return asyncio.get_running_loop().create_task(_write(work, done))
+    return asyncio.get_running_loop().create_task(_encode(work, done))
 
 
-async def _write(work: Generator[None, None, list[Buffer]], done: Callable[[list[Buffer] | Exception], None]) -> None:
+async def _encode(work: Generator[None, None, list[Buffer]], done: Callable[[list[Buffer] | Exception], None]) -> None:
     body: list[Buffer] | Exception
     try:
         await asyncio.sleep(0)

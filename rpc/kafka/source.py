@@ -1,4 +1,4 @@
-"""Lines of Python on their way to `exec`. Pure."""
+"""Generates Python source for `exec`. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Source:
-    """A function in the making: lines with their indent, the objects that they name, names that nobody else has."""
+    """The lines of a function, the objects that they use, and unique names."""
 
     def __init__(self, objects: dict[str, object]) -> None:
         self._lines: list[str] = []
@@ -37,7 +37,7 @@ class Source:
         return f"{stem}{self._names}"
 
     def struct(self, letters: str, method: str) -> tuple[str, int]:
-        """The name of `method` of a big-endian `Struct`, and its size."""
+        """Returns the name of `method` of a big-endian `Struct`, and its size."""
         made = Struct(">" + letters)
         key = letters, method
         if key not in self._structs:

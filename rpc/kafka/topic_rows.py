@@ -1,10 +1,10 @@
-"""Rows of topics in Metadata answers, encoded bit by bit and remembered.
+"""Encodes and caches the topic rows of Metadata responses.
 
-A row of a topic costs some microseconds a partition, and the same row is asked for again and again: by each client of
-the topic, and by all of them at once when a leader has changed. An image shares what did not change with the one
-before it, so a row holds as long as the `Topic` and the brokers are the same objects.
+A row costs some microseconds for each partition, and many clients ask for the same row: all at once when a leader has
+changed. An image shares unchanged objects with the image before it, so a row is valid as long as the `Topic` and the
+brokers are the same objects.
 
-No more than `PARTITIONS_AT_A_TIME` are encoded before the event loop has a turn, also of one topic.
+The event loop gets a turn after every `PARTITIONS_AT_A_TIME` partitions, also within one topic.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from weakref import WeakKeyDictionary
 from tidelog.metadata.image import Broker, ClusterImage, Topic
 from tidelog.metadata.topics import INTERNAL_TOPICS
 from tidelog.model.maps import Map
-from tidelog.rpc.door_quorum import QuorumLink
 from tidelog.rpc.kafka.brokers_view import BrokersView
 from tidelog.rpc.kafka.messages import METADATA
 from tidelog.rpc.kafka.messages.metadata import NO_OPERATIONS, MetadataResponsePartition, MetadataResponseTopic
 from tidelog.rpc.kafka.wire import EncodedRows
+from tidelog.services.metadata_cache import MetadataCache
 
 PARTITIONS_AT_A_TIME = 500
 TOPIC_COST = 4
-"""A topic takes the time of so many partitions beside its own."""
+"""A topic takes as long as this many partitions, besides its own."""
 BYTES_MAX = 32 << 20
-"""Of rows that are remembered for one listener; past that all are forgotten."""
+"""Of cached rows for one listener; the cache is emptied when it would exceed this."""
 LISTENERS_MAX = 16
 LISTENERS_SINCE = 6
 """Clients of older versions do not know LISTENER_NOT_FOUND."""
 
 
 class TopicRows:
-    """Of one listener of one broker."""
+    """The rows for one listener of one broker."""
 
     def __init__(self, brokers: Map[int, Broker], listener: str) -> None:
         self.brokers = brokers
@@ -46,8 +46,8 @@ class TopicRows:
     async def encode(
         self, version: int, topics: Iterable[Topic | MetadataResponseTopic], operations: int = NO_OPERATIONS
     ) -> EncodedRows:
-        """The rows of topics, and those that say what is wrong with a name. `operations`: what the client may do with
-        each of them, if it asks."""
+        """Encode rows of topics, and rows with errors. `operations`: the authorized operations, if the client asks for
+        them."""
         rows = EncodedRows()
         some: list[bytes] = []
         done = 0
@@ -63,7 +63,7 @@ class TopicRows:
                     done += 1
                 else:
                     some.append(await self._encoded(version, topic, operations))
-                    # Since the last turn: its last slice.
+                    # Only its last slice is since the last turn of the loop.
                     done += TOPIC_COST + (len(topic.partitions) - 1) % PARTITIONS_AT_A_TIME + 1
             if done >= PARTITIONS_AT_A_TIME:
                 rows.add(len(some), b"".join(some))
@@ -94,7 +94,7 @@ class TopicRows:
             topic_authorized_operations=operations,
         )
         data = METADATA.encode_rows(version, MetadataResponseTopic, [row])
-        self._remember((version, operations, topic.topic_id), topic, data)
+        self._cache_row((version, operations, topic.topic_id), topic, data)
         return data
 
     def _partitions(self, version: int, topic: Topic, numbers: range) -> list[MetadataResponsePartition]:
@@ -116,7 +116,7 @@ class TopicRows:
             )
         return rows
 
-    def _remember(self, key: tuple[int, int, UUID], topic: Topic, data: bytes) -> None:
+    def _cache_row(self, key: tuple[int, int, UUID], topic: Topic, data: bytes) -> None:
         before = self._rows.pop(key, None)
         self._bytes -= 0 if before is None else len(before[1])
         if self._bytes + len(data) > BYTES_MAX:
@@ -127,13 +127,13 @@ class TopicRows:
             self._bytes += len(data)
 
 
-_REMEMBERED: WeakKeyDictionary[QuorumLink, dict[str, TopicRows]] = WeakKeyDictionary()
-"""By node (there are several in a test's process) and listener."""
+_CACHES: WeakKeyDictionary[MetadataCache, dict[str, TopicRows]] = WeakKeyDictionary()
+"""By node (a test has several in one process) and listener."""
 
 
-def rows_of(link: QuorumLink, image: ClusterImage, listener: str) -> TopicRows:
-    """Those that hold for the brokers of this image."""
-    known = _REMEMBERED.setdefault(link, {})
+def rows_of(cache: MetadataCache, image: ClusterImage, listener: str) -> TopicRows:
+    """Return the rows that are valid for the brokers of this image."""
+    known = _CACHES.setdefault(cache, {})
     rows = known.get(listener)
     if rows is None or rows.brokers is not image.brokers:
         if rows is None and len(known) >= LISTENERS_MAX:

@@ -1,10 +1,10 @@
-"""The small things of Kafka's encoding that every message is made of. Pure.
+"""Primitives of Kafka's encoding. Pure.
 
     unsigned varint   7 bits a byte, low ones first, the high bit says that more follow; 5 bytes at most
     tagged fields     count, then per field: tag, size, content; tags rise; count, tag and size are varints
     compact length    length + 1 as a varint; 0 is null
 
-What comes from outside raises `MalformedError`; what we wrote wrongly ourselves raises `UnencodableError`.
+Wrong input raises `MalformedError`, a wrong message of our own `UnencodableError`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import NoReturn
 
 Buffer = bytes | memoryview
 Records = bytes | memoryview | Sequence[bytes | memoryview]
-"""Batches as they lie in a log: one buffer, or several that follow one another."""
+"""Stored batches: one buffer, or several consecutive ones."""
 
 ZERO_UUID = bytes(16)
 STRING_BYTES_MAX = 0x7FFF
 ELEMENT_BYTES, NUMBER_BYTES = 200, 36
-"""About what a struct or string of an array, and a number of one, take in memory."""
+"""Rough memory of a struct or string, and of a number, in an array."""
 ELEMENTS_MAX = 200_000
-"""Of all arrays of structs and strings of one request: a bound of its memory, some 40 MiB, and of the steps of its work
-that are not sliced. A byte of input may cost a hundred bytes of objects. Far above what a client of a cluster names: a
-broker has 14,000 partitions (`max.partitions.per.broker`)."""
+"""Elements of all arrays of structs and strings of one request. Limits its memory to some 40 MiB, and the work that is
+not sliced: a byte of input may cost a hundred bytes of objects. Clients need far fewer: a broker has 14,000 partitions
+(`max.partitions.per.broker`)."""
 NUMBERS_MAX = 50_000
-"""Of all arrays of numbers of one request: partitions, or replicas of partitions."""
+"""Numbers of all arrays of one request: partitions, or replicas."""
 ELEMENTS_PER_SLICE, NUMBERS_PER_SLICE = 500, 20_000
-"""Of a large message, between two turns of the event loop: some 2 ms."""
-ANSWER_ELEMENTS_MAX = 100_000
-ANSWER_NUMBERS_MAX = 1 << 22
-"""Of answers, which only tests and tools decode."""
+"""Of a large message, in one turn of the event loop: some 2 ms."""
+RESPONSE_ELEMENTS_MAX = 100_000
+RESPONSE_NUMBERS_MAX = 1 << 22
+"""For responses, which only tests and tools decode."""
 
 ONE_BYTE = tuple(bytes([value]) for value in range(128))
-"""The varints of one byte."""
+"""Varints of one byte."""
 
 _VARINT_BITS_MAX = 32
 
 
 class EncodedRows:
-    """Structs of a large array that were encoded before (`Api.encode_rows`), in the place of its list."""
+    """Structs of a large array, already encoded (`Api.encode_rows`); replaces its list."""
 
     __slots__ = ("_count", "parts")
 
@@ -56,11 +56,11 @@ class EncodedRows:
 
 
 class MalformedError(Exception):
-    """The bytes are no message of the type and version that their header names."""
+    """The bytes are no message of the type and version in their header."""
 
 
 class UnencodableError(Exception):
-    """A message of ours cannot be written in the version asked for; it says which value is wrong."""
+    """A message cannot be encoded in a version; the text names the wrong value."""
 
 
 def malformed(what: str) -> NoReturn:
@@ -83,7 +83,7 @@ def unsigned_varint(value: int) -> bytes:
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """The value and the position behind it. An `IndexError` says that the data ends too soon."""
+    """Returns the value and the position after it. Raises `IndexError` if the data ends too soon."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -100,7 +100,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def read_tag(data: Buffer, position: int, end: int, last: int) -> tuple[int, int, int]:
-    """The tag, the position of its content and the position behind it. `last` is the tag before, -1 at first."""
+    """Returns the tag, the position of its content and the position after it. `last` is the previous tag or -1."""
     tag, position = read_varint(data, position)
     if tag <= last:
         raise MalformedError(f"tag {tag} follows tag {last}: tags must rise")
@@ -111,7 +111,7 @@ def read_tag(data: Buffer, position: int, end: int, last: int) -> tuple[int, int
 
 
 def skip_tags(data: Buffer, position: int, end: int) -> int:
-    """Passes over tagged fields that nobody here knows; costs no memory."""
+    """Skips unknown tagged fields without memory."""
     count, position = read_varint(data, position)
     last = -1
     for _ in range(count):

@@ -389,7 +389,7 @@ class PartitionDescription(_message.Message):
     ADVICE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     leader: _builtins.int
-    """-1: nobody leads."""
+    """-1: no leader."""
     leader_epoch: _builtins.int
     partition_epoch: _builtins.int
     """Rises with every change of the partition's state."""
@@ -398,7 +398,7 @@ class PartitionDescription(_message.Message):
     min_isr: _builtins.int
     """What min.insync.replicas comes to for this partition."""
     state: _builtins.str
-    """"online"; "read-only": too few are in sync for acks=-1; "offline": nobody leads."""
+    """"online"; "read-only": too few are in sync for acks=-1; "offline": no leader."""
     advice: _builtins.str
     """What would bring it back, if it is offline."""
     @_builtins.property
@@ -478,7 +478,7 @@ class MorePartitions(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     total: _builtins.int
-    """How many the topic shall have, all told."""
+    """The new total number of partitions."""
     @_builtins.property
     def assignment(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replicas]:
         """Optional: the brokers of each new partition."""
@@ -1189,7 +1189,7 @@ class DrainBrokerResponse(_message.Message):
     LEADS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     leads: _builtins.int
-    """Partitions that it leads since nobody else can."""
+    """Partitions that it leads because no other replica can."""
     replicas: _builtins.int
     """Replicas that are left on it; they move by AlterReassignments."""
     def __init__(
@@ -1371,6 +1371,132 @@ class LogDir(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
 
 Global___LogDir: _TypeAlias = LogDir  # noqa: Y015
+
+@_typing.final
+class DigestReplicaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    BY_RECORD_FIELD_NUMBER: _builtins.int
+    LISTS_UNITS_FIELD_NUMBER: _builtins.int
+    IS_SUSPECT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    broker: _builtins.int
+    topic_id: _builtins.bytes
+    """16 bytes."""
+    partition: _builtins.int
+    start: _builtins.int
+    """Unset: describe the replica only."""
+    end: _builtins.int
+    """Exclusive. Unset: the high watermark."""
+    by_record: _builtins.bool
+    """The unit is a record, not a batch: for compacted logs."""
+    lists_units: _builtins.bool
+    is_suspect: _builtins.bool
+    """Another replica differs here: check this one on the disk, too."""
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker: _builtins.int = ...,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        start: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
+        by_record: _builtins.bool = ...,
+        lists_units: _builtins.bool = ...,
+        is_suspect: _builtins.bool = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "end", b"end", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "broker", b"broker", "by_record", b"by_record", "end", b"end", "is_suspect", b"is_suspect", "lists_units", b"lists_units", "partition", b"partition", "start", b"start", "timeout_ms", b"timeout_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
+    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
+
+Global___DigestReplicaRequest: _TypeAlias = DigestReplicaRequest  # noqa: Y015
+
+@_typing.final
+class DigestReplicaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    HAS_GAPS_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    leader: _builtins.int
+    """The leader that this replica knows, or is; -1 if it has no role."""
+    leader_epoch: _builtins.int
+    follows: _builtins.bool
+    """The leader has confirmed that this log is a prefix of its own."""
+    start_offset: _builtins.int
+    high_watermark: _builtins.int
+    generation: _builtins.int
+    """Changes when the log is truncated or reset."""
+    has_gaps: _builtins.bool
+    """The log is or was compacted: compare by record."""
+    damage: _builtins.str
+    """The log is known to be damaged, and waits for its repair."""
+    reached: _builtins.int
+    """The digest is of [start, reached). -1 if start is below the log start."""
+    epoch: _builtins.int
+    """The one leader epoch of the range."""
+    count: _builtins.int
+    bytes: _builtins.int
+    digest: _builtins.bytes
+    """The sum of the units' BLAKE2b digests modulo 2^128."""
+    fault: _builtins.str
+    """Why the batch at `reached` cannot be read."""
+    units: _builtins.bytes
+    """For each batch or record: offset (8 bytes), epoch (4), digest (16), big endian."""
+    def __init__(
+        self,
+        *,
+        leader: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        follows: _builtins.bool = ...,
+        start_offset: _builtins.int = ...,
+        high_watermark: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        has_gaps: _builtins.bool = ...,
+        damage: _builtins.str = ...,
+        reached: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        count: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        fault: _builtins.str = ...,
+        units: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "damage", b"damage", "digest", b"digest", "epoch", b"epoch", "fault", b"fault", "follows", b"follows", "generation", b"generation", "has_gaps", b"has_gaps", "high_watermark", b"high_watermark", "leader", b"leader", "leader_epoch", b"leader_epoch", "reached", b"reached", "start_offset", b"start_offset", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestReplicaResponse: _TypeAlias = DigestReplicaResponse  # noqa: Y015
 
 @_typing.final
 class ReplicaSize(_message.Message):

@@ -32,7 +32,7 @@ class FindCoordinatorRequest(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     LISTENER_FIELD_NUMBER: _builtins.int
     listener: _builtins.str
-    """Whose advertised endpoints to tell, as in Cluster.Metadata."""
+    """The listener of the returned endpoints, as in Cluster.Metadata."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -86,7 +86,7 @@ class Coordinator(_message.Message):
     port: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """COORDINATOR_NOT_AVAILABLE: nobody leads its partition now."""
+        """COORDINATOR_NOT_AVAILABLE: its partition has no leader now."""
 
     def __init__(
         self,
@@ -128,28 +128,30 @@ class HeartbeatRequest(_message.Message):
     member_id: _builtins.str
     """Chosen by the member, unique: a random UUID as text."""
     member_epoch: _builtins.int
-    """The epoch of the last answer; 0 to join (anew), -1 to leave, -2 for a static member that will be back."""
+    """The epoch of the last response; 0 to join (again), -1 to leave, -2 for a static member that will return."""
     instance_id: _builtins.str
     """A static member's name; a member that joins under it takes the place of the one that left or was lost.
-    UNRELEASED_INSTANCE_ID while another one lives under it.
+    UNRELEASED_INSTANCE_ID while another member has it.
     """
     rack: _builtins.str
     client_id: _builtins.str
     assignor: _builtins.str
-    """How partitions are dealt: "uniform" (the default), "range" or "roundrobin". Empty: as before. What most members ask
-    for is used.
+    """The assignor: "uniform" (the default), "range" or "roundrobin". Empty: unchanged. The choice of most members is
+    used.
     """
     session_timeout_ms: _builtins.int
-    """Without a heartbeat for so long the member is gone; 0: the cluster's default. Bounded by the cluster."""
+    """The session timeout: without a heartbeat for this long the member is removed. 0: the cluster's default. Bounded by
+    the cluster.
+    """
     rebalance_timeout_ms: _builtins.int
-    """A member that was told to give up partitions and has not done so in this time is put out; 0: the default."""
+    """A member that does not give up revoked partitions within this time is removed; 0: the default."""
     @_builtins.property
     def subscription(self) -> Global___Subscription:
-        """What to read; on joining and when it changes. Absent: as before."""
+        """The subscription; on joining and when it changes. Absent: unchanged."""
 
     @_builtins.property
     def owned(self) -> Global___Partitions:
-        """The partitions that the member holds now; on joining (none) and when they have changed. Absent: as before."""
+        """The partitions that the member owns; on joining (none) and when they have changed. Absent: unchanged."""
 
     def __init__(
         self,
@@ -273,7 +275,7 @@ class HeartbeatResponse(_message.Message):
 
     @_builtins.property
     def assignment(self) -> Global___Partitions:
-        """What the member shall hold: it gives up what is not in it, tells so, and takes over what is new. Absent: as before."""
+        """The target assignment: the member gives up other partitions, reports it, and takes new ones. Absent: unchanged."""
 
     def __init__(
         self,
@@ -314,14 +316,14 @@ class CommitOffsetsRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member_id: _builtins.str
-    """Of a member: who it is. Empty with epoch -1: of a program without a membership, taken only while the group has no
-    members (UNKNOWN_MEMBER_ID otherwise).
+    """The member's id. Empty with epoch -1: a program that is not a member; accepted only while the group has no members
+    (UNKNOWN_MEMBER_ID otherwise).
     """
     member_epoch: _builtins.int
     instance_id: _builtins.str
     sequence: _builtins.int
-    """Of a member: rises with every request, a repeated one too. One that comes after a later one is refused
-    (STALE_MEMBER_EPOCH): it was held up on the way. 0: not told.
+    """Rises with every request of a member, also a retry. A delayed request that arrives after a later one is rejected
+    (STALE_MEMBER_EPOCH). 0: not set.
     """
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetToCommit]: ...
@@ -412,7 +414,9 @@ class FetchOffsetsRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member_id: _builtins.str
-    """Of a member: a coordinator that does not know it in this epoch refuses, instead of telling something old."""
+    """The member's id: a coordinator that does not know it in this epoch rejects the request instead of returning old
+    offsets.
+    """
     member_epoch: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TopicPartition]:

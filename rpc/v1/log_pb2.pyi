@@ -61,7 +61,7 @@ class ProduceRequest(_message.Message):
     be stored, now or later. 0: the server's default (30 s).
     """
     tag: _builtins.int
-    """Given back in the response. For ProduceStream, whose responses come in the order of the requests anyway."""
+    """Returned in the response. For ProduceStream, whose responses come in the order of the requests anyway."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducePartition]:
         """Each partition once; a partition that is named twice is refused (INVALID_REQUEST)."""
@@ -132,7 +132,10 @@ class ProduceResponse(_message.Message):
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TAG_FIELD_NUMBER: _builtins.int
+    THROTTLE_MS_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
+    throttle_ms: _builtins.int
+    """Throttled by a quota: the server delays this response, or the next request of a ProduceStream, by this long."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducedPartition]: ...
     def __init__(
@@ -140,10 +143,11 @@ class ProduceResponse(_message.Message):
         *,
         partitions: _abc.Iterable[Global___ProducedPartition] | None = ...,
         tag: _builtins.int = ...,
+        throttle_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "tag", b"tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "tag", b"tag", "throttle_ms", b"throttle_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -176,7 +180,7 @@ class ProducedPartition(_message.Message):
     start_offset: _builtins.int
     """The log's start offset."""
     leader: _builtins.int
-    """Who leads, as far as this broker knows; -1 if it does not. With the epoch, a hint on where to go."""
+    """The leader and its epoch, as far as this broker knows; -1 if unknown."""
     leader_epoch: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
@@ -216,13 +220,13 @@ class FetchRequest(_message.Message):
     ISOLATION_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
     min_bytes: _builtins.int
-    """Answer when there are so many bytes in all; 0 answers at once."""
+    """Minimum bytes of a response; 0 answers at once."""
     max_bytes: _builtins.int
     """Bytes of all partitions together, up to the server's limit; 0: the server's limit. The first batch of the first
-    partition that has data is returned whole even if it is larger: a reader always gets on.
+    partition that has data is returned whole even if it is larger: a reader always makes progress.
     """
     max_wait_ms: _builtins.int
-    """Answer after so long in any case, up to the server's limit."""
+    """Maximum wait for min_bytes, up to the server's limit."""
     isolation: Global___Isolation.ValueType
     rack: _builtins.str
     """The client's rack. A follower of that rack may be named in `preferred_replica`."""
@@ -351,7 +355,9 @@ class FetchedPartition(_message.Message):
     preferred_replica: _builtins.int
     """Ask this broker from now on: it is in the client's rack. -1: stay."""
     throttle_ms: _builtins.int
-    """The server sent this instead of data because of a quota: wait so long before the next request. 0: none."""
+    """Throttled by a quota: the server delays this response, or the next one of a FetchStream, by this long; the same in
+    each partition of a response. 0: not throttled.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -845,7 +851,7 @@ class WatchOffsetsResponse(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchedOffset]:
-        """Those that have changed since the last response, each once: changes in between are not told."""
+        """Partitions that have changed since the last response, each once: intermediate values are skipped."""
 
     def __init__(
         self,

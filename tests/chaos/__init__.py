@@ -1,1 +1,1 @@
-"""Chaos runs: real nodes, real clients, random faults, and checkers of what the clients saw. See `chaos.__main__`."""
+"""`make chaos`: the cluster that a run of `tidelog.testing.chaos` strikes, and the machine that is harmed for it."""

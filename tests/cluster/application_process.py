@@ -2,7 +2,7 @@
 
 Handles orders, which are numbers: a multiple of 17 makes no sense and goes to the topic DEAD, a multiple of 13 fails
 at the first attempt and is tried again. It commits after every fifth order, and before it gives partitions up. What
-happens is told in lines of JSON: [what, details]. A line on stdin closes it in order.
+happens is printed as lines of JSON: [what, details]. A line on stdin closes it in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 import tidelog
-from tidelog.client.consumer_errors import CommitFailedError, WakeupError
+from tidelog.client.consumer.errors import CommitFailedError, WakeupError
 
 COMMIT_EVERY = 5
 
@@ -32,7 +32,7 @@ def main(bootstrap: str, group: str, orders: str, dead: str) -> None:
             tried.add(number)
             raise ConnectionError("the bank does not answer")
 
-    options = {
+    options: dict[str, Any] = {
         "group": group,
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,

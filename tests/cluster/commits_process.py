@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tidelog
 from tidelog.client.record import TopicPartition
@@ -40,10 +41,12 @@ class Way:
     def __init__(self, name: str, bootstrap: str, topic: str, *, stuck_at: int, end: int) -> None:
         self.name, self.stuck_at, self.end = name, stuck_at, end
         self.place = TopicPartition(topic, 0)
-        options = {"enable_auto_commit": True, "auto_commit_interval_ms": AUTO_MS} if name == "auto" else {}
+        options: dict[str, Any] = {"enable_auto_commit": False}
+        if name == "auto":
+            options = {"enable_auto_commit": True, "auto_commit_interval_ms": AUTO_MS}
         self.consumer = tidelog.Consumer(
             bootstrap, group=f"{topic}-{name}", auto_offset_reset="earliest", max_poll_records=POLL_RECORDS,
-            **{"enable_auto_commit": False, **options},
+            **options,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -57,7 +60,7 @@ class Way:
     def work(self, commit: Callable[[], None] | None) -> bool:
         """One poll; whether it was the last."""
         consumer = self.consumer
-        records = consumer.poll(1_000)
+        records = consumer.poll(1.0)
         if not records:
             return False
         say("polled", self.name, records[0].offset, records[-1].offset + 1)

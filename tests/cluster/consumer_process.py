@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import tidelog
-from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.consumer.errors import WakeupError
 
 
 def say(what: str, details: Any) -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
+
+from exercises import Program
 
 import tidelog
 from tidelog.testing import LocalCluster
-
-PROGRAM = Path(__file__).with_name("consumer_process.py")
 
 
 def make_topic(cluster: LocalCluster, name: str, partitions: int) -> None:
@@ -31,26 +26,11 @@ def fill(cluster: LocalCluster, topic: str, count: int, *, first: int = 0) -> No
             producer.send(topic, str(number), key=f"key{number}")
 
 
-class Process:
-    """A consumer's process, and what it has said."""
+class Process(Program):
+    """A consumer's process. Each line that it writes begins with the time."""
 
     def __init__(self, cluster: LocalCluster, group: str, topic: str, **options: Any) -> None:
-        self.lines: list[tuple[float, str, Any]] = []
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), cluster.bootstrap, group, topic, json.dumps(options)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "GRPC_VERBOSITY": "NONE"},
-        )  # fmt: skip
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(tuple(json.loads(line)))
-
-    def said(self, what: str) -> list[Any]:
-        return [details for _, kind, details in list(self.lines) if kind == what]
+        super().__init__("consumer_process.py", cluster.bootstrap, group, topic, json.dumps(options))
 
     @property
     def held(self) -> set[int]:
@@ -65,30 +45,6 @@ class Process:
     @property
     def records(self) -> list[tuple[int, int]]:
         return [(partition, offset) for partition, offset, _ in self.said("record")]
-
-    def kill(self) -> float:
-        """kill -9; when it was."""
-        self._process.kill()
-        at_s = time.monotonic()
-        self._process.wait(10)
-        return at_s
-
-    def close(self) -> None:
-        """In order."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        assert self._process.wait(30) == 0
-        self._reader.join(5)
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait(10)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                self._reader.join(5)
-                pipe.close()
 
 
 @contextmanager

@@ -195,7 +195,7 @@ class Network:
 
     @contextmanager
     def cut_off(self, server: int) -> Iterator[None]:
-        """Packets between the clients and this server are lost; nobody is told."""
+        """Packets between the clients and this server are lost without a notice to either side."""
         self._cut = frozenset({bytes(int(part) for part in self.address(server).split("."))})
         try:
             yield

@@ -39,10 +39,11 @@ def main(bootstrap: str, group: str, topic: str, file: str, count: str) -> None:
 
         consumer.subscribe([topic], on_assigned=assigned)
         while store.execute("select count(*) from rows").fetchone()[0] < int(count):
-            for record in consumer.poll(500, 20):
+            for record in consumer.poll(0.5, 20):
                 store.execute("begin immediate")
                 store.execute(
-                    "insert into rows values (?, ?, ?)", (record.value.decode(), record.partition, record.offset)
+                    "insert into rows values (?, ?, ?)",
+                    ((record.value or b"").decode(), record.partition, record.offset),
                 )
                 store.execute("insert or replace into offsets values (?, ?)", (record.partition, record.offset + 1))
                 store.execute("commit")

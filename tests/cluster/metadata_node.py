@@ -15,21 +15,21 @@ import hashlib
 import logging
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
 
 import msgpack
-import uvloop
-from raft_node import CLUSTER_ID
+from raft_node import CLUSTER_ID, main
 
-from tidelog.metadata.controller import Controller
+from tidelog.metadata.controller_node import ControllerNode
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.model.ids import NodeId
-from tidelog.raft.driver import DriverConfig
-from tidelog.raft.storage import RaftStorage
-from tidelog.rpc.transport import GrpcTransport
+from tidelog.rpc.grpc.transport import GrpcTransport
+from tidelog.server.controller import ControllerRole
+from tidelog.server.role_config import controller_config
+from tidelog.server.world import Directory, NodeWorld
 from tidelog.world.real.clock import SystemClock
 from tidelog.world.real.disk import RealDisk
 from tidelog.world.real.store import LmdbStore
@@ -80,26 +80,31 @@ def serve(transport: GrpcTransport, node: ControllerNode, watch: LoopWatch) -> N
 
 
 async def run(node: NodeId, path: Path, address: str) -> int:
-    disk, store, work, clock = RealDisk(path), LmdbStore(path / "state"), ProcessWork(), SystemClock()
-    storage = RaftStorage(disk=disk, store=store, work=work, clock=clock, cluster_id=CLUSTER_ID, node=node)
-    boot = await storage.open()
+    disk, store, work = RealDisk(path), LmdbStore(path / "state"), ProcessWork()
     transport = GrpcTransport(node, CLUSTER_ID, address)
     stop = asyncio.Event()
-    controller = ControllerNode(
-        storage,
-        boot,
-        transport,
-        Controller(CLUSTER_ID),
-        ControllerConfig(driver=DriverConfig(address=address, report_after_ms=1_000)),
-        SystemRandom(),
-        clock=clock,
+    world = NodeWorld(
+        node=node,
+        cluster_id=CLUSTER_ID,
+        metadata=Directory(disk, store),
+        controllers=lambda: [member.node for member in role.membership.voters],
+        to_controllers=transport,
+        to_brokers=transport,
+        clock=SystemClock(),
+        random=SystemRandom(),
         work=work,
+        metadata_work=work,
         on_failure=lambda _: stop.set(),
     )
+    config = controller_config(address=address)
+    driver = replace(config.controller.driver, report_after_ms=1_000)
+    config = replace(config, controller=replace(config.controller, driver=driver))
+    role = await ControllerRole.open(world, config)
+    controller = role.node
     watch = LoopWatch()
     watching = asyncio.ensure_future(watch.run())
     serve(transport, controller, watch)
-    await controller.start()
+    await role.start()
     gc.freeze()
     await transport.start()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -107,24 +112,13 @@ async def run(node: NodeId, path: Path, address: str) -> int:
     await stop.wait()
     watching.cancel()
     has_failed = controller.driver.failed is not None
-    await controller.close(hand_over_ms=2_000)
+    await role.close()
     await transport.close()
-    await storage.close()
     await work.close()
     store.close()
     disk.close()
     return 1 if has_failed else 0
 
 
-def main(arguments: list[str]) -> int:
-    node, path, address = arguments
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s.%(msecs)03d node={node} %(levelname)s %(message)s"
-    )
-    sys.setswitchinterval(0.0005)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(NodeId(int(node)), Path(path), address))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], run))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import subprocess
-import sys
+import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -21,28 +20,33 @@ from metadata_node import LOOK, digest
 from raft_cluster import CALL_TIMEOUT_MS, NODES, RETRY_S, RaftCluster
 from raft_node import CLUSTER_ID, make_storage
 
-from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig
-from tidelog.metadata.brokers import Register
-from tidelog.metadata.features import supported
+from tidelog.metadata.broker_lifecycle import BrokerLifecycle
+from tidelog.metadata.controller_node import METHOD
 from tidelog.metadata.requests import decode_reply, encode_request
-from tidelog.metadata.shell import METHOD
 from tidelog.metadata.tail import MetadataTail
 from tidelog.metadata.topics import CreatedTopic, CreateTopics, NewTopic
 from tidelog.model.errors import ErrorCode, RemoteError, TransportError
-from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.model.ids import DirectoryId, Epoch, NodeId, Offset
 from tidelog.raft.messages import SnapshotId
-from tidelog.rpc.transport import GrpcTransport
+from tidelog.rpc.grpc.transport import GrpcTransport
+from tidelog.server.membership import BrokerMembership
+from tidelog.server.role_config import broker_config
+from tidelog.server.world import Directory, NodeWorld
+from tidelog.world.real.clock import SystemClock
 from tidelog.world.real.disk import RealDisk
 from tidelog.world.real.store import LmdbStore
-from tidelog.world.real.work import ThreadWork
+from tidelog.world.real.work import InlineWork
 
-PROGRAM = Path(__file__).with_name("metadata_node.py")
+LOGGER = logging.getLogger(__name__)
+
 FIRST = SnapshotId(Offset(1000), Epoch(1))
 _NOT_DONE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED, ErrorCode.REQUEST_TIMED_OUT})
 
 
 class MetadataCluster(RaftCluster):
     """`async with`, then `start`; brokers that were started are stopped at the end."""
+
+    program = Path(__file__).with_name("metadata_node.py")
 
     def __init__(self, path: Path, *, first: bytes | None = None) -> None:
         """`first`: the state that the controllers begin with, as `metadata.snapshot` writes it."""
@@ -67,17 +71,6 @@ class MetadataCluster(RaftCluster):
             await broker.close()
         await super().__aexit__(*details)
 
-    def start(self, *nodes: NodeId) -> None:
-        for node in nodes or NODES:
-            with (self.path / f"{node}.log").open("ab") as log:
-                self.processes[node] = subprocess.Popen(
-                    [sys.executable, str(PROGRAM), str(node), str(self.data(node)), self.addresses[node]],
-                    # It has a neighbour to import, and `make` keeps a program's own folder off the path.
-                    env={**os.environ, "PYTHONPATH": str(PROGRAM.parent)},
-                    stderr=log,
-                    stdout=log,
-                )
-
     async def start_broker(self, broker: int, *, timeout_s: float) -> RunningBroker:
         """Returns when it is registered and let in."""
         running = self.brokers[broker] = RunningBroker(broker, self.path / f"broker{broker}")
@@ -94,8 +87,8 @@ class MetadataCluster(RaftCluster):
         without: NodeId | None = None,
         call_timeout_ms: int = CALL_TIMEOUT_MS,
     ) -> tuple[Any, float]:
-        """The reply of whoever is active, and when it came (`time.monotonic`). A request whose fate is not known is
-        repeated: use one that may be."""
+        """Returns the reply of the active controller, and when it came (`time.monotonic`). A request whose fate is not
+        known is repeated: use one that may be."""
         order = itertools.cycle([node for node in NODES if node != without])
         target = self.leader if self.leader not in (None, without) else next(order)
         data = encode_request(request)
@@ -107,8 +100,8 @@ class MetadataCluster(RaftCluster):
                 except RemoteError as error:
                     if error.code not in _NOT_DONE:
                         raise
-                    told = error.facts.get("leader")
-                    target = NodeId(told) if isinstance(told, int) and told != without else next(order)
+                    reported = error.facts.get("leader")
+                    target = NodeId(reported) if isinstance(reported, int) and reported != without else next(order)
                 except TransportError:
                     target = next(order)
                 else:
@@ -148,16 +141,25 @@ class RunningBroker:
         self.incarnation = UUID(int=SystemRandom().getrandbits(128), version=4)
         self.directory = UUID(int=broker + 1)
         self.transport = GrpcTransport(NodeId(broker), CLUSTER_ID, "127.0.0.1:0")
-        self._work = ThreadWork()
-        self.tail = MetadataTail(
-            disk=RealDisk(path, create=True),
-            path="metadata",
-            transport=self.transport,
-            sources=lambda: NODES,
-            work=self._work,
-            random=SystemRandom(),
-        )
+        self._path = path
+        self._work = InlineWork()
+        self._disk: RealDisk | None = None
+        self._store: LmdbStore | None = None
+        self._membership: BrokerMembership | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def membership(self) -> BrokerMembership:
+        assert self._membership is not None, "started"
+        return self._membership
+
+    @property
+    def tail(self) -> MetadataTail:
+        return self.membership.tail
+
+    @property
+    def agent(self) -> BrokerLifecycle:
+        return self.membership.agent
 
     @property
     def endpoints(self) -> tuple[tuple[str, str, str, int], ...]:
@@ -169,17 +171,25 @@ class RunningBroker:
             await self.transport.start()
         for node, address in controllers.items():
             self.transport.set_address(node, address)
-        registration = Register(
+        self._disk, self._store = RealDisk(self._path, create=True), LmdbStore(self._path / "state")
+        world = NodeWorld(
+            node=NodeId(self.broker),
             cluster_id=CLUSTER_ID,
-            broker=self.broker,
-            incarnation=self.incarnation,
-            endpoints=self.endpoints,
-            directories=(self.directory,),
-            features=supported(),
+            metadata=Directory(self._disk, self._store),
+            controllers=lambda: NODES,
+            to_controllers=self.transport,
+            to_brokers=self.transport,
+            clock=SystemClock(),
+            random=SystemRandom(),
+            work=self._work,
+            metadata_work=self._work,
+            on_failure=lambda error: LOGGER.error("broker=%d has failed: %r", self.broker, error),
         )
-        self.agent = BrokerAgent(registration, self.transport, self.tail, lambda: NODES, BrokerConfig(), SystemRandom())
-        await self.tail.open()
-        self._tasks = [asyncio.ensure_future(self.tail.run()), asyncio.ensure_future(self.agent.run())]
+        membership = await BrokerMembership.open(world, broker_config(endpoints=self.endpoints))
+        membership.prepare_registration((DirectoryId(self.directory),))
+        membership.agent.registration = replace(membership.agent.registration, incarnation=self.incarnation)
+        self._membership = membership
+        self._tasks = [asyncio.ensure_future(membership.tail.run()), asyncio.ensure_future(membership.run())]
 
     async def die(self) -> None:
         """As a process does that is killed: its connections end, nothing is said, nobody listens any more."""
@@ -191,5 +201,9 @@ class RunningBroker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.transport.close()
-        self.tail.close()
+        if self._membership is not None:
+            self._membership.close()
+        for storage in (self._store, self._disk):
+            if storage is not None:
+                storage.close()
         await self._work.close()

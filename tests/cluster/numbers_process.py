@@ -25,11 +25,11 @@ def main(bootstrap: str, topic: str, name: str, first: str) -> None:
         number = int(first)
         while not is_over.is_set():
 
-            def told(error: Exception | None, _: tidelog.RecordMetadata, number: int = number) -> None:
+            def on_delivery(error: Exception | None, _: tidelog.RecordMetadata, number: int = number) -> None:
                 if error is None:
                     print(number, flush=True)
 
-            producer.send(topic, f"{name}-{number}", key=name, on_delivery=told)
+            producer.send(topic, f"{name}-{number}", key=name, on_delivery=on_delivery)
             number += 1
             time.sleep(0.003)
 

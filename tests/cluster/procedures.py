@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,44 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patience import until
+from support.clusters.commands import Shell
+from support.clusters.waiting import DEADLINE_S, until
+from support.grpc_api.raw_channel import ClusterChannel
 
-from tidelog.cli.channel import ClusterChannel
 from tidelog.client.history import KINDS
 from tidelog.rpc.v1 import admin_pb2, cluster_pb2
 
 BROKERS = (1, 2, 3)
 EACH_LEADS_ONE = "1:2:3,2:3:1,3:1:2"
 """Partition 0 is led by broker 1, and so on."""
-COMMAND_TIMEOUT_S = 60
 MORE_ACKS = 5
 """Batches that are acknowledged, or read, after a fault: work goes on."""
-
-
-def start(at: str, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*before, sys.executable, "-m", "tidelog", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TIDELOG_BOOTSTRAP": at, "PYTHONSAFEPATH": "1"},
-    )
-
-
-def tidelog(at: str, *arguments: str, code: int | None = 0) -> tuple[str, str]:
-    """What a command has said, on stdout and stderr; `code` None: it may fail."""
-    with start(at, *arguments) as process:
-        try:
-            out, err = process.communicate(timeout=COMMAND_TIMEOUT_S)
-        finally:
-            process.kill()
-    assert code in (None, process.returncode), f"{arguments}: {process.returncode}\n{out}\n{err}"
-    return out, err
-
-
-def ask(at: str, *arguments: str, code: int | None = 0) -> Any:
-    return json.loads(tidelog(at, *arguments, "--output", "json", code=code)[0])
 
 
 def create(at: str, topic: str, *settings: str, replicas: str = EACH_LEADS_ONE) -> None:
@@ -98,28 +69,43 @@ def controller(at: str) -> int:
         return channel.call("Cluster/DescribeQuorum", request, cluster_pb2.DescribeQuorumResponse).leader
 
 
-def write_some(at: str, topic: str, history: Path, records: int, *, before: Sequence[str] = ()) -> dict[str, Any]:
-    """Numbered records to the end of the topic, all of them acknowledged; what the writer says of it."""
-    command = ("verify", "produce", topic, "--records", str(records), "--history", str(history), "--output", "json")
-    with start(at, *command, "--rate", "5000", before=before) as process:
-        try:
-            out, err = process.communicate(timeout=COMMAND_TIMEOUT_S)
-        finally:
-            process.kill()
-    assert process.returncode == 0, f"{out}\n{err}"
-    told: dict[str, Any] = json.loads(out)
-    assert told["acknowledged"] == records, told
-    return told
+def write_some(at: str, topic: str, history: Path, records: int) -> None:
+    """Numbered records to the end of the topic, all of them acknowledged."""
+    flags = ("--records", str(records), "--rate", "5000", "--history", str(history))
+    summary = Shell(at).json("verify", "produce", topic, *flags)
+    assert summary["acknowledged"] == records, summary
 
 
 def judge(at: str, topic: str, *histories: Path, lost: int = 0) -> dict[str, Any]:
     """The verdict on what was written, read once more from start to end: `lost` of it and nothing else is wrong."""
     last = histories[0].parent / f"{topic}-last.jsonl"
-    tidelog(at, "verify", "consume", topic, "--history", str(last))
-    verdict: dict[str, Any] = ask(at, "verify", "check", *map(str, histories), str(last), code=1 if lost else 0)
+    shell = Shell(at)
+    shell.run("verify", "consume", topic, "--history", str(last))
+    verdict: dict[str, Any] = shell.json("verify", "check", *map(str, histories), str(last), code=1 if lost else 0)
     assert verdict["is_complete"], verdict
     assert verdict["counts"] == {**dict.fromkeys(KINDS, 0), "lost": lost}, verdict
     return verdict
+
+
+class Events:
+    """Counts the events of one kind in a history that grows, by partition."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path, self._start = path, f'{{"event":"{kind}",'.encode()
+        self._counted_bytes = 0
+        self._counts = Counter[int]()
+
+    def now(self) -> Counter[int]:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._counted_bytes)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._counted_bytes += len(line)
+                    if line.startswith(self._start):
+                        self._counts[json.loads(line)["partition"]] += 1
+        return Counter(self._counts)
 
 
 class Traffic:
@@ -128,22 +114,7 @@ class Traffic:
     def __init__(self, path: Path, topic: str) -> None:
         self.topic = topic
         self.written, self.read = path / f"{topic}-written.jsonl", path / f"{topic}-read.jsonl"
-        self.told: dict[str, Any] = {}
-        """What the writer said in the end."""
-
-    def _events(self, path: Path, kind: str) -> Counter[int]:
-        """By partition: batches that were acknowledged, or pieces that were read."""
-        if not path.exists():
-            return Counter()
-        lines = path.read_text(encoding="utf-8").splitlines()
-        start = f'{{"event":"{kind}",'
-        return Counter(json.loads(line)["partition"] for line in lines if line.startswith(start) and line[-1] == "}")
-
-    def acks(self) -> Counter[int]:
-        return self._events(self.written, "ack")
-
-    def reads(self) -> Counter[int]:
-        return self._events(self.read, "read")
+        self.acks, self.reads = Events(self.written, "ack").now, Events(self.read, "read").now
 
     def goes_on(self, partitions: Sequence[int] = (0, 1, 2)) -> float:
         """Waits until all of these were written to and read from again; how long that took, in seconds."""
@@ -166,7 +137,7 @@ def traffic(
     topic: str,
     *,
     clients_at: str | None = None,
-    before: Sequence[str] = (),
+    wrapper: Sequence[str] = (),
     rate: int = 200,
 ) -> Iterator[Traffic]:
     """Writes and reads for the length of the block, with acks=all. After it the topic is whole, nothing has failed,
@@ -174,28 +145,26 @@ def traffic(
     running = Traffic(path, topic)
     command = ("verify", "produce", topic, "--rate", str(rate), "--history", str(running.written), "--output", "json")
     follow = ("verify", "consume", topic, "--follow", "--history", str(running.read), "--output", "json")
-    with (
-        start(clients_at or at, *command, before=before) as writer,
-        start(clients_at or at, *follow, before=before) as reader,
-    ):
+    shell = Shell(clients_at or at)
+    with shell.start(*command, wrapper=wrapper) as writer, shell.start(*follow, wrapper=wrapper) as reader:
         try:
             running.goes_on()
             yield running
             running.goes_on()
             until(lambda: is_whole(at, topic), f"{topic} is in sync again")
             writer.send_signal(signal.SIGINT)
-            out, err = writer.communicate(timeout=COMMAND_TIMEOUT_S)
             reader.send_signal(signal.SIGINT)
-            _, said = reader.communicate(timeout=COMMAND_TIMEOUT_S)
+            out, err = writer.communicate(timeout=DEADLINE_S)
+            _, said = reader.communicate(timeout=DEADLINE_S)
         finally:
             writer.kill()
             reader.kill()
     assert out, f"the writer said nothing: {err}; the reader: {said}"
-    running.told = json.loads(out)
-    assert (running.told["failed"], running.told["acknowledged"]) == (0, running.told["sent"]), f"{out}\n{err}"
+    summary = json.loads(out)
+    assert (summary["failed"], summary["acknowledged"]) == (0, summary["sent"]), f"{out}\n{err}"
     verdict = judge(at, topic, running.written, running.read)
-    assert verdict["acknowledged"] == running.told["sent"]
+    assert verdict["acknowledged"] == summary["sent"]
     print(
-        f"{topic}: {running.told['sent']} records, {running.told['retries']} retries, "
-        f"the longest stand was {running.told['longest_gap_ms']} ms"
+        f"{topic}: {summary['sent']} records, {summary['retries']} retries, "
+        f"the longest stand was {summary['longest_gap_ms']} ms"
     )

@@ -18,18 +18,19 @@ from raft_node import CLUSTER_ID, format_directories
 
 from tidelog.model.errors import RemoteError, TidelogError, TransportError
 from tidelog.model.ids import NodeId
-from tidelog.rpc.transport import GrpcTransport
+from tidelog.rpc.grpc.transport import GrpcTransport
 from tidelog.server.local_nodes import free_ports
 
 NODES = (NodeId(1), NodeId(2), NodeId(3))
 CLIENT = NodeId(99)
-PROGRAM = Path(__file__).with_name("raft_node.py")
 CALL_TIMEOUT_MS = 1_000
 RETRY_S = 0.005
 
 
 class RaftCluster:
     """The processes. `async with` formats their directories, starts the client and ends everything at the end."""
+
+    program = Path(__file__).with_name("raft_node.py")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +57,7 @@ class RaftCluster:
         return self.path / f"data{node}"
 
     def move(self, node: NodeId) -> None:
-        """From its next start on this node listens elsewhere; the others are not told."""
+        """From its next start on this node listens elsewhere; the others do not learn of it."""
         self.addresses[node] = f"127.0.0.1:{free_ports(1)[0]}"
         self.client.set_address(node, self.addresses[node])
 
@@ -64,7 +65,9 @@ class RaftCluster:
         for node in nodes or NODES:
             with (self.path / f"{node}.log").open("ab") as log:
                 self.processes[node] = subprocess.Popen(
-                    [sys.executable, str(PROGRAM), str(node), str(self.data(node)), self.addresses[node]],
+                    [sys.executable, str(self.program), str(node), str(self.data(node)), self.addresses[node]],
+                    # Programs import their neighbours, and `make` keeps a program's own folder off the path.
+                    env={**os.environ, "PYTHONPATH": str(self.program.parent)},
                     stderr=log,
                     stdout=log,
                 )
@@ -112,8 +115,8 @@ class RaftCluster:
                     self.acknowledged[int(offset)] = value
                     return time.monotonic()
                 except RemoteError as error:
-                    told = error.facts.get("leader")
-                    target = NodeId(told) if isinstance(told, int) and told != without else next(order)
+                    reported = error.facts.get("leader")
+                    target = NodeId(reported) if isinstance(reported, int) and reported != without else next(order)
                 except TransportError:
                     target = next(order)
                 await asyncio.sleep(RETRY_S)

@@ -15,9 +15,10 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
+from typing import Any
 
 import msgpack
 import uvloop
@@ -28,7 +29,7 @@ from tidelog.raft.effects import RoleChange
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Member, Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.storage import RaftStorage
-from tidelog.rpc.transport import GrpcTransport
+from tidelog.rpc.grpc.transport import GrpcTransport
 from tidelog.world.real.clock import SystemClock
 from tidelog.world.real.disk import RealDisk
 from tidelog.world.real.store import LmdbStore
@@ -118,7 +119,7 @@ async def run(node: NodeId, path: Path, address: str) -> int:
     logging.getLogger("node").info("ready")
     await stop.wait()
     if driver.failed is None:
-        await driver.hand_over(timeout_ms=2_000)
+        await driver.step_down(timeout_ms=2_000)
     await driver.close()
     await transport.close()
     await storage.close()
@@ -127,7 +128,7 @@ async def run(node: NodeId, path: Path, address: str) -> int:
     return 0 if driver.failed is None else 1
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], run: Callable[[NodeId, Path, str], Coroutine[Any, Any, int]] = run) -> int:
     node, path, address = arguments
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s.%(msecs)03d node={node} %(levelname)s %(message)s"

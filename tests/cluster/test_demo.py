@@ -1,19 +1,18 @@
 """`tidelog demo`: it tells what happened, it tells what went wrong, and it leaves nothing behind."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from patience import until
+from support.clusters import commands
+from support.clusters.waiting import until
 
+import tidelog
 from tidelog.cli import demo
-from tidelog.cli import main as cli
-from tidelog.log.batch import encode_columns
 from tidelog.testing import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -35,9 +34,7 @@ def processes_in(data: Path) -> list[int]:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tidelog", "demo", *arguments]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return commands.start("demo", *arguments, text=True)
 
 
 def until_said(process: subprocess.Popen[str], text: str) -> None:
@@ -48,7 +45,7 @@ def until_said(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"it never said: {text}")
 
 
-@pytest.mark.source("a:U-12", "b:D-01")
+@pytest.mark.requirement("a:U-12", "b:D-01")
 def test_a_leader_is_killed_and_every_acknowledged_record_is_read(tmp_path: Path) -> None:
     with start("--data", str(tmp_path / "data")) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
@@ -67,10 +64,9 @@ def test_a_leader_is_killed_and_every_acknowledged_record_is_read(tmp_path: Path
     until(lambda: processes_in(tmp_path) == [], "no process is left", timeout_s=DEADLINE_S)
 
 
-@pytest.mark.parametrize("moment", ["Starting three nodes", "Writing with acks=all"])
-def test_an_interrupted_demo_is_quiet_and_leaves_no_process(tmp_path: Path, moment: str) -> None:
+def test_an_interrupted_demo_is_quiet_and_leaves_no_process(tmp_path: Path) -> None:
     with start("--records", "10000000", "--data", str(tmp_path / "data")) as process:
-        until_said(process, moment)
+        until_said(process, "Writing with acks=all")
         until(lambda: len(processes_in(tmp_path)) >= 3, "three nodes run", timeout_s=DEADLINE_S)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=DEADLINE_S)
@@ -89,60 +85,48 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
     until(lambda: processes_in(tmp_path) == [], "no process is left", timeout_s=DEADLINE_S)
 
 
-def test_a_killed_demo_takes_its_nodes_along(tmp_path: Path) -> None:
-    with start("--records", "10000000", "--data", str(tmp_path / "data")) as process:
-        until_said(process, "Writing with acks=all")
-        process.kill()
-    until(lambda: processes_in(tmp_path) == [], "the nodes have ended by themselves", timeout_s=DEADLINE_S)
+class _AllDie(LocalCluster):
+    """With the leader all others die: nobody can go on, and nobody hands anything over at the end."""
+
+    def kill(self, _number: int) -> None:
+        for number in range(1, demo.NODES + 1):
+            super().kill(number)
 
 
-class _TwoDie(LocalCluster):
-    """With the leader another node dies: nobody can go on."""
-
-    def kill(self, number: int) -> None:
-        super().kill(number)
-        super().kill(number % demo.NODES + 1)
-
-
-def test_a_failure_says_what_and_where_the_logs_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "LocalCluster", _TwoDie)
+def test_a_failure_says_what_and_where_the_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "LocalCluster", _AllDie)
     data = tmp_path / "data"
     say = demo._say
 
     def listen(text: str) -> None:
         say(text)
         if "kill -9" in text:
-            monkeypatch.setattr(demo, "PATIENCE_S", 2.0)
+            monkeypatch.setattr(demo, "STEP_TIMEOUT_S", 1.0)
 
     monkeypatch.setattr(demo, "_say", listen)
-    assert cli.main(["demo", "--records", "200", "--data", str(data)]) == 1
-    told = capsys.readouterr()
-    assert "Nothing lost" not in told.out
-    assert told.err == (
-        "tidelog: the demo failed: waited 2 s in vain until a write is acknowledged after the kill\n"
+    output = commands.run("demo", "--records", "200", "--data", str(data), code=1)
+    assert "Nothing lost" not in output.out
+    assert output.err == (
+        "tidelog: the demo failed: waited 1 s in vain until a write is acknowledged after the kill\n"
         f"The nodes' logs: {data}/node-*/node.log\n"
     )
     assert len(list(data.glob("node-*/node.log"))) == 3
     until(lambda: processes_in(tmp_path) == [], "no process is left", timeout_s=DEADLINE_S)
 
 
-def test_a_wrong_record_is_noticed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def garble(*, values: list[bytes], **more: Any) -> bytes:
-        return encode_columns(values=[b"x" if value == demo.value_of(123) else value for value in values], **more)
+def test_a_wrong_record_is_noticed(cluster: LocalCluster, admin: tidelog.Admin) -> None:
+    admin.create_topic(demo.TOPIC, partitions=1)
+    values = [b"x" if number == 123 else demo.value_of(number) for number in range(200)]
+    with tidelog.Producer(cluster.bootstrap) as producer:
+        producer.send_many(demo.TOPIC, values=values).result(DEADLINE_S)
+    wrong = "200 records were acknowledged and 200 read, 1 of these are not what belongs"
+    with pytest.raises(demo.DemoFailedError, match=wrong):
+        asyncio.run(demo._read_back(cluster.bootstrap, demo.Written(half=100, acknowledged=200)))
 
-    monkeypatch.setattr(demo, "encode_columns", garble)
-    assert cli.main(["demo", "--records", "200", "--data", str(tmp_path / "data")]) == 1
-    assert "200 records were acknowledged and 200 read, 1 of these are not what belongs" in capsys.readouterr().err
 
-
-def test_a_wrong_call_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--records", "1"]) == 2
-    assert capsys.readouterr().err == "tidelog: --records: at least 200\n"
+def test_a_wrong_call_starts_nothing(tmp_path: Path) -> None:
+    assert commands.run("demo", "--records", "1", code=2).err == "tidelog: --records: at least 200\n"
     (tmp_path / "precious").write_text("x")
-    assert cli.main(["demo", "--data", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"tidelog: {tmp_path}: is there already; give an empty or a new directory\n"
+    said = commands.run("demo", "--data", str(tmp_path), code=2).err
+    assert said == f"tidelog: {tmp_path}: is there already; use an empty or a new directory\n"
     assert os.listdir(tmp_path) == ["precious"]

@@ -1,4 +1,4 @@
-"""Several listeners for each door, on real nodes: who comes through one is told that one's addresses, and brokers talk
+"""Several listeners for each protocol, on real nodes: a client gets the addresses of its own listener, and brokers talk
 to each other on a listener of their own."""
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,18 +16,18 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from patience import until
+from support.clusters.commands import run, start
+from support.clusters.waiting import until
+from support.grpc_api.raw_channel import ClusterChannel
 
 import tidelog
-from tidelog.cli.channel import ClusterChannel
-from tidelog.cli.main import main as run_command
 from tidelog.rpc.v1 import cluster_pb2
 from tidelog.server.local_nodes import free_ports
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 NAMES = ("BETWEEN", "GRPC", "GRPC_OUTSIDE", "KAFKA", "OUTSIDE")
-TOLD_HOST = {"GRPC_OUTSIDE": "127.0.0.1", "OUTSIDE": "127.0.0.1"}
+ADVERTISED_HOST = {"GRPC_OUTSIDE": "127.0.0.1", "OUTSIDE": "127.0.0.1"}
 """What is advertised tells listeners apart by host too; the others say localhost."""
 
 
@@ -44,8 +43,8 @@ class Nodes:
     def file(self, number: int) -> Path:
         return self.directory / f"node-{number}.toml"
 
-    def told(self, listener: str) -> dict[int, tuple[str, int]]:
-        host = TOLD_HOST.get(listener, "localhost")
+    def advertised(self, listener: str) -> dict[int, tuple[str, int]]:
+        host = ADVERTISED_HOST.get(listener, "localhost")
         return {number: (host, ports[listener]) for number, ports in self.ports.items()}
 
     def write(self) -> None:
@@ -56,7 +55,7 @@ class Nodes:
                 "process.roles": ["broker", "controller"] if number == 1 else ["broker"],
                 "log.dirs": [f"data-{number}"],
                 "listeners": [f"{name}://localhost:{port}" for name, port in ports.items()],
-                "advertised.listeners": [f"{name}://{host}:{ports[name]}" for name, host in TOLD_HOST.items()],
+                "advertised.listeners": [f"{name}://{host}:{ports[name]}" for name, host in ADVERTISED_HOST.items()],
                 "inter.broker.listener.name": "BETWEEN",
                 "controller.quorum.voters": [f"1@{controller}"],
                 "http.listener": f"localhost:{self.http[number]}",
@@ -69,16 +68,10 @@ class Nodes:
         cluster_id = "4L6g3nShT-eMCtK--X86sw"
         for number in self.ports:
             more = ["--standalone"] if number == 1 else []
-            wanted = ["storage", "format", "--config", str(self.file(number)), "--cluster-id", cluster_id, *more]
-            assert run_command(wanted) == 0
+            run("storage", "format", "--config", str(self.file(number)), "--cluster-id", cluster_id, *more)
             with (self.directory / f"node-{number}.log").open("wb") as log:
-                self.processes[number] = subprocess.Popen(
-                    [sys.executable, "-m", "tidelog", "server", "--ends-with-stdin", "--config", self.file(number)],
-                    env={**os.environ, "PYTHONSAFEPATH": "1"},
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                )
+                command = ("server", "--ends-with-stdin", "--config", str(self.file(number)))
+                self.processes[number] = start(*command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         until(lambda: all(self.is_ready(number) for number in self.ports), "both nodes are ready")
 
     def is_ready(self, number: int) -> bool:
@@ -114,22 +107,22 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 @pytest.mark.parametrize("listener", ["GRPC", "GRPC_OUTSIDE"])
-@pytest.mark.source("a:G-09")
-def test_a_grpc_client_is_told_the_addresses_of_the_listener_it_came_through(nodes: Nodes, listener: str) -> None:
+@pytest.mark.requirement("a:G-09")
+def test_a_grpc_client_gets_the_addresses_of_the_listener_it_connected_to(nodes: Nodes, listener: str) -> None:
     for ports in nodes.ports.values():
         with ClusterChannel(argparse.Namespace(bootstrap=f"localhost:{ports[listener]}")) as channel:
             found = channel.call("Cluster/Metadata", cluster_pb2.MetadataRequest(), cluster_pb2.MetadataResponse)
         assert found.listener == listener
-        assert {broker.id: (broker.host, broker.port) for broker in found.brokers} == nodes.told(listener)
+        assert {broker.id: (broker.host, broker.port) for broker in found.brokers} == nodes.advertised(listener)
 
 
 @pytest.mark.parametrize("listener", ["KAFKA", "OUTSIDE"])
-def test_a_kafka_client_is_told_the_addresses_of_the_listener_it_came_through(nodes: Nodes, listener: str) -> None:
+def test_a_kafka_client_gets_the_addresses_of_the_listener_it_connected_to(nodes: Nodes, listener: str) -> None:
     for ports in nodes.ports.values():
         client = AdminClient({"bootstrap.servers": f"localhost:{ports[listener]}"})
         found: Any = client.list_topics(timeout=20)
-        told = {number: (broker.host, broker.port) for number, broker in found.brokers.items()}
-        assert told == nodes.told(listener)
+        reported = {number: (broker.host, broker.port) for number, broker in found.brokers.items()}
+        assert reported == nodes.advertised(listener)
 
 
 def test_records_go_in_by_one_listener_and_out_by_the_other_and_replicas_meet_between_brokers(nodes: Nodes) -> None:
@@ -143,7 +136,7 @@ def test_records_go_in_by_one_listener_and_out_by_the_other_and_replicas_meet_be
         consumer.subscribe(["both"])
         values: list[int] = []
         while len(values) < 20:
-            values += [int(record.value) for record in consumer.poll(timeout_ms=20_000)]
+            values += [int(record.value or b"") for record in consumer.poll(timeout=20)]
     assert sorted(values) == list(range(20))
     # The one partition is led by node 1, the other by node 2: each follows the other at its own listener.
     for number, other in ((1, 2), (2, 1)):

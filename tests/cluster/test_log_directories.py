@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from harmed_machine import CannotError, loop_device, mounted, run
-from patience import until
-from test_client_commands import Shell
+from support.clusters.commands import Shell
+from support.clusters.waiting import until
 
 import tidelog
 from tidelog import TopicPartition
@@ -44,7 +44,7 @@ def ends(admin: tidelog.Admin, *partitions: int) -> list[int | None]:
 
 def places(admin: tidelog.Admin) -> dict[int, str]:
     """The directory of each replica of node 1."""
-    (dirs,) = admin.describe_log_dirs([1], ["orders"]).done.values()
+    (dirs,) = admin.describe_log_dirs([1], ["orders"]).succeeded.values()
     return {row.partition.partition: one.path for one in dirs for row in one.replicas}
 
 
@@ -68,17 +68,17 @@ def test_a_replica_moves_between_log_directories_and_one_that_is_gone_takes_only
             before = places(admin)
             assert set(before.values()) == {first, second}, "replicas are spread over the directories"
             everything = {TopicPartition("orders", number): second for number in range(PARTITIONS)}
-            admin.move_replicas(1, everything, timeout_ms=60_000)
+            admin.move_replicas(1, everything, timeout=60)
             assert set(places(admin).values()) == {second}
             admin.move_replicas(1, everything)  # they are there: nothing to do
-            with pytest.raises(TidelogError, match=f"no working log directory '/elsewhere'; there are: {first}"):
+            with pytest.raises(TidelogError, match=f"no online log directory '/elsewhere': use one of {first}"):
                 admin.move_replicas(1, {TopicPartition("orders", 0): "/elsewhere"})
             with pytest.raises(TidelogError) as unknown:
                 admin.move_replicas(1, {TopicPartition("orders", 9): second})
             assert unknown.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             moved = shell.json("brokers", "move-replicas", "1", "--topic", "orders", "--directory", first + "/")
             assert [row["error"] for row in moved["partitions"]] == [None] * PARTITIONS
-            (dirs,) = admin.describe_log_dirs([1]).done.values()
+            (dirs,) = admin.describe_log_dirs([1]).succeeded.values()
             by_id = str(next(one.directory_id for one in dirs if one.path == second))
             said = shell.run(
                 *("brokers", "move-replicas", "1", "--topic", "orders", "--partition", "3", "--directory", by_id)
@@ -86,7 +86,7 @@ def test_a_replica_moves_between_log_directories_and_one_that_is_gone_takes_only
             assert said == f"orders-3: moved to {by_id}\n"
             assert places(admin) == {0: first, 1: first, 2: first, 3: second}
             shell.run("brokers", "move-replicas", "1", "--topic", "orders", "--directory", "/elsewhere", code=1)
-            assert "broker 1: no working log directory '/elsewhere'" in shell.err
+            assert "broker 1: the broker has no online log directory '/elsewhere'" in shell.err
             shell.run("brokers", "move-replicas", "1", "--topic", "other", "--directory", second, code=1)
             write(cluster, *range(PARTITIONS))
             assert ends(admin, 0, 1, 2, 3) == [2 * RECORDS] * PARTITIONS, "nothing was lost on the way"
@@ -140,7 +140,7 @@ def test_a_directory_whose_device_dies_takes_only_its_own_partitions_offline(tmp
         assert dead
         assert alive
         die(disk)
-        short = {"request_timeout_ms": 1_000, "delivery_timeout_ms": 2_000}
+        short: tidelog.ProducerOptions = {"request_timeout_ms": 1_000, "delivery_timeout_ms": 2_000}
         with pytest.raises(TidelogError), tidelog.Producer(cluster.bootstrap, **short) as producer:
             producer.send("orders", value=b"lost to the device", partition=dead[0]).result()
         wanted = {number: 1 if number in alive else None for number in range(PARTITIONS)}
@@ -153,5 +153,5 @@ def test_a_directory_whose_device_dies_takes_only_its_own_partitions_offline(tmp
         assert len(found["offline_directories"]) == 1
         broken = {one["path"]: one["error"] is not None for one in found["directories"]}
         assert broken == {str(cluster.path(1) / "data"): False, dirs[1]: True}
-        with pytest.raises(TidelogError, match="no working log directory"):
+        with pytest.raises(TidelogError, match="no online log directory"):
             admin.move_replicas(1, {TopicPartition("orders", alive[0]): dirs[1]})

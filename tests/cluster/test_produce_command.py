@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clusters.commands import Shell
+from support.clusters.waiting import until
 
 import tidelog
 from tidelog.testing import LocalCluster
@@ -30,64 +31,54 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def produce(cluster: LocalCluster, topic: str, *flags: str, stdin: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tidelog", "produce", topic, *flags, "--bootstrap", cluster.bootstrap],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-    )
+@pytest.mark.requirement("b:EX-01")
+def test_a_first_broker_takes_two_messages_and_gives_them_back(shell: Shell) -> None:
+    said = shell.run("topics", "create", "test", "--partitions", "1", "--replication-factor", "1")
+    assert said.startswith("test: ")
+    (topic,) = shell.json("topics", "describe", "test")["topics"]
+    assert (topic["name"], topic["replication_factor"]) == ("test", 1)
+    (row,) = topic["partitions"]
+    assert [row[key] for key in ("partition", "leader", "replicas", "isr")] == [0, 1, [1], [1]]
+    shell.run("produce", "test", stdin="Test Message 1\nTest Message 2\n")
+    read = shell.run("consume", "test", "--from-beginning", "--max-messages", "2")
+    assert read == "Test Message 1\nTest Message 2\n"
 
 
-def topics(cluster: LocalCluster) -> set[str]:
-    with tidelog.Admin(cluster.bootstrap) as admin:
-        return {row.name for row in admin.list_topics()}
+def topics(admin: tidelog.Admin) -> set[str]:
+    return {row.name for row in admin.list_topics()}
 
 
-def test_the_first_record_creates_the_topic(cluster: LocalCluster) -> None:
-    done = produce(cluster, "first", "--output", "json", stdin="one\ntwo\n")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["records"] == 2
-    assert "first" in topics(cluster)
+def test_the_first_record_creates_the_topic(shell: Shell, admin: tidelog.Admin) -> None:
+    assert shell.json("produce", "first", stdin="one\ntwo\n")["records"] == 2
+    assert "first" in topics(admin)
 
 
-def test_nothing_to_send_creates_nothing_and_is_told(cluster: LocalCluster) -> None:
-    done = produce(cluster, "misspelt", "--output", "json", stdin="")
-    assert done.returncode == 0
-    assert json.loads(done.stdout) == {
+def test_empty_input_creates_nothing_and_is_reported(shell: Shell, admin: tidelog.Admin) -> None:
+    assert shell.json("produce", "misspelt") == {
         "topic": "misspelt",
         "records": 0,
         "failed_batches": 0,
         "error": None,
         "partitions": [],
     }
-    assert done.stderr == "tidelog: nothing was read, and there is no topic 'misspelt' yet\n"
-    assert "misspelt" not in topics(cluster)
+    assert shell.err == "tidelog: nothing was read, and there is no topic 'misspelt' yet\n"
+    assert "misspelt" not in topics(admin)
 
 
 @pytest.mark.parametrize("flags", [["--key-separator", ":"], ["--input", "json"]])
-def test_a_line_that_is_no_record_creates_nothing(cluster: LocalCluster, flags: list[str]) -> None:
-    done = produce(cluster, "wrong", *flags, stdin="no record\n")
-    assert done.returncode == 2
-    assert "line 1: " in done.stderr
-    assert "wrong" not in topics(cluster)
+def test_a_line_that_is_no_record_creates_nothing(shell: Shell, admin: tidelog.Admin, flags: list[str]) -> None:
+    shell.run("produce", "wrong", *flags, stdin="no record\n", code=2)
+    assert "tidelog: line 1" in shell.err
+    assert "wrong" not in topics(admin)
 
 
 # Input that does not end: each line is stored as it comes.
 
 
 @contextlib.contextmanager
-def started(cluster: LocalCluster, *arguments: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+def started(shell: Shell, *arguments: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A command that runs until it ends by itself; killed if it does not."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tidelog", *arguments, "--bootstrap", cluster.bootstrap],
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
-    )
-    with process:
+    with shell.start(*arguments, text=False, **{"stdin": subprocess.PIPE, **streams}) as process:
         try:
             yield process
         finally:
@@ -104,21 +95,15 @@ def values(cluster: LocalCluster, topic: str) -> list[bytes | None]:
 
 
 def await_values(cluster: LocalCluster, topic: str, wanted: list[bytes]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    found: list[bytes | None] = []
-    while found != wanted:
-        assert time.monotonic() < deadline_s, f"{topic} has {found}, not {wanted}"
-        with contextlib.suppress(tidelog.TidelogError):  # the topic may not be there yet
-            found = values(cluster, topic)
-        time.sleep(0.05)
+    until(lambda: values(cluster, topic) == wanted, f"{topic} has {wanted}")  # the topic may not be there yet
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_each_line_of_a_pipe_is_stored_as_it_comes_and_a_signal_says_what_was_stored(
-    cluster: LocalCluster, number: signal.Signals, code: int
+    cluster: LocalCluster, shell: Shell, number: signal.Signals, code: int
 ) -> None:
     topic = f"pipe-{number.name}"
-    with started(cluster, "produce", topic, "--partition", "0") as process:
+    with started(shell, "produce", topic, "--partition", "0") as process:
         assert process.stdin is not None
         sent: list[bytes] = []
         for line in (b"first", b"second\r", b"third"):
@@ -132,13 +117,15 @@ def test_each_line_of_a_pipe_is_stored_as_it_comes_and_a_signal_says_what_was_st
         assert process.wait(WAIT_S) == code
         assert process.stderr is not None
         said = process.stderr.read().decode()
-        assert said.startswith(f"tidelog: 3 records stored in {topic}\n"), said
+        created, stored, *_ = said.splitlines()
+        assert created.startswith(f"tidelog: created topic '{topic}'"), said
+        assert stored == f"tidelog: 3 records stored in {topic}", said
         assert "Traceback" not in said
     assert values(cluster, topic) == sent, "half a line is no record"
 
 
-def test_a_signal_ends_the_json_document_of_what_was_stored(cluster: LocalCluster) -> None:
-    with started(cluster, "produce", "reported", "--output", "json") as process:
+def test_a_signal_ends_the_json_document_of_what_was_stored(cluster: LocalCluster, shell: Shell) -> None:
+    with started(shell, "produce", "reported", "--output", "json") as process:
         assert process.stdin is not None
         process.stdin.write(b"one\n")
         process.stdin.flush()
@@ -149,12 +136,12 @@ def test_a_signal_ends_the_json_document_of_what_was_stored(cluster: LocalCluste
         assert json.loads(process.stdout.read())["records"] == 1
 
 
-def test_each_line_of_a_fifo_is_stored_as_it_comes(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_each_line_of_a_fifo_is_stored_as_it_comes(cluster: LocalCluster, shell: Shell, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     sink = os.open(fifo, os.O_RDWR)  # a reader may open it at once
     source = os.open(fifo, os.O_RDONLY)
-    with started(cluster, "produce", "fifo", stdin=source) as process:
+    with started(shell, "produce", "fifo", stdin=source) as process:
         os.write(sink, b"one\n")
         await_values(cluster, "fifo", [b"one"])
         os.write(sink, b"two\nthree")
@@ -184,24 +171,20 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def on_terminal(cluster: LocalCluster, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
+def on_terminal(shell: Shell, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
     """The command in the foreground of a terminal of its own: Ctrl-C and Ctrl-D are keys."""
     terminal = Terminal()
-
-    def own() -> None:
-        os.setsid()
-        os.close(os.open(os.ttyname(terminal.theirs), os.O_RDWR))  # becomes the controlling terminal
-
-    streams = {"stdin": terminal.theirs, "stdout": subprocess.PIPE, "stderr": terminal.theirs, "preexec_fn": own}
+    streams = {"stdin": terminal.theirs, "stdout": subprocess.PIPE, "stderr": terminal.theirs}
+    own_terminal = ("setsid", "--ctty")
     try:
-        with started(cluster, *arguments, **streams) as process:
+        with started(shell, *arguments, wrapper=own_terminal, **streams) as process:
             yield process, terminal
     finally:
         terminal.close()
 
 
-def test_what_is_typed_is_stored_line_by_line_and_ctrl_c_ends_it(cluster: LocalCluster) -> None:
-    with on_terminal(cluster, "produce", "typed") as (process, terminal):
+def test_what_is_typed_is_stored_line_by_line_and_ctrl_c_ends_it(cluster: LocalCluster, shell: Shell) -> None:
+    with on_terminal(shell, "produce", "typed") as (process, terminal):
         os.write(terminal.ours, b"hello\n")
         await_values(cluster, "typed", [b"hello"])
         os.write(terminal.ours, termios.tcgetattr(terminal.theirs)[6][termios.VINTR])
@@ -215,55 +198,42 @@ def test_what_is_typed_is_stored_line_by_line_and_ctrl_c_ends_it(cluster: LocalC
     ids=["ctrl-c", "ctrl-d", "yes"],
 )
 def test_a_question_obeys_ctrl_c_and_the_end_of_the_input(
-    cluster: LocalCluster, key: int | None, code: int, is_there: bool
+    shell: Shell, admin: tidelog.Admin, key: int | None, code: int, is_there: bool
 ) -> None:
-    with tidelog.Admin(cluster.bootstrap) as admin:
-        admin.create_topic("asked", partitions=1)
-    with on_terminal(cluster, "topics", "delete", "asked") as (process, terminal):
+    admin.create_topic("asked", partitions=1)
+    with on_terminal(shell, "topics", "delete", "asked") as (process, terminal):
         terminal.await_text("[y/N] ")
         os.write(terminal.ours, b"y\n" if key is None else termios.tcgetattr(terminal.theirs)[6][key])
         if is_there:
             terminal.await_text("tidelog: nothing was changed")
         assert process.wait(WAIT_S) == code
-    assert ("asked" in topics(cluster)) is is_there
+    assert ("asked" in topics(admin)) is is_there
     if is_there:
-        with tidelog.Admin(cluster.bootstrap) as admin:
-            admin.delete_topic("asked")
+        admin.delete_topic("asked")
 
 
 # Bytes.
 
 
-def test_bytes_are_stored_as_they_are(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_bytes_are_stored_as_they_are(cluster: LocalCluster, shell: Shell) -> None:
     data = b"a\r\n\r\n\x00\xff\xfe\n\nno end\r"
-    with started(cluster, "produce", "bytes", "--partition", "0") as process:
-        process.communicate(data, timeout=WAIT_S)
-        assert process.returncode == 0
+    shell.run("produce", "bytes", "--partition", "0", stdin=data)
     assert values(cluster, "bytes") == [b"a\r", b"\r", b"\x00\xff\xfe", b"", b"no end\r"]
-    with started(cluster, "consume", "bytes", "--from-beginning", "--exit-at-end") as process:
-        out, _ = process.communicate(timeout=WAIT_S)
-    assert out == data + b"\n"
+    assert shell.done("consume", "bytes", "--from-beginning", "--exit-at-end").raw == data + b"\n"
 
 
-def test_a_file_is_one_record(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_file_is_one_record(cluster: LocalCluster, shell: Shell, tmp_path: Path) -> None:
     data = bytes(range(256)) * 100 + b"\r\n"
     path = tmp_path / "picture.bin"
     path.write_bytes(data)
-    with started(
-        cluster, "produce", "files", "--partition", "0", "--key", "p", "--file", str(path), "--file", "-"
-    ) as one:
-        _, err = one.communicate(b"all\nof\nit\n", timeout=WAIT_S)
-        assert one.returncode == 0, err
+    files = ("--file", str(path), "--file", "-")
+    shell.run("produce", "files", "--partition", "0", "--key", "p", *files, stdin="all\nof\nit\n")
     assert values(cluster, "files") == [data, b"all\nof\nit\n"]
     path.write_bytes(b"x" * (2 << 20))
-    with started(cluster, "produce", "files", "--file", str(path)) as two:
-        _, err = two.communicate(timeout=WAIT_S)
-    assert two.returncode == 1
-    assert b"max.message.bytes" in err, err
-    assert b"0 records stored" in err
+    shell.run("produce", "files", "--file", str(path), code=1)
+    assert "max.message.bytes" in shell.err
+    assert "0 records stored" in shell.err
     with path.open("wb") as file:
         file.truncate(100 << 20)
-    with started(cluster, "produce", "files", "--file", str(path)) as three:
-        _, err = three.communicate(timeout=WAIT_S)
-    assert three.returncode == 2
-    assert b"it has 104857600 bytes; a record may have" in err
+    shell.run("produce", "files", "--file", str(path), code=2)
+    assert "it has 104857600 bytes; a record may have" in shell.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,20 +16,19 @@ START_MS = 1_700_000_000_000
 
 
 @pytest.fixture(scope="module")
-def orders() -> Iterator[Any]:
-    with LocalCluster(nodes=1) as cluster:
-        with tidelog.Admin(cluster.bootstrap) as admin, tidelog.Producer(cluster.bootstrap) as producer:
-            admin.create_topic("orders", partitions=2, replication_factor=1, configs={"retention.ms": -1})
-            for number in range(100):
-                producer.send(
-                    "orders",
-                    None if number == 99 else b"%d" % number,
-                    key=b"even" if number % 2 == 0 else b"odd",
-                    partition=number % 2,
-                    headers={"n": b"%d" % number},
-                    timestamp_ms=START_MS + number,
-                )
-        yield tidelog.read_arrow("orders", bootstrap=cluster.bootstrap)
+def orders(cluster: LocalCluster) -> Any:
+    with tidelog.Admin(cluster.bootstrap) as admin, tidelog.Producer(cluster.bootstrap) as producer:
+        admin.create_topic("arrow-orders", partitions=2, replication_factor=1, configs={"retention.ms": -1})
+        for number in range(100):
+            producer.send(
+                "arrow-orders",
+                None if number == 99 else b"%d" % number,
+                key=b"even" if number % 2 == 0 else b"odd",
+                partition=number % 2,
+                headers={"n": b"%d" % number},
+                timestamp_ms=START_MS + number,
+            )
+    return tidelog.read_arrow("arrow-orders", bootstrap=cluster.bootstrap)
 
 
 def test_pandas_takes_it(orders: Any) -> None:

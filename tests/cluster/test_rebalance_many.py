@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from patience import DEADLINE_S, until
+from support.clusters.waiting import DEADLINE_S, until
 
 import tidelog
-from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.consumer.errors import WakeupError
 from tidelog.client.record import TopicPartition
 from tidelog.testing import LocalCluster
 
@@ -31,7 +31,7 @@ class Member:
         self.held: set[int] = set()
         self.taken: set[int] = set()
         """What it had and had to give up, or lost."""
-        self.read: dict[int, set[bytes]] = {}
+        self.read: dict[int, set[bytes | None]] = {}
         self.order: dict[int, list[int]] = {}
         """The offsets of each partition as they came."""
         self.error: BaseException | None = None
@@ -65,17 +65,13 @@ class Member:
 
 
 @pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3) as made:
-        yield made
-
-
-@pytest.fixture
-def members(cluster: LocalCluster) -> Iterator[list[Member]]:
+def members(admin: tidelog.Admin) -> Iterator[list[Member]]:
+    """Members of the group; the topic goes after them."""
     made: list[Member] = []
     yield made
     for member in made:
         member.close()
+    admin.delete_topic(TOPIC)
 
 
 def is_shared(members: list[Member], count: int) -> bool:
@@ -92,11 +88,11 @@ def send_all(producer: tidelog.Producer, numbers: range, value: bytes) -> None:
         delivery.result()
 
 
-@pytest.mark.source("a:F-05", "a:F-31")
+@pytest.mark.requirement("a:F-05", "a:F-31")
 def test_many_partitions_that_are_added_are_dealt_and_flow_and_none_that_was_dealt_moves(
-    cluster: LocalCluster, members: list[Member]
+    cluster: LocalCluster, admin: tidelog.Admin, members: list[Member]
 ) -> None:
-    with tidelog.Admin(cluster.bootstrap) as admin, tidelog.Producer(cluster.bootstrap) as producer:
+    with tidelog.Producer(cluster.bootstrap) as producer:
         admin.create_topic(TOPIC, partitions=OLD, replication_factor=3)
         members += [Member(cluster) for _ in range(CONSUMERS)]
         until(lambda: is_shared(members, OLD), "the old partitions are dealt")

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.clusters.shared import cluster, harmed, pytest_runtest_teardown, pytest_sessionfinish
+
+__all__ = ["cluster", "harmed", "pytest_runtest_teardown", "pytest_sessionfinish"]
 
 HERE = Path(__file__).parent
 

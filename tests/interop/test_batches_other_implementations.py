@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiokafka.record._crecords import default_records as aiokafka_records
 from aiokafka.record.control_record import ABORT_MARKER, COMMIT_MARKER, ControlRecord
-from kernel_forms import FORMS, Form
+from support.logs.record_codecs import FORMS, Form
 
 from tidelog.log.batch import (
     Codec,
@@ -95,8 +95,8 @@ def as_records(batch: Any) -> list[Record]:
     ]
 
 
-@pytest.mark.source("a:A-66")
-@pytest.mark.source("b:B-52")
+@pytest.mark.requirement("a:A-66")
+@pytest.mark.requirement("b:B-52")
 @every_codec
 @every_reader
 @every_sample
@@ -164,7 +164,7 @@ def test_a_changed_codec_is_read_by_them(
     assert as_records(theirs) == PLAIN
 
 
-@pytest.mark.source("a:A-68")
+@pytest.mark.requirement("a:A-68")
 @every_codec
 @every_reader
 def test_log_append_time_is_read_by_them(codec: Codec, read: Callable[[bytes], Any]) -> None:
@@ -176,7 +176,7 @@ def test_log_append_time_is_read_by_them(codec: Codec, read: Callable[[bytes], A
     assert {record.timestamp for record in theirs} == {NOW + 123_456}
 
 
-@pytest.mark.source("a:H-34")
+@pytest.mark.requirement("a:H-34")
 @pytest.mark.parametrize(("kind", "marker"), [(ControlKind.COMMIT, COMMIT_MARKER), (ControlKind.ABORT, ABORT_MARKER)])
 def test_markers_are_read_by_them(kind: ControlKind, marker: ControlRecord) -> None:
     batch = encode_control(kind, coordinator_epoch=4, timestamp=NOW, producer_id=6, producer_epoch=2, base_offset=90)

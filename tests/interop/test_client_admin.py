@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from importlib import import_module
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiokafka
@@ -21,9 +20,21 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from interop_clients import DEADLINE_S, PEERS, Row, kafka, make_topic, needs_kcat, prepared, run_kcat, until_heard
-from interop_members import ConfluentConsumerProtocolMember, ConfluentMember, Member, until_read, until_shared
-from patience import until
+from support.async_tests import asyncio_test
+from support.clusters.waiting import until
+from support.interop.clients import (
+    DEADLINE_S,
+    admin_of,
+    confluent,
+    fill,
+    kafka,
+    make_topic,
+    needs_kcat,
+    only,
+    run_kcat,
+    until_heard,
+)
+from support.interop.members import ConfluentConsumerProtocolMember, ConfluentMember, Member, until_read, until_shared
 
 import tidelog
 from tidelog.rpc.kafka.dispatch import build
@@ -31,29 +42,8 @@ from tidelog.testing import LocalCluster
 
 pytestmark = [pytest.mark.interop, pytest.mark.cluster]
 
-confluent: Any = import_module("confluent_kafka.admin")  # whose annotations leave out what it exports
 
-
-@pytest.fixture(scope="module")
-def cluster(tidelog_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    yield from prepared(tidelog_cluster)
-
-
-def fill(cluster: LocalCluster, topic: str, count: int) -> set[bytes]:
-    PEERS["tidelog"].write(cluster, topic, [Row(b"%d" % number, b"key-%d" % number) for number in range(count)])
-    return {b"%d" % number for number in range(count)}
-
-
-def admin_of(cluster: LocalCluster) -> Any:
-    return confluent.AdminClient({"bootstrap.servers": cluster.kafka_bootstrap})
-
-
-def only(futures: dict[Any, Any]) -> Any:
-    (future,) = futures.values()
-    return future.result(DEADLINE_S)
-
-
-@pytest.mark.source("a:C-04", "b:U-02")
+@pytest.mark.requirement("a:C-04", "b:U-02")
 def test_confluent_makes_changes_and_deletes_topics(cluster: LocalCluster) -> None:
     admin, name = admin_of(cluster), "admin-confluent"
     only(admin.create_topics([confluent.NewTopic(name, 2, 3, config={"retention.ms": "3600000"})]))
@@ -96,13 +86,8 @@ def test_confluent_makes_changes_and_deletes_topics(cluster: LocalCluster) -> No
         return now["retention.ms"].value == "7200000" and policies == {"compact", "delete"}
 
     until(is_changed, "it is changed")
-    wrong = confluent.ConfigResource(
-        confluent.ConfigResource.Type.TOPIC,
-        name,
-        incremental_configs=[
-            confluent.ConfigEntry("retention.ms", "soon", incremental_operation=confluent.AlterConfigOpType.SET)
-        ],
-    )
+    soon = confluent.ConfigEntry("retention.ms", "soon", incremental_operation=confluent.AlterConfigOpType.SET)
+    wrong = confluent.ConfigResource(confluent.ConfigResource.Type.TOPIC, name, incremental_configs=[soon])
     with pytest.raises(KafkaException) as refused:
         only(admin.incremental_alter_configs([wrong]))
     assert refused.value.args[0].code() == KafkaError.INVALID_CONFIG
@@ -117,11 +102,11 @@ def test_confluent_makes_changes_and_deletes_topics(cluster: LocalCluster) -> No
     assert refused.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 def test_confluent_asks_for_offsets_deletes_records_and_elects(cluster: LocalCluster) -> None:
     admin = admin_of(cluster)
     topic = make_topic(cluster, "admin-records", 1)
-    fill(cluster, topic, 100)
+    fill(cluster, topic, range(100))
     place = TopicPartition(topic, 0)
     assert only(admin.list_offsets({place: confluent.OffsetSpec.latest()})).offset == 100
     assert only(admin.list_offsets({place: confluent.OffsetSpec.earliest()})).offset == 0
@@ -137,12 +122,12 @@ def test_confluent_asks_for_offsets_deletes_records_and_elects(cluster: LocalClu
     assert found.controller.id in (1, 2, 3)
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 @pytest.mark.parametrize("kind", [ConfluentMember, ConfluentConsumerProtocolMember], ids=["classic", "consumer"])
 def test_confluent_looks_after_groups(kind: type[ConfluentMember], cluster: LocalCluster) -> None:
     admin, group = admin_of(cluster), f"admin-{kind.protocol}"
     topic = make_topic(cluster, group, 2)
-    values = fill(cluster, topic, 60)
+    values = fill(cluster, topic, range(60))
     member: Member = kind(cluster, group, topic)
     wanted = ConsumerGroupType.CLASSIC if kind.protocol == "classic" else ConsumerGroupType.CONSUMER
     try:
@@ -186,14 +171,14 @@ def test_confluent_looks_after_groups(kind: type[ConfluentMember], cluster: Loca
     assert group not in {one.group_id for one in admin.list_consumer_groups().result(DEADLINE_S).valid}
 
 
-@pytest.mark.source("a:N-11", "a:C-02", "b:U-02")
+@pytest.mark.requirement("a:N-11", "a:C-02", "b:U-02")
 def test_kafka_python_administers(cluster: LocalCluster) -> None:
     admin = kafka.admin.KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap)
     name = "admin-python"
     try:
         served = admin.api_versions()
         assert {key: tuple(row) for key, row in _versions(served).items()} == {
-            key: (row.told_low, row.high) for key, row in build().items()
+            key: (row.advertised_low, row.high) for key, row in build().items()
         }
         admin.create_topics({name: {"num_partitions": 2, "replication_factor": 3}}, wait_for_metadata=True)
         until(lambda: name in admin.list_topics(), "every broker has heard of it")
@@ -202,7 +187,7 @@ def test_kafka_python_administers(cluster: LocalCluster) -> None:
         assert len(admin.describe_topics([name])[0]["partitions"]) == 3
         (row,) = admin.describe_topic_partitions([name])["topics"]
         assert len(row["partitions"]) == 3
-        fill(cluster, name, 30)
+        fill(cluster, name, range(30))
         place = kafka.TopicPartition(name, 0)
         (producer,) = admin.describe_producers([place])[place].active_producers
         assert (producer.producer_epoch, producer.last_sequence >= 0) == (0, True)
@@ -224,20 +209,7 @@ def test_kafka_python_administers(cluster: LocalCluster) -> None:
         admin.delete_records({place: end})
         assert admin.list_partition_offsets({place: kafka.admin.OffsetSpec.EARLIEST})[place].offset == end
 
-        group = "admin-python"
-        both = {kafka.TopicPartition(name, number): kafka.OffsetAndMetadata(number, "", -1) for number in (1, 2)}
-        admin.alter_group_offsets(group, both)
-        found = admin.list_group_offsets({group: None})[group]
-        assert {one.partition: row.offset for one, row in found.items()} == {1: 1, 2: 2}
-        admin.reset_group_offsets(group, {kafka.TopicPartition(name, 1): kafka.admin.OffsetSpec.EARLIEST})
-        admin.delete_group_offsets(group, [kafka.TopicPartition(name, 2)])
-        found = admin.list_group_offsets({group: None})[group]
-        assert {one.partition: row.offset for one, row in found.items()} == {1: 0}
-        assert group in {one["group_id"] for one in admin.list_groups()}
-        assert admin.describe_groups([group])[group]["group_state"] == "Empty"
-        admin.delete_groups([group])
-        assert group not in {one["group_id"] for one in admin.list_groups()}
-
+        _administer_group(admin, name)
         assert admin.describe_cluster()["cluster_id"] == cluster.cluster_id
         quorum = admin.describe_metadata_quorum()
         assert quorum["topics"][0]["partitions"][0]["leader_id"] in (1, 2, 3)
@@ -253,6 +225,22 @@ def test_kafka_python_administers(cluster: LocalCluster) -> None:
         admin.close()
 
 
+def _administer_group(admin: Any, name: str) -> None:
+    group = "admin-python"
+    both = {kafka.TopicPartition(name, number): kafka.OffsetAndMetadata(number, "", -1) for number in (1, 2)}
+    admin.alter_group_offsets(group, both)
+    found = admin.list_group_offsets({group: None})[group]
+    assert {one.partition: row.offset for one, row in found.items()} == {1: 1, 2: 2}
+    admin.reset_group_offsets(group, {kafka.TopicPartition(name, 1): kafka.admin.OffsetSpec.EARLIEST})
+    admin.delete_group_offsets(group, [kafka.TopicPartition(name, 2)])
+    found = admin.list_group_offsets({group: None})[group]
+    assert {one.partition: row.offset for one, row in found.items()} == {1: 0}
+    assert group in {one["group_id"] for one in admin.list_groups()}
+    assert admin.describe_groups([group])[group]["group_state"] == "Empty"
+    admin.delete_groups([group])
+    assert group not in {one["group_id"] for one in admin.list_groups()}
+
+
 def _versions(served: dict[Any, Any]) -> dict[int, tuple[int, int]]:
     return {int(key): (row[0], row[1]) for key, row in served.items()}
 
@@ -263,7 +251,7 @@ def _leader(admin: Any, name: str) -> int:
     return found
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 def test_aiokafka_administers(cluster: LocalCluster) -> None:
     asyncio.run(administer_with_aiokafka(cluster))
 
@@ -290,8 +278,8 @@ async def administer_with_aiokafka(cluster: LocalCluster) -> None:
         return await partitions() == 3
 
     async def is_changed() -> bool:
-        (told,) = await admin.describe_configs([resource])
-        return any("retention.ms" in str(row) and "7654321" in str(row) for row in told.resources)
+        (reported,) = await admin.describe_configs([resource])
+        return any("retention.ms" in str(row) and "7654321" in str(row) for row in reported.resources)
 
     try:
         made = await admin.create_topics([aiokafka.admin.NewTopic(name, 2, 3)])
@@ -304,7 +292,7 @@ async def administer_with_aiokafka(cluster: LocalCluster) -> None:
         await admin.alter_configs([resource])
         await eventually(is_changed)
         assert (await admin.describe_cluster())["cluster_id"] == cluster.cluster_id
-        fill(cluster, name, 30)
+        fill(cluster, name, range(30))
         place = aiokafka.TopicPartition(name, 0)
         deleted = await admin.delete_records({place: aiokafka.admin.RecordsToDelete(before_offset=1)})
         assert deleted == {place: 1}
@@ -322,7 +310,7 @@ async def administer_with_aiokafka(cluster: LocalCluster) -> None:
 
 
 @needs_kcat
-@pytest.mark.source("a:C-05", "a:N-11")
+@pytest.mark.requirement("a:C-05", "a:N-11")
 def test_kcat_lists_the_cluster(cluster: LocalCluster) -> None:
     topic = make_topic(cluster, "admin-kcat", 2)
     said = run_kcat(cluster, "-L", "-t", topic)
@@ -341,14 +329,12 @@ def test_a_transactional_producer_of_librdkafka_is_refused_at_once(cluster: Loca
     assert "this cluster has no transactions: use a producer without transactional.id" in error.str()
 
 
-def test_a_transactional_producer_of_aiokafka_is_refused_at_once(cluster: LocalCluster) -> None:
-    async def main() -> None:
-        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=cluster.kafka_bootstrap, transactional_id="t")
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                with pytest.raises(aiokafka.errors.KafkaError):
-                    await producer.start()
-        finally:
-            await producer.stop()
-
-    asyncio.run(main())
+@asyncio_test
+async def test_a_transactional_producer_of_aiokafka_is_refused_at_once(cluster: LocalCluster) -> None:
+    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=cluster.kafka_bootstrap, transactional_id="t")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(aiokafka.errors.KafkaError):
+                await producer.start()
+    finally:
+        await producer.stop()

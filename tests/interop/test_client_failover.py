@@ -1,6 +1,6 @@
 """A node is killed with -9 while Kafka clients write and read: what was acknowledged stays, and nothing is doubled.
 
-Each client's topic has a partition on every node, so whoever is killed leads one of each.
+Each client's topic has a partition on every node, so a killed node leads one of each.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import aiokafka
 import confluent_kafka
 import pytest
-from interop_clients import DEADLINE_S, PEERS, Place, Row, kafka, leaders, make_topic, prepared
-from interop_members import (
+from support.clusters.waiting import until
+from support.interop.clients import DEADLINE_S, PEERS, Place, Row, kafka, leaders, make_topic
+from support.interop.members import (
     AioKafkaMember,
     ConfluentConsumerProtocolMember,
     ConfluentMember,
@@ -24,7 +24,6 @@ from interop_members import (
     Member,
     until_read,
 )
-from patience import until
 
 from tidelog.testing import LocalCluster
 
@@ -60,8 +59,8 @@ class Writer:
         number, self.sent = self.sent, self.sent + 1
         return b"%d" % number, b"key-%d" % (number % KEYS)
 
-    def told(self, value: bytes, partition: int, offset: int) -> None:
-        assert value not in self.acknowledged, "told twice"
+    def count_ack(self, value: bytes, partition: int, offset: int) -> None:
+        assert value not in self.acknowledged, "acknowledged twice"
         self.acknowledged[value] = (partition, offset)
 
     def check(self) -> None:
@@ -92,14 +91,14 @@ class ConfluentWriter(Writer):
             }
         )
 
-        def told(error: Any, message: Any) -> None:
+        def on_delivery(error: Any, message: Any) -> None:
             if error is not None:
                 raise confluent_kafka.KafkaException(error)
-            self.told(message.value(), message.partition(), message.offset())
+            self.count_ack(message.value(), message.partition(), message.offset())
 
         while not self._end.is_set():
             value, key = self.next()
-            producer.produce(topic, value, key, on_delivery=told)
+            producer.produce(topic, value, key, on_delivery=on_delivery)
             producer.poll(PAUSE_S)
         assert producer.flush(DEADLINE_S) == 0
 
@@ -130,7 +129,7 @@ class AioKafkaWriter(Writer):
     def _collect(self, under_way: list[tuple[bytes, Any]]) -> None:
         for value, future in [one for one in under_way if one[1].done()]:
             done = future.result()
-            self.told(value, done.partition, done.offset)
+            self.count_ack(value, done.partition, done.offset)
         under_way[:] = [one for one in under_way if not one[1].done()]
 
 
@@ -144,7 +143,7 @@ class KafkaPythonWriter(Writer):
             while not self._end.is_set():
                 value, key = self.next()
                 future = producer.send(topic, value, key)
-                future.add_callback(lambda done, value=value: self.told(value, done.partition, done.offset))
+                future.add_callback(lambda done, value=value: self.count_ack(value, done.partition, done.offset))
                 future.add_errback(failed.append)
                 assert not failed, failed
                 time.sleep(PAUSE_S)
@@ -204,12 +203,11 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story() -> Iterator[Story]:
-    with LocalCluster(nodes=3) as made:
-        yield from map(Story, prepared(made))
+def story(harmed: LocalCluster) -> Story:
+    return Story(harmed)
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 @pytest.mark.parametrize("name", WRITERS)
 def test_nothing_acknowledged_is_lost_and_nothing_is_doubled(name: str, story: Story) -> None:
     writer = story.writers[name]
@@ -218,7 +216,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_doubled(name: str, story: S
     values = {place: row.value for place, row in found.items()}
     counted = Counter(values.values())
     assert [value for value, count in counted.items() if count > 1] == [], "no duplicates"
-    assert {value: place for place, value in values.items()} == writer.acknowledged, "each is where it was told to be"
+    assert {value: place for place, value in values.items()} == writer.acknowledged, "acknowledged offsets"
     _check_order(found)
 
 
@@ -231,7 +229,7 @@ def _check_order(found: dict[Place, Row]) -> None:
             last[row.key] = int(row.value)
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 @pytest.mark.parametrize("name", READERS)
 def test_readers_go_on_and_have_read_everything(name: str, story: Story) -> None:
     writer, member = story.writers["confluent-kafka"], story.readers[name]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from interop_clients import PEERS, Row, make_topic, prepared
-from interop_members import (
+from support.clusters.waiting import until
+from support.interop.clients import fill, make_topic
+from support.interop.members import (
     AioKafkaMember,
     ConfluentConsumerProtocolMember,
     ConfluentMember,
@@ -16,7 +15,6 @@ from interop_members import (
     until_read,
     until_shared,
 )
-from patience import until
 
 import tidelog
 from tidelog.testing import LocalCluster
@@ -33,18 +31,7 @@ KINDS = {
 every_kind = pytest.mark.parametrize("name", KINDS)
 
 
-@pytest.fixture(scope="module")
-def cluster(tidelog_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    yield from prepared(tidelog_cluster)
-
-
-def fill(cluster: LocalCluster, topic: str, numbers: range) -> set[bytes]:
-    rows = [Row(b"%d" % number, b"key-%d" % number) for number in numbers]
-    PEERS["tidelog"].write(cluster, topic, rows)
-    return {row.value for row in rows if row.value is not None}
-
-
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 @every_kind
 def test_members_come_and_go_and_every_record_is_read_once(name: str, cluster: LocalCluster) -> None:
     topic, group, kind = make_topic(cluster, f"shares-{name}", PARTITIONS), f"group-{name}", KINDS[name]
@@ -81,7 +68,7 @@ def test_members_come_and_go_and_every_record_is_read_once(name: str, cluster: L
     assert {value for _, _, value in last.records} == late, "it goes on where the group has stopped"
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 @every_kind
 def test_a_static_member_comes_back_to_its_partitions(name: str, cluster: LocalCluster) -> None:
     topic, group, kind = make_topic(cluster, f"static-{name}", PARTITIONS), f"static-{name}", KINDS[name]

@@ -1,16 +1,15 @@
-"""One group, two doors: members of Kafka clients and of ours share partitions and offsets."""
+"""One group, two APIs: members of Kafka clients and of ours share partitions and offsets."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import aiokafka
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
-from interop_clients import DEADLINE_S, KCAT, PEERS, Row, kafka, make_topic, needs_kcat, prepared, run_kcat
-from interop_members import (
+from support.interop.clients import DEADLINE_S, KCAT, fill, kafka, make_topic, needs_kcat, run_kcat
+from support.interop.members import (
     AioKafkaMember,
     ConfluentConsumerProtocolMember,
     ConfluentMember,
@@ -30,17 +29,6 @@ pytestmark = [pytest.mark.interop, pytest.mark.cluster]
 PARTITIONS = 4
 
 
-@pytest.fixture(scope="module")
-def cluster(tidelog_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    yield from prepared(tidelog_cluster)
-
-
-def fill(cluster: LocalCluster, topic: str, numbers: range) -> set[bytes]:
-    rows = [Row(b"%d" % number, b"key-%d" % number) for number in numbers]
-    PEERS["tidelog"].write(cluster, topic, rows)
-    return {b"%d" % number for number in numbers}
-
-
 def read_once(cluster: LocalCluster, kind: type[Member], group: str, topic: str, wanted: set[bytes]) -> None:
     """A member reads exactly these, commits and leaves."""
     member = kind(cluster, group, topic)
@@ -51,8 +39,8 @@ def read_once(cluster: LocalCluster, kind: type[Member], group: str, topic: str,
     assert sorted(value for _, _, value in member.records if value is not None) == sorted(wanted), kind.__name__
 
 
-@pytest.mark.source("b:U-02")
-def test_members_of_both_doors_share_one_group(cluster: LocalCluster) -> None:
+@pytest.mark.requirement("b:U-02")
+def test_members_of_both_apis_share_one_group(cluster: LocalCluster) -> None:
     topic, group = make_topic(cluster, "mixed", PARTITIONS), "mixed"
     values = fill(cluster, topic, range(100))
     members: list[Member] = [TidelogMember(cluster, group, topic)]
@@ -94,13 +82,13 @@ def test_members_of_both_doors_share_one_group(cluster: LocalCluster) -> None:
     assert len(read) == len(set(read)) == 400
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 @pytest.mark.parametrize(
     "kind",
     [ConfluentMember, ConfluentConsumerProtocolMember, AioKafkaMember, KafkaPythonMember],
     ids=["confluent-classic", "confluent-consumer", "aiokafka", "kafka-python"],
 )
-def test_one_goes_on_where_a_member_of_the_other_door_has_stopped(kind: type[Member], cluster: LocalCluster) -> None:
+def test_a_member_continues_where_a_member_of_the_other_api_stopped(kind: type[Member], cluster: LocalCluster) -> None:
     name = f"relay-{kind.__name__}"
     topic = make_topic(cluster, name, PARTITIONS)
     read_once(cluster, TidelogMember, name, topic, fill(cluster, topic, range(50)))
@@ -108,7 +96,7 @@ def test_one_goes_on_where_a_member_of_the_other_door_has_stopped(kind: type[Mem
     read_once(cluster, TidelogMember, name, topic, fill(cluster, topic, range(100, 150)))
 
 
-def test_committed_offsets_are_told_alike_by_all(cluster: LocalCluster) -> None:
+def test_all_clients_report_the_same_committed_offsets(cluster: LocalCluster) -> None:
     topic, group = make_topic(cluster, "offsets-alike", 2), "offsets-alike"
     fill(cluster, topic, range(50))
     with tidelog.Admin(cluster.bootstrap) as admin:

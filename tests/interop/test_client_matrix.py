@@ -6,13 +6,13 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import aiokafka
 import confluent_kafka
 import pytest
-from interop_clients import (
+from support.interop.clients import (
     CODECS,
     DEADLINE_S,
     KCAT,
@@ -24,11 +24,10 @@ from interop_clients import (
     kafka,
     leaders,
     make_topic,
-    prepared,
     run_kcat,
     stored_codecs,
 )
-from kafka_door import KafkaClient
+from support.kafka.server import KafkaClient
 
 from tidelog.rpc.kafka.messages import FETCH
 from tidelog.rpc.kafka.messages.data import FetchRequest
@@ -49,16 +48,11 @@ OF_A_WRITER = [
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def cluster(tidelog_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    yield from prepared(tidelog_cluster)
-
-
-def told(rows: list[Row]) -> Counter[tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]]:
+def record_counts(rows: list[Row]) -> Counter[tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]]:
     return Counter((row.value, row.key, row.headers) for row in rows)
 
 
-@pytest.mark.source("a:C-17", "b:A-21", "b:U-01")
+@pytest.mark.requirement("a:C-17", "b:A-21", "b:U-01")
 @pytest.mark.parametrize("writer", every())
 def test_records_of_one_client_in_every_codec_are_read_by_every_other(writer: Client, cluster: LocalCluster) -> None:
     topic = make_topic(cluster, f"matrix-{writer.name}", PARTITIONS)
@@ -70,7 +64,7 @@ def test_records_of_one_client_in_every_codec_are_read_by_every_other(writer: Cl
         writer.write(cluster, topic, rows[number * size : (number + 1) * size], codec=codec)
     assert stored_codecs(cluster, topic) == set(CODECS), "batches are stored as they were sent"
     ours = PEERS["tidelog"].read(cluster, topic, PARTITIONS, len(rows))
-    assert told(list(ours.values())) == told(rows)
+    assert record_counts(list(ours.values())) == record_counts(rows)
     assert all(abs(row.timestamp - NOW_MS) < 3_600_000 for row in ours.values())
     for name, reader in PEERS.items():
         if name == "tidelog" or (name == "kcat" and KCAT is None):
@@ -78,7 +72,7 @@ def test_records_of_one_client_in_every_codec_are_read_by_every_other(writer: Cl
         assert reader.read(cluster, topic, PARTITIONS, len(rows)) == ours, f"{name} reads what {writer.name} wrote"
 
 
-@pytest.mark.source("b:U-01")
+@pytest.mark.requirement("b:U-01")
 def test_a_key_has_the_same_partition_with_every_client(cluster: LocalCluster) -> None:
     rows = [Row(b"value", b"key-%d" % number) for number in range(100)]
     chosen: dict[str, dict[bytes | None, int]] = {}
@@ -95,7 +89,7 @@ def test_a_key_has_the_same_partition_with_every_client(cluster: LocalCluster) -
         assert partitions == chosen["tidelog"], name
 
 
-@pytest.mark.source("a:C-07", "b:U-02")
+@pytest.mark.requirement("a:C-07", "b:U-02")
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 def test_every_client_writes_with_every_kind_of_acknowledgement(acks: str, cluster: LocalCluster) -> None:
     topic = make_topic(cluster, f"acks-{acks}", PARTITIONS)
@@ -109,11 +103,13 @@ def test_every_client_writes_with_every_kind_of_acknowledgement(acks: str, clust
         if acks != "0" and places:
             assert len(set(places)) == len(own), f"{name} knows where each is"
     # With acks=0 a client may be gone before the broker has read what it sent: so this waits.
-    assert told(list(PEERS["tidelog"].read(cluster, topic, PARTITIONS, len(rows)).values())) == told(rows)
+    assert record_counts(list(PEERS["tidelog"].read(cluster, topic, PARTITIONS, len(rows)).values())) == record_counts(
+        rows
+    )
 
 
-@pytest.mark.source("a:C-16", "b:U-03")
-@pytest.mark.parametrize("writer", every(["confluent-kafka", "aiokafka", "kafka-python"]))
+@pytest.mark.requirement("a:C-16", "b:U-03")
+@pytest.mark.parametrize("writer", every(["confluent-kafka", "aiokafka"]))
 def test_batches_of_a_mebibyte_pass_and_larger_ones_are_refused(writer: Client, cluster: LocalCluster) -> None:
     topic = make_topic(cluster, f"large-{writer.name}", PARTITIONS)
     noise = random.Random(7)
@@ -128,7 +124,7 @@ def test_batches_of_a_mebibyte_pass_and_larger_ones_are_refused(writer: Client, 
         writer.write(cluster, topic, [Row(noise.randbytes(MIB + 10_000), b"too large")])
 
 
-@pytest.mark.source("a:C-16", "b:U-03")
+@pytest.mark.requirement("a:C-16", "b:U-03")
 def test_clients_know_our_errors_by_their_names(cluster: LocalCluster) -> None:
     topic = make_topic(cluster, "errors", 1)
     PEERS["tidelog"].write(cluster, topic, [Row(b"value")])
@@ -161,7 +157,7 @@ def test_clients_know_our_errors_by_their_names(cluster: LocalCluster) -> None:
         consumer.close()
 
 
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 def test_each_client_finds_records_by_their_time(cluster: LocalCluster) -> None:
     topic = make_topic(cluster, "times", 1)
     begin_ms = NOW_MS - 1_000_000
@@ -221,7 +217,7 @@ async def find_with_aiokafka(cluster: LocalCluster, topic: str, wanted_ms: int, 
         await consumer.stop()
 
 
-@pytest.mark.source("a:C-11", "a:X3-51")
+@pytest.mark.requirement("a:C-11", "a:X3-51")
 def test_a_client_whose_fetch_session_is_gone_reads_on(cluster: LocalCluster) -> None:
     topic = make_topic(cluster, "sessions", 1)
     leader = leaders(cluster.ports(1).kafka, topic)[0]

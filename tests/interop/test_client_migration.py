@@ -6,14 +6,15 @@ Each member notes in its rebalance callbacks what it holds; a partition that two
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
-from interop_clients import DEADLINE_S, PEERS, Row, make_topic, prepared
-from interop_members import (
+from support.clusters.waiting import until
+from support.interop.clients import DEADLINE_S, PEERS, Row, make_topic
+from support.interop.members import (
     AioKafkaMember,
     ConfluentConsumerProtocolMember,
     ConfluentMember,
@@ -24,7 +25,6 @@ from interop_members import (
     until_read,
     until_shared,
 )
-from patience import until
 
 import tidelog
 from tidelog.testing import LocalCluster
@@ -32,11 +32,6 @@ from tidelog.testing import LocalCluster
 pytestmark = [pytest.mark.interop, pytest.mark.cluster]
 
 PARTITIONS = 6
-
-
-@pytest.fixture(scope="module")
-def cluster(tidelog_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    yield from prepared(tidelog_cluster)
 
 
 class Owners:
@@ -161,23 +156,19 @@ def roll(
         assert seen == list(range(len(seen))), "no record is passed over"
 
 
-@pytest.mark.source("b:U-02")
-@pytest.mark.parametrize("old", [Eager, Cooperative], ids=["eager", "cooperative"])
-def test_a_group_of_librdkafka_clients_is_upgraded_in_a_rolling_restart(
-    old: type[Member], cluster: LocalCluster
+@pytest.mark.requirement("b:U-02")
+@pytest.mark.parametrize("is_upgrade", [True, False], ids=["upgrade", "downgrade"])
+@pytest.mark.parametrize("classic", [Eager, Cooperative], ids=["eager", "cooperative"])
+def test_a_group_of_librdkafka_clients_changes_its_protocol_in_a_rolling_restart(
+    classic: type[Member], is_upgrade: bool, cluster: LocalCluster
 ) -> None:
-    roll(cluster, f"upgrade-{old.__name__}", [old] * 3, [NewProtocol] * 3, "consumer")
+    if is_upgrade:
+        roll(cluster, f"upgrade-{classic.__name__}", [classic] * 3, [NewProtocol] * 3, "consumer")
+    else:
+        roll(cluster, f"downgrade-{classic.__name__}", [NewProtocol] * 3, [classic] * 3, "classic")
 
 
-@pytest.mark.source("b:U-02")
-@pytest.mark.parametrize("new", [Eager, Cooperative], ids=["eager", "cooperative"])
-def test_a_group_of_librdkafka_clients_is_downgraded_in_a_rolling_restart(
-    new: type[Member], cluster: LocalCluster
-) -> None:
-    roll(cluster, f"downgrade-{new.__name__}", [NewProtocol] * 3, [new] * 3, "classic")
-
-
-@pytest.mark.source("b:U-02")
+@pytest.mark.requirement("b:U-02")
 @pytest.mark.parametrize("kind", [AioKafkaMember, KafkaPythonMember], ids=["aiokafka", "kafka-python"])
 def test_python_clients_of_the_classic_protocol_are_replaced_by_consumers_and_come_back(
     kind: type[Member], cluster: LocalCluster
@@ -204,7 +195,7 @@ def test_python_clients_of_the_classic_protocol_are_replaced_by_consumers_and_co
             member.stop()
 
 
-@pytest.mark.source("a:C-16", "b:U-02")
+@pytest.mark.requirement("a:C-16", "b:U-02")
 def test_tidelog_consumers_and_classic_kafka_clients_share_a_group(cluster: LocalCluster) -> None:
     name = "ours-and-classic"
     topic, owners = make_topic(cluster, name, PARTITIONS), Owners()
@@ -241,22 +232,13 @@ def kill_coordinator(cluster: LocalCluster, group: str, kind: str) -> int:
     return node
 
 
-@pytest.fixture
-def own_cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3) as made:
-        yield from prepared(made)
-
-
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("old", [Eager, Cooperative], ids=["eager", "cooperative"])
-def test_the_coordinator_is_killed_while_a_group_changes_its_protocol(
-    old: type[Member], own_cluster: LocalCluster
-) -> None:
+def test_the_coordinator_is_killed_while_a_group_changes_its_protocol(harmed: LocalCluster) -> None:
     """Once while members of both protocols share it, once when it has just become a classic group again."""
-    cluster, name = own_cluster, "killed-coordinator"
+    cluster, name = harmed, "killed-coordinator"
     topic, owners = make_topic(cluster, name, PARTITIONS), Owners()
     load = Load(cluster, topic)
-    members: list[Member] = [old(cluster, name, topic, owners=owners) for _ in range(2)]
+    members: list[Member] = [Cooperative(cluster, name, topic, owners=owners) for _ in range(2)]
     everybody = list(members)
     try:
         until_shared(members, PARTITIONS)

@@ -14,8 +14,8 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from interop_clients import DEADLINE_S, deadline
-from kafka_node import KafkaNode, prepare, running
+from support.interop.clients import DEADLINE_S, deadline
+from support.kafka.node import KafkaNode, prepare, running
 
 from tidelog.model.errors import TidelogError
 from tidelog.model.group_errors import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from tidelog.client.partitioners import made_from
+from tidelog.client.producer.partitioners import create_partitioner
 
 pytestmark = pytest.mark.interop
 
@@ -23,12 +23,12 @@ def places_by_librdkafka(name: str, keys: list[bytes]) -> tuple[list[int], int]:
     count = len(producer.list_topics(TOPIC, timeout=20).topics[TOPIC].partitions)
     found: dict[bytes, int] = {}
 
-    def told(error: Any, message: Any) -> None:
+    def on_delivery(error: Any, message: Any) -> None:
         assert error is None
         found[message.value()] = message.partition()
 
     for number, key in enumerate(keys):
-        producer.produce(TOPIC, b"%d" % number, key=key, on_delivery=told)
+        producer.produce(TOPIC, b"%d" % number, key=key, on_delivery=on_delivery)
     assert producer.flush(30) == 0
     return [found[b"%d" % number] for number in range(len(keys))], count
 
@@ -41,6 +41,6 @@ def test_keys_go_where_librdkafka_puts_them(name: str) -> None:
     keys = [draw.randbytes(draw.randint(1, 40)) for _ in range(300)] + [b"a", bytes(range(256)), "ключ".encode()]
     theirs, count = places_by_librdkafka(name, keys)
     place = SimpleNamespace(count=count, sticky=-1)
-    ours = made_from(name)
+    ours = create_partitioner(name)
     assert [ours.partition(place, key, None) for key in keys] == theirs
     assert set(theirs) == set(range(count))

@@ -6,40 +6,26 @@ import asyncio
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
 
 import aiokafka
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from interop_clients import DEADLINE_S, kafka, make_topic, prepared
-from patience import until
+from support.clusters.waiting import until
+from support.interop.clients import DEADLINE_S, admin_of, confluent, kafka, make_topic, only
+from support.interop.programs import Program, needs
 
 from tidelog.testing import LocalCluster
 
 pytestmark = [pytest.mark.interop, pytest.mark.cluster]
 
-confluent: Any = import_module("confluent_kafka.admin")  # whose annotations leave out what it exports
 GROUPS = 1_200
 SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
 QUICKLY_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def cluster(tidelog_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    yield from prepared(tidelog_cluster)
-
-
-def admin_of(cluster: LocalCluster, **more: Any) -> Any:
-    return confluent.AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, **more})
-
-
-def only(futures: dict[Any, Any]) -> Any:
-    (future,) = futures.values()
-    return future.result(DEADLINE_S)
-
-
-def test_group_tools_see_more_than_a_thousand_groups(cluster: LocalCluster) -> None:
-    """kafka-python finds the coordinators of all groups by one request."""
+def crowd(cluster: LocalCluster) -> Iterator[list[str]]:
+    """The names of more than a thousand groups with an offset."""
     make_topic(cluster, "crowded", 1)
     admin = admin_of(cluster)
     names = [f"crowd-{number}" for number in range(GROUPS)]
@@ -60,18 +46,34 @@ def test_group_tools_see_more_than_a_thousand_groups(cluster: LocalCluster) -> N
         return not left
 
     until(commit_hundred, "all groups have an offset")
+    yield names
+    for first in range(0, GROUPS, 100):
+        for future in admin.delete_consumer_groups(names[first : first + 100], request_timeout=DEADLINE_S).values():
+            future.result(DEADLINE_S)
+
+
+def test_group_tools_see_more_than_a_thousand_groups(cluster: LocalCluster, crowd: list[str]) -> None:
+    """kafka-python finds the coordinators of all groups by one request."""
+    admin = admin_of(cluster)
     listed = {group.group_id for group in admin.list_consumer_groups().result(DEADLINE_S).valid}
-    assert set(names) <= listed
-    described = admin.describe_consumer_groups(names, request_timeout=DEADLINE_S)
-    assert [described[name].result(DEADLINE_S).group_id for name in names] == names
+    assert set(crowd) <= listed
+    described = admin.describe_consumer_groups(crowd, request_timeout=DEADLINE_S)
+    assert [described[name].result(DEADLINE_S).group_id for name in crowd] == crowd
     client = kafka.KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap)
     try:
-        found = client.describe_groups(names)
+        found = client.describe_groups(crowd)
     finally:
         client.close()
     assert len(found) == GROUPS
-    for future in admin.delete_consumer_groups(names, request_timeout=DEADLINE_S).values():
-        future.result(DEADLINE_S)
+
+
+@needs("franz")
+def test_kadm_describes_more_than_a_thousand_groups_at_once(cluster: LocalCluster, crowd: list[str]) -> None:
+    groups = Program("kadm", "groups", cluster.kafka_bootstrap)
+    try:
+        assert {row["group"] for row in groups.wait(2 * DEADLINE_S)} >= set(crowd)
+    finally:
+        groups.end()
 
 
 def test_topic_takes_the_settings_of_kafka_without_a_meaning_here(cluster: LocalCluster) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from interop_clients import make_topic, prepared
+from support.interop.clients import make_topic
 
 from tidelog.testing import LocalCluster
 
@@ -55,11 +54,6 @@ finally:
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(tidelog_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    yield from prepared(tidelog_cluster)
-
-
 def run(cluster: LocalCluster, program: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program.replace(ADDRESS, cluster.kafka_bootstrap)],
@@ -69,7 +63,7 @@ def run(cluster: LocalCluster, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.source("a:D-11", "b:U-01")
+@pytest.mark.requirement("a:D-11", "b:U-01")
 def test_a_producer_with_a_delivery_report_and_a_consumer_loop(cluster: LocalCluster) -> None:
     make_topic(cluster, "customers", 3)
     reported = run(cluster, PRODUCER)

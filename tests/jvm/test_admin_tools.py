@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kafka_tools import Tools, needs_tools
-from patience import until
+from support.clusters.waiting import until
 
 from tidelog.rpc.kafka import dispatch
 from tidelog.testing import LocalCluster
@@ -22,7 +22,7 @@ def tools(tidelog_cluster: LocalCluster) -> Tools:
     return Tools(tidelog_cluster.kafka_bootstrap)
 
 
-@pytest.mark.source("a:N-11")
+@pytest.mark.requirement("a:N-11")
 def test_broker_api_versions_shows_every_broker_and_exactly_what_it_serves(
     tools: Tools, tidelog_cluster: LocalCluster
 ) -> None:
@@ -31,7 +31,7 @@ def test_broker_api_versions_shows_every_broker_and_exactly_what_it_serves(
     assert {int(node): int(port) for port, node in brokers} == {
         number: tidelog_cluster.ports(number).kafka for number in (1, 2, 3)
     }
-    wanted = {(key, row.told_low, row.high) for key, row in dispatch.build().items()}
+    wanted = {(key, row.advertised_low, row.high) for key, row in dispatch.build().items()}
     # A range of one version is shown without its end.
     found = re.findall(r"^\t\w+\((\d+)\): (\d+)(?: to (\d+))? \[usable", out, re.MULTILINE)
     assert len(found) == 3 * len(wanted)
@@ -39,7 +39,7 @@ def test_broker_api_versions_shows_every_broker_and_exactly_what_it_serves(
     assert "UNSUPPORTED" in re.findall(r"EndTxn\(26\): (\w+)", out)
 
 
-@pytest.mark.source("a:N-01", "a:N-02", "a:N-19", "a:N-20")
+@pytest.mark.requirement("a:N-01", "a:N-02", "a:N-19", "a:N-20")
 def test_topics_are_created_listed_described_changed_and_deleted(tools: Tools) -> None:
     tools.create("plain", partitions=2, retention_ms="3600000")
     tools.run("kafka-topics", "--create", "--topic", "placed", "--replica-assignment", "1:2,2:3")
@@ -71,7 +71,7 @@ def test_topics_are_created_listed_described_changed_and_deleted(tools: Tools) -
     assert "does not exist" in missing.out
 
 
-@pytest.mark.source("a:N-05")
+@pytest.mark.requirement("a:N-05")
 def test_configs_of_topics_brokers_and_the_cluster_are_shown_and_changed(tools: Tools) -> None:
     tools.create("tuned")
     topic = ("--entity-type", "topics", "--entity-name", "tuned")
@@ -129,7 +129,7 @@ def test_offsets_and_deleted_records(tools: Tools, tmp_path: Path) -> None:
     assert whole.lines == [str(number) for number in range(4, 10)]
 
 
-@pytest.mark.source("a:N-08", "a:O-16")
+@pytest.mark.requirement("a:N-08", "a:O-16")
 def test_partitions_are_reassigned_and_get_their_preferred_leaders(tools: Tools, tmp_path: Path) -> None:
     tools.create("moved", replicas=2)
     tools.run("kafka-console-producer", "--topic", "moved", stdin="".join(f"{n}\n" for n in range(100)))
@@ -173,14 +173,14 @@ def test_partitions_are_reassigned_and_get_their_preferred_leaders(tools: Tools,
     assert "Successfully completed leader election (PREFERRED) for partitions moved-0" in elected.out
     assert "Valid replica already elected for partitions moved-0" in tools.run("kafka-leader-election", *partition).out
     assert tools.describe("moved")[0]["Leader"] == third
-    (told,) = [
+    (reported,) = [
         row
         for broker in _log_dirs(tools, "--topic-list", "moved", "--broker-list", third)
         for row in broker["logDirs"][0]["partitions"]
     ]
-    assert told["partition"] == "moved-0"
-    assert told["size"] > 0
-    assert (told["offsetLag"], told["isFuture"]) == (0, False)
+    assert reported["partition"] == "moved-0"
+    assert reported["size"] > 0
+    assert (reported["offsetLag"], reported["isFuture"]) == (0, False)
 
 
 def _log_dirs(tools: Tools, *arguments: str) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def _log_dirs(tools: Tools, *arguments: str) -> list[dict[str, Any]]:
     return found["brokers"]
 
 
-def test_the_cluster_its_quorum_its_features_and_its_directories_are_told(
+def test_admin_describes_the_cluster_its_quorum_its_features_and_its_directories(
     tools: Tools, tidelog_cluster: LocalCluster
 ) -> None:
     assert tools.run("kafka-cluster", "cluster-id").lines == [f"Cluster ID: {tidelog_cluster.cluster_id}"]
@@ -216,7 +216,12 @@ LATER = [
     ("kafka-acls", ("--list",), 1, "no authorizer is configured"),
     ("kafka-transactions", ("list",), 1, "The node does not support LIST_TRANSACTIONS"),
     ("kafka-configs", ("--describe", "--entity-type", "users"), 1, "DESCRIBE_USER_SCRAM_CREDENTIALS"),
-    ("kafka-configs", ("--describe", "--entity-type", "broker-loggers", "--entity-name", "1"), 1, "log levels are set"),
+    (
+        "kafka-configs",
+        ("--describe", "--entity-type", "broker-loggers", "--entity-name", "1"),
+        1,
+        "set log levels in the file of the node",
+    ),
 ]
 
 

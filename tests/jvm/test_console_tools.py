@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kafka_tools import Tools, needs_tools
-from patience import until
+from support.clusters.waiting import until
 
 from tidelog.testing import LocalCluster
 
@@ -30,7 +30,7 @@ def tools(tidelog_cluster: LocalCluster) -> Tools:
     return Tools(tidelog_cluster.kafka_bootstrap)
 
 
-@pytest.mark.source("a:N-03", "a:N-04")
+@pytest.mark.requirement("a:N-03", "a:N-04")
 def test_the_consoles_carry_keys_headers_and_nulls_from_the_beginning_and_from_an_offset(tools: Tools) -> None:
     tools.create("said")
     lines = "a:1,b:2|key1:hello\na:3|key2:wörld\nNULL|key3:NULL\n"
@@ -50,7 +50,7 @@ def test_the_consoles_carry_keys_headers_and_nulls_from_the_beginning_and_from_a
     assert tools.run("kafka-console-consumer", *one).lines == ["wörld"]
 
 
-@pytest.mark.source("a:N-04", "a:N-06")
+@pytest.mark.requirement("a:N-04", "a:N-06")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_is_listed_described_moved_and_deleted(tools: Tools, tmp_path: Path, protocol: str) -> None:
     topic, group = f"heard-{protocol}", f"ears-{protocol}"
@@ -105,17 +105,17 @@ def test_a_group_is_listed_described_moved_and_deleted(tools: Tools, tmp_path: P
     assert group not in tools.run("kafka-consumer-groups", "--list").lines
 
 
-@pytest.mark.source("a:N-13")
+@pytest.mark.requirement("a:N-13")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_what_the_verifiable_producer_was_told_is_written_the_verifiable_consumer_reads(
+def test_the_verifiable_consumer_reads_every_record_acknowledged_to_the_verifiable_producer(
     tools: Tools, protocol: str
 ) -> None:
     topic = f"verified-{protocol}"
     tools.create(topic, partitions=3)
     sent = tools.run("kafka-verifiable-producer", "--topic", topic, "--max-messages", "2000", "--acks", "-1")
     events = [json.loads(line) for line in sent.lines]
-    told = {event["name"]: event for event in events}
-    assert (told["tool_data"]["sent"], told["tool_data"]["acked"]) == (2000, 2000)
+    reported = {event["name"]: event for event in events}
+    assert (reported["tool_data"]["sent"], reported["tool_data"]["acked"]) == (2000, 2000)
     acked = {(event["partition"], event["offset"]): event["value"] for event in events if event.get("value")}
     assert sorted(map(int, acked.values())) == list(range(2000))
     read = tools.run(

@@ -56,7 +56,7 @@ def dump(tools: Tools, where: Path, pattern: str, *options: str) -> str:
     return ran.out
 
 
-@pytest.mark.source("a:N-12", "b:B-25")
+@pytest.mark.requirement("a:N-12", "b:B-25")
 def test_every_batch_and_record_of_every_codec_is_printed(tools: Tools, tidelog_cluster: LocalCluster) -> None:
     out = dump(tools, directory(tidelog_cluster, 1), "*.log", "--print-data-log")
     batches = re.findall(r"^baseOffset: (\d+) lastOffset: (\d+) count: (\d+) .* compresscodec: (\w+) ", out, re.M)
@@ -76,7 +76,7 @@ def test_every_batch_and_record_of_every_codec_is_printed(tools: Tools, tidelog_
     assert re.search(r"valueSize: -1 .*headerKeys: \[first\] key: gone$", out, re.M)
 
 
-@pytest.mark.source("a:N-12")
+@pytest.mark.requirement("a:N-12")
 def test_the_indexes_agree_with_the_segments_on_every_replica(tools: Tools, tidelog_cluster: LocalCluster) -> None:
     assert tidelog_cluster.stop(3) == 0
     try:
@@ -92,7 +92,7 @@ def test_the_indexes_agree_with_the_segments_on_every_replica(tools: Tools, tide
         tidelog_cluster.start(3)
 
 
-@pytest.mark.source("a:N-12")
+@pytest.mark.requirement("a:N-12")
 def test_the_tool_notices_an_index_that_lies_and_a_batch_with_a_flipped_bit(
     tools: Tools, tidelog_cluster: LocalCluster, tmp_path: Path
 ) -> None:

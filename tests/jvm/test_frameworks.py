@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kafka_tools import Tools, java_command, needs_tools, running
-from patience import until
+from support.clusters.waiting import until
 
 import tidelog
 from tidelog.testing import LocalCluster

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kafka_tools import Ran, Tools, needs_tools
-from patience import until
+from support.clusters.waiting import until
 
 from tidelog.testing import LocalCluster
 
@@ -31,7 +31,7 @@ def figures(ran: Ran) -> dict[str, str]:
     return dict(zip(head.split(", "), row.split(", "), strict=True))
 
 
-@pytest.mark.source("a:N-15")
+@pytest.mark.requirement("a:N-15")
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_the_performance_tools_write_read_and_report(
     tools: Tools, capsys: pytest.CaptureFixture[str], codec: str
@@ -65,12 +65,12 @@ def test_end_to_end_latency(tools: Tools, capsys: pytest.CaptureFixture[str]) ->
         *("--record-size", "100"),
     )
     assert tools.end_offsets("round") == {0: 200}
-    (told,) = [line for line in done.lines if line.startswith("Percentiles")]
+    (reported,) = [line for line in done.lines if line.startswith("Percentiles")]
     with capsys.disabled():
-        print(f"\nwrite, then read, one at a time: {told}")
+        print(f"\nwrite, then read, one at a time: {reported}")
 
 
-@pytest.mark.source("a:D-60", "a:D-63")
+@pytest.mark.requirement("a:D-60", "a:D-63")
 def test_an_idempotent_java_producer_neither_loses_nor_repeats_while_its_leader_is_killed(
     tools: Tools, tidelog_cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

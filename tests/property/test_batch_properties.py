@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_forms import FORMS, KERNELS
+from support.logs.record_codecs import FORMS, KERNELS
 
 from tidelog.log import kernel_bulk
 from tidelog.log.batch import (
@@ -46,7 +46,7 @@ def record_lists(draw: st.DrawFn) -> list[Record]:
 
 
 @given(record_lists(), st.sampled_from(Codec))
-def test_any_records_come_back_from_any_codec(records: list[Record], codec: Codec) -> None:
+def test_every_codec_restores_any_records(records: list[Record], codec: Codec) -> None:
     for form in FORMS:
         with pytest.MonkeyPatch.context() as patch:
             form.use(patch)

@@ -6,15 +6,12 @@ synced), is restarted, cut, or moves on to a second leader that goes on from whe
 every question gets the same answer from both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
-from log_world import SMALL, Lab, batch, open_log, stamped
+from support.logs.single_log import SMALL, Lab, batch, open_log, stamped
 
-from tidelog.log import lineage
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.lineage import Lineage
 from tidelog.log.log import Log
@@ -53,7 +50,7 @@ def written(reigns: list[tuple[int, int]], sizes: list[int]) -> Original:
 
 
 class Copy:
-    """The follower's side, as `replication.following` does it."""
+    """The follower's side, as `replication.follower_replica` does it."""
 
     def __init__(self, lab: Lab, original: Original, kept: list[bool]) -> None:
         self.lab = lab
@@ -75,9 +72,9 @@ class Copy:
         log = self.log
         log.forget_empty_epochs()
         if log.lineage.leader_epoch != self.leader_epoch:
-            await lineage.forget_leader(log)
+            await log.forget_leader()
         if not log.lineage.covers(self.said, log_end=log.end_offset):
-            await lineage.take_over(log, self.said)
+            await log.take_over_lineage(self.said)
 
     def push(self, count: int) -> None:
         async def main(_: SimNode) -> None:
@@ -114,7 +111,7 @@ class Copy:
     kept=st.lists(st.booleans(), min_size=1, max_size=8),
     events=st.lists(st.tuples(EVENTS, st.integers(1, 6)), max_size=8),
 )
-def test_a_copy_of_a_compacted_log_answers_as_the_original(
+def test_a_copy_of_a_compacted_log_has_the_epochs_of_the_original(
     reigns: list[tuple[int, int]], sizes: list[int], kept: list[bool], events: list[tuple[str, int]]
 ) -> None:
     original = written(reigns, sizes)

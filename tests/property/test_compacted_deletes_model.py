@@ -6,8 +6,6 @@ which records a cleaning keeps. Checked after every step: for each key, an in-sy
 was written below its end, or that was a delete and the replica has no record of the key.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from hypothesis import example, given, settings
@@ -214,7 +212,7 @@ COPY_LEADS: list[Event] = [
 @settings(max_examples=5 * settings().max_examples)
 @given(EVENTS)
 @example(events=COPY_LEADS)
-def test_a_deleted_key_never_comes_back(events: list[Event]) -> None:
+def test_a_deleted_key_never_reappears(events: list[Event]) -> None:
     life = Life()
     for event in events:
         life.does(*event)

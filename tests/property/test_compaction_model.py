@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import aiokafka.record.default_records as peer
 import pytest
-from cleaning_harness import COMPACT, CleanableLog
 from hypothesis import given
 from hypothesis import strategies as st
+from support.logs.cleaning import COMPACT, CleanableLog, CleaningResult
 
 from tidelog.log.batch import Codec, Record, parse_control
-from tidelog.log.cleaner import Cleaned, CleanerLimits
+from tidelog.log.cleaner import CleanerLimits
 from tidelog.log.key_map import ENTRY_COST_BYTES
 from tidelog.log.producers import ProducerState
 from tidelog.log.segment import LOG, SegmentInfo
@@ -115,7 +115,7 @@ class Run:
 
     # Cleaning, and everything that must hold after it
 
-    def clean(self, *, keys_max: int, behind: int, force: bool = False) -> Cleaned | None:
+    def clean(self, *, keys_max: int, behind: int, force: bool = False) -> CleaningResult | None:
         log = self.log
         bound = max(0, log.bound - behind)
         untouched = {info: log.read(info.base_offset, LOG) for info in log.sealed if info.next_offset > bound}
@@ -202,18 +202,10 @@ def _latest(records: list[Record]) -> dict[bytes | None, bytes]:
     return state
 
 
-@pytest.mark.source("a:A-91")
-@pytest.mark.source("a:A-98")
-@pytest.mark.source("a:A-99")
-@pytest.mark.source("a:X3-47")
-@pytest.mark.source("b:B-60")
-@pytest.mark.source("b:B-61")
-@pytest.mark.source("b:B-63")
-@pytest.mark.source("b:B-64")
-@pytest.mark.source("b:B-65")
-@pytest.mark.source("b:EX-24")
+@pytest.mark.requirement("a:A-91", "a:A-98", "a:A-99", "a:X3-47", "b:B-60", "b:B-61", "b:B-63", "b:B-64", "b:B-65")
+@pytest.mark.requirement("b:EX-24")
 @given(histories())
-def test_a_cleaned_log_tells_a_reader_what_the_whole_log_told(history: list[tuple[object, ...]]) -> None:
+def test_a_cleaned_log_has_the_same_latest_values_as_the_whole_log(history: list[tuple[object, ...]]) -> None:
     with simulated_log() as log:
         run = Run(log)
         for step in history:

@@ -1,11 +1,9 @@
 """Any history of a classic group: every request is answered once, nobody gets another's assignment, rounds end."""
 
-from __future__ import annotations
-
 import pytest
-from classic_world import Rounds
 from hypothesis import given
 from hypothesis import strategies as st
+from support.groups.classic_group import Rounds
 
 from tidelog.coordinator.classic_group import ClassicState
 from tidelog.coordinator.classic_requests import JoinReply, SyncReply
@@ -72,7 +70,7 @@ class Members:
 
 
 @pytest.mark.case("C6")
-@pytest.mark.source("b:H-08", "a:F-35")
+@pytest.mark.requirement("b:H-08", "a:F-35")
 @given(STEPS)
 def test_any_history_answers_everybody_once(steps: list[tuple[str, int]]) -> None:
     rounds = Rounds()

@@ -1,13 +1,11 @@
 """Any topics, members and last target: everything is dealt once, evenly, and with as few moves as that allows."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
-from group_world import Topics
 from hypothesis import given
 from hypothesis import strategies as st
+from support.groups.machine import Topics
 
 from tidelog.coordinator.assignors import ASSIGNORS, Subscriber, assign
 from tidelog.coordinator.records import Partitions
@@ -60,7 +58,7 @@ CROWDS = st.lists(
 )
 
 
-@pytest.mark.source("a:F-12")
+@pytest.mark.requirement("a:F-12")
 @given(views(), views(), CROWDS)
 def test_uniform_with_equal_subscriptions_is_even_and_moves_the_least(
     first: Topics, second: Topics, crowds: list[dict[str, tuple[frozenset[str], str]]]

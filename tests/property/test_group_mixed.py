@@ -1,6 +1,5 @@
-"""Any history of a group whose members speak both protocols keeps the promises of a group (`mixed_model`)."""
-
-from __future__ import annotations
+"""Any history of a group whose members speak both protocols keeps the promises of a group
+(`support.groups.mixed_model`)."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mixed_model import MixedModel
+from support.groups.mixed_model import MixedModel
 
 from tidelog.coordinator import classic_members, machine, migration, offsets
 from tidelog.coordinator.classic_requests import ClassicJoin
@@ -104,7 +103,7 @@ def never_asks_for_a_join(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_commits_of_anybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(offsets, "_fenced", lambda *_: None)
+    patch.setattr(offsets, "_stale_epoch_error", lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Any history of members, networks and topics keeps the promises of a consumer group (`group_model`)."""
-
-from __future__ import annotations
+"""Any history of members, networks and topics keeps the promises of a consumer group (`support.groups.model`)."""
 
 import random
 from collections.abc import Callable
@@ -8,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from group_model import Model
 from hypothesis import given
 from hypothesis import strategies as st
+from support.groups.model import Model
 
 from tidelog.coordinator import consumer_group, offsets, state
 from tidelog.coordinator.records import NO_PARTITIONS
@@ -19,7 +17,7 @@ HISTORIES = st.lists(st.integers(0, 1 << 20), max_size=120)
 
 
 @pytest.mark.case("C6")
-@pytest.mark.source("a:F-01", "a:F-05", "a:F-13", "a:F-32", "b:H-01")
+@pytest.mark.requirement("a:F-01", "a:F-05", "a:F-13", "a:F-32", "b:H-01")
 @given(HISTORIES)
 def test_any_history_keeps_the_promises(history: list[int]) -> None:
     Model().run(history)
@@ -55,7 +53,7 @@ def takes_what_others_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 def believes_old_reports(patch: pytest.MonkeyPatch) -> None:
-    right = consumer_group._go_on
+    right = consumer_group._renew
 
     def wrong(group: Any, request: Any, limits: Any) -> Any:
         current = group.currents.get(request.member_id)
@@ -63,7 +61,7 @@ def believes_old_reports(patch: pytest.MonkeyPatch) -> None:
             request = replace(request, member_epoch=current.epoch)
         return right(group, request, limits)
 
-    patch.setattr(consumer_group, "_go_on", wrong)
+    patch.setattr(consumer_group, "_renew", wrong)
 
 
 def revokes_everything(patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +88,7 @@ def does_not_wait_for_reports(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_commits_of_anybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(offsets, "_fenced", lambda *_: None)
+    patch.setattr(offsets, "_stale_epoch_error", lambda *_: None)
 
 
 def forgets_who_is_away_on_replay(patch: pytest.MonkeyPatch) -> None:

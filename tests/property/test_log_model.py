@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_world import Lab, batch, open_log, read_all, stamped
+from support.logs.single_log import Lab, batch, open_log, read_all, stamped
 
 from tidelog.log.batch import ControlKind, encode_control, read_header
 from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.log import Log
+from tidelog.log.log_scan import stored_marker
 from tidelog.log.producers import ProducerState
-from tidelog.log.scan import stored_marker
 from tidelog.log.transactions import AbortedTransaction
 from tidelog.model.errors import DiskFullError, RecordsTruncatedError, StorageError
 from tidelog.world.simulated import Loss, SimDevice, SimNode, SimulationError, SimWorld
@@ -56,7 +56,7 @@ class Model:
     def timeline(self) -> Timeline:
         return Timeline(list(self.batches), self.origin, self.durable, {self.start})
 
-    def settle(self) -> None:
+    def forget_timelines(self) -> None:
         """No operation is under way."""
         self.timelines = []
 
@@ -131,7 +131,7 @@ def adopt(log: Log, content: list[bytes], model: Model) -> None:
             model.batches, model.origin = kept, timeline.origin
             model.has_dropped |= model.start != log.start_offset
             model.start, model.durable = log.start_offset, end
-            model.settle()
+            model.forget_timelines()
             return
     shown = [(t.origin, t.least_end, t.starts, len(t.batches)) for t in model.possible()]
     raise AssertionError(f"log [{log.start_offset}, {log.end_offset}) with {len(content)} batches is none of {shown}")
@@ -223,7 +223,7 @@ async def roll(log: Log, model: Model, number: int) -> None:
 
 
 async def truncate(log: Log, model: Model, number: int) -> None:
-    """A record that somebody waits for may be cut: then the waiter is told."""
+    """A record that somebody waits for may be cut: then the waiter gets an error."""
     offset = model.start + number % (model.end - model.start + 1)
     waiter = log.wait_durable(model.end - 1) if model.end > model.start else None
     kept = [data for data in model.batches if read_header(data).next_offset <= offset]
@@ -238,7 +238,7 @@ async def truncate(log: Log, model: Model, number: int) -> None:
         kept, end, model.origin, model.has_dropped = [], model.start, model.start, False
     model.batches = kept
     await log.truncate(offset)
-    model.settle()
+    model.forget_timelines()
     if was_cut:
         model.durable = end
     if waiter is not None and log.config.flush_mode is FlushMode.SYNC and was_cut and not waiter.done():
@@ -258,7 +258,7 @@ async def advance_start(log: Log, model: Model, number: int) -> None:
     end = model.end
     model.start = offset
     await log.advance_start(offset)
-    model.settle()
+    model.forget_timelines()
     if offset > log.recovery_point:
         raise AssertionError("the start is past the recovery point")
     model.durable = max(model.durable, min(end, log.durable_end))
@@ -274,9 +274,9 @@ async def delete_segments(log: Log, model: Model, number: int) -> None:
     model.timelines = [replace(now, starts={model.start, start})]
     model.has_dropped = True
     model.start = start
-    await log.delete_segments([info.base_offset for info in dropped])
-    model.settle()
-    await log.reap(1 << 60)
+    await log.advance_start(start)
+    model.forget_timelines()
+    await log.remove_deleted(1 << 60)
 
 
 async def reset_to(log: Log, model: Model, number: int) -> None:
@@ -286,7 +286,7 @@ async def reset_to(log: Log, model: Model, number: int) -> None:
     model.batches, model.origin, model.start, model.durable = [], offset, offset, offset
     model.has_dropped = False
     await log.reset_to(offset)
-    model.settle()
+    model.forget_timelines()
 
 
 async def assign_epoch(log: Log, model: Model, number: int) -> None:
@@ -334,8 +334,8 @@ async def fail_sync(log: Log, model: Model, number: int) -> None:
     try:
         await log.flush()
     except StorageError:
-        assert log.suspect_task is not None
-        await log.suspect_task
+        assert log.damage_state.suspect_task is not None
+        await log.damage_state.suspect_task
         raise ProcessOverError from None
     finally:
         model.device.heal()

@@ -1,19 +1,17 @@
-"""The logs of a node under crashes: the power goes at every operation of a cleaning, and at any of a random life.
+"""The logs of a node under crashes at any operation of a random life.
 
-What must hold afterwards is in `logs_world.check_compacted`: what was acknowledged is there, the latest record of each
-key is there, every record stands at its offset, and nothing at or past the bound was touched.
+What must hold afterwards is in `support.logs.node_logs.check_compacted`: what was acknowledged is there, the latest
+record of each key is there, every record stands at its offset, and nothing at or past the bound was touched.
 """
 
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logs_world import Host, SimSite, Written, check_compacted, log_id, records_of
+from support.logs.node_logs import Host, SimSite, Written, check_compacted, log_id
 
-from tidelog.log import housekeeping
 from tidelog.log.batch import Record, encode
 from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.log import Log
@@ -59,86 +57,6 @@ class Model:
         for offset in [offset for offset in self.written if offset >= log.end_offset]:
             del self.written[offset]
         await check_compacted(log, self.written, untouched_from=self.bound)
-
-
-def crash_points(kind: str, loss: Loss) -> int:
-    """Crash at each operation of a cleaning in turn, until one cleaning has fewer; returns how many there were."""
-    at = 0
-    while True:
-        at += 1
-        with SimWorld(at) as world:
-            if not crash_once(SimSite(world, directories=1), kind, loss, at):
-                return at - 1
-
-
-def crash_once(sim: SimSite, kind: str, loss: Loss, at: int) -> bool:
-    """Fill, clean with a crash, look, clean again, look. False if the cleaning ended before the crash."""
-    model = Model()
-
-    async def fill(host: Host) -> None:
-        logs = await host.open()
-        log = await logs.create(log_id(1), label="t", config=COMPACT)
-        await model.append(log, 45, 6, wait=True)
-        model.bound = log.sealed_segments()[-2].next_offset
-        logs.note_high_watermark(log_id(1), Offset(model.bound))
-        await logs.close()
-
-    async def clean(host: Host) -> None:
-        logs = await host.open(COMPACT, LogsConfig(checkpoint_interval_ms=HOUR_MS))
-        arm()
-        assert await logs.clean_one() is not None
-        disarm()
-
-    def arm() -> None:
-        if kind == "disk":
-            device.crash_at_operation = device.operations + at
-        else:
-            store.crash_at_commit = at
-
-    def disarm() -> bool:
-        was_armed = (device.crash_at_operation, store.crash_at_commit) != (None, None)
-        device.crash_at_operation = store.crash_at_commit = None
-        return was_armed
-
-    async def look(host: Host) -> None:
-        logs = await host.open(COMPACT)
-        log = logs.all()[0]
-        await model.check(log)
-        for name in host.places[0][0].list(log.path):
-            assert not name.endswith((".cleaned", ".swap", ".deleted")), name
-        while await logs.clean_one() is not None:
-            await model.check(log)
-        below = [record.key for record in await records_of(log) if record.offset < model.bound]
-        assert len(below) == len(set(below)) > 0, "the cleaning was done in the end"
-        checkpoint = housekeeping.cleaner_checkpoint(log)
-        assert checkpoint is not None
-        assert checkpoint.first_dirty_offset == model.bound
-        await logs.close()
-
-    async def look_again(host: Host) -> None:
-        logs = await host.open(COMPACT)
-        log = logs.all()[0]
-        assert log.report.clean
-        await model.check(log)
-        assert await logs.clean_one() is None
-
-    device, store = sim.machine.disk("disk-0"), sim.machine.store("disk-0")
-    sim.machine.crash_loss = loss
-    sim.run(fill)
-    died = True
-    with suppress(NodeDiedError):
-        sim.run(clean)
-        died = False
-    disarm()
-    sim.run(look)
-    sim.run(look_again)
-    return died
-
-
-@pytest.mark.parametrize("loss", list(Loss))
-@pytest.mark.parametrize("kind", ["disk", "store"])
-def test_a_cleaning_that_loses_power_at_any_operation_loses_nothing_else(kind: str, loss: Loss) -> None:
-    assert crash_points(kind, loss) >= (30 if kind == "disk" else 8)
 
 
 # A random life of several logs
@@ -217,9 +135,9 @@ async def step(logs: Logs, log: Log, sim: SimSite, name: str, number: int, model
             model.bound = max(model.bound, min(log.durable_end, model.acknowledged))
             logs.note_high_watermark(log.log_id, Offset(model.bound))
         case "clean":
-            await logs.clean_one()
+            await logs.housekeeping.clean_one()
         case "expire":
-            await logs.expire()
+            await logs.housekeeping.expire()
         case "later":
             sim.machine.clock.jump(number * 60_000)
         case "checkpoint":

@@ -1,7 +1,5 @@
 """The model notices: long random histories pass, and every deliberate defect of the controller is caught by them."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import deque
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 from test_metadata_model import OPERATIONS, History, lived
 
-from tidelog.metadata import brokers, elections, leadership, partitions, reassignments, settings, topics
+from tidelog.metadata import brokers, config_changes, elections, partition_changes, partitions, reassignments, topics
 from tidelog.metadata.image import ClusterImage, Partition
 
 STEPS = 120
@@ -34,7 +32,7 @@ def test_a_long_random_history_keeps_every_rule(seed: int) -> None:
     assert image.brokers
 
 
-_without = leadership.without
+_without = partition_changes.without
 _elect = elections.elect
 _change = elections.change
 
@@ -60,7 +58,7 @@ def _one_epoch_for_two_leaders(*arguments: Any, **options: Any) -> Any:
     return record if record is None else dataclasses.replace(record, leader_epoch=None)
 
 
-def _drop_whoever(
+def _drop_any_replica(
     image: ClusterImage, _topic: Any, _number: int, partition: Partition, replicas: tuple[int, ...]
 ) -> Partition:
     directories = tuple(
@@ -79,7 +77,7 @@ def _complete_at_once(partition: Partition) -> Partition | None:
 DEFECTS: dict[str, tuple[Any, str, Any, str]] = {
     "a wiped replica stays eligible": (brokers, "without", _data_is_never_lost, "without the records"),
     "a lower min ISR leaves eligible leaders": (
-        settings,
+        config_changes,
         "_consequences",
         lambda *_: [],
         "eligible without the records",
@@ -89,12 +87,12 @@ DEFECTS: dict[str, tuple[Any, str, Any, str]] = {
         partitions,
         "_check_isr",
         lambda *_: None,
-        "who is in sync is live|who is recovering is outside the ISR",
+        "in-sync replicas are live|who is in sync is live|recovering replicas are outside the ISR",
     ),
     "a leader from outside the ISR": (elections, "elect", _always_unclean, "elected without the records"),
     "eligibility never ends": (elections, "led_by", _eligible_for_ever, "eligible without the records"),
     "replicas that are added count for min ISR": (
-        leadership,
+        partition_changes,
         "min_isr",
         lambda _image, _topic, partition: len(partition.replicas) // 2 + 1,
         "eligible without the records",
@@ -105,7 +103,7 @@ DEFECTS: dict[str, tuple[Any, str, Any, str]] = {
         _one_epoch_for_two_leaders,
         "a leader has its own epoch",
     ),
-    "a cancel drops the last replica with the data": (reassignments, "_narrowed", _drop_whoever, "was dropped"),
+    "a cancel drops the last replica with the data": (reassignments, "_narrowed", _drop_any_replica, "was dropped"),
     "a reassignment ends before its replicas are in sync": (
         reassignments,
         "completed",

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.metadata.placement import Site, place
+from tidelog.metadata.placement import UsableBroker, place_replicas
 
 
 @given(st.integers(1, 12), st.data())
@@ -14,8 +14,8 @@ def test_without_racks_replicas_and_leaders_differ_by_at_most_one(brokers: int, 
     partitions = data.draw(st.integers(1, 50))
     held = data.draw(st.lists(st.integers(0, 9), min_size=brokers, max_size=brokers))
     first = data.draw(st.integers(0, 20))
-    sites = [Site(broker * 3, None, held[broker]) for broker in range(brokers)]
-    assignment = place(sites, partitions=partitions, replication_factor=factor, first=first)
+    sites = [UsableBroker(broker * 3, None, held[broker]) for broker in range(brokers)]
+    assignment = place_replicas(sites, partitions=partitions, replication_factor=factor, first=first)
     assert len(assignment) == partitions
     assert all(len(set(replicas)) == factor for replicas in assignment)
     replicas = Counter({site.broker: 0 for site in sites})
@@ -34,8 +34,8 @@ def test_equal_racks_get_equal_shares_and_every_partition_as_many_racks_as_it_ca
     factor = data.draw(st.integers(1, brokers))
     partitions = data.draw(st.integers(1, 40))
     rack_of = {broker: f"rack-{broker % racks}" for broker in range(brokers)}
-    sites = [Site(broker, rack) for broker, rack in rack_of.items()]
-    assignment = place(sites, partitions=partitions, replication_factor=factor)
+    sites = [UsableBroker(broker, rack) for broker, rack in rack_of.items()]
+    assignment = place_replicas(sites, partitions=partitions, replication_factor=factor)
     for entry in assignment:
         counts = Counter(rack_of[broker] for broker in entry)
         assert len(counts) == min(factor, racks)

@@ -2,11 +2,9 @@
 
 A history is a list of small numbers that pick operations and their arguments against the state at that moment, so that
 most of them mean something. `Holders` is the model beside it: which replicas have every acknowledged record. After each
-step every partition that can take writes takes one, so the holders are then exactly its in-sync set; whoever is elected
-cleanly must be one of them.
+step every partition that can take writes takes one, so the holders are then exactly its in-sync set; a broker that is
+elected cleanly must be one of them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from uuid import UUID
@@ -14,29 +12,25 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metadata_cluster import Cluster, directory
+from support.metadata.controller import Cluster, directory
 
-from tidelog.metadata.access import AclBinding, AclFilter, AlterUsers, CreateAcls, DeleteAcls, UserChange
+from tidelog.metadata.acls import AclBinding, AclFilter, CreateAcls, DeleteAcls
 from tidelog.metadata.brokers import Drain, Unregister
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.configs import is_page_cache, is_unclean_allowed, min_isr
 from tidelog.metadata.delta import apply_delta, delta_between, for_broker
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.losses import ReportLost
+from tidelog.metadata.lost_replicas import ReplicasLost
 from tidelog.metadata.partitions import AssignDirectories, BalanceLeaders, ElectLeaders
-from tidelog.metadata.reassignments import AlterReassignments, GrowInternalTopics, Reassigned
+from tidelog.metadata.producer_ids import AllocateProducerIdBlock
+from tidelog.metadata.quotas import AlterQuotas, QuotaChange
+from tidelog.metadata.reassignments import AlterReassignments, GrowInternalTopics, ReassignmentTarget
 from tidelog.metadata.records import NO_LEADER, decode_records
-from tidelog.metadata.recoveries import ReportOpen
+from tidelog.metadata.recovering_replicas import ReplicasRecovered
 from tidelog.metadata.replay import Replay
-from tidelog.metadata.settings import (
-    AllocateProducerIdBlock,
-    AlterConfigs,
-    AlterQuotas,
-    ConfigChange,
-    QuotaChange,
-    ResourceChange,
-)
 from tidelog.metadata.snapshot import decode_snapshot, snapshot_bytes
-from tidelog.metadata.topics import AddPartitions, DeleteTopics, MoreOfTopic, Trim, TrimmedPartition
+from tidelog.metadata.topics import AddPartitions, AdvanceLogStart, DeleteTopics, LogStartAdvance, NewPartitions
+from tidelog.metadata.users import AlterUsers, UserChange
 from tidelog.model.errors import TidelogError
 
 BROKERS = 6
@@ -181,9 +175,9 @@ class History:
         if (*place, broker) in self.hidden:
             self.hidden.discard((*place, broker))
             self.holders.lose(before, broker, lambda *found: found == place)
-            self.ask(ReportLost(broker=broker, broker_epoch=epoch, replicas=(place,)))
+            self.ask(ReplicasLost(broker=broker, broker_epoch=epoch, replicas=(place,)))
         else:
-            self.ask(ReportOpen(broker=broker, broker_epoch=epoch, replicas=(place,)))
+            self.ask(ReplicasRecovered(broker=broker, broker_epoch=epoch, replicas=(place,)))
 
     def crash(self, x: int, y: int, z: int) -> None:
         if x % BROKERS in self.cluster.image.brokers:
@@ -209,7 +203,7 @@ class History:
         self.ask(DeleteTopics(names=(NAMES[x % len(NAMES)],)))
 
     def grow(self, x: int, y: int, z: int) -> None:
-        self.ask(AddPartitions(topics=(MoreOfTopic(name=NAMES[x % len(NAMES)], total=y % 8),)))
+        self.ask(AddPartitions(topics=(NewPartitions(name=NAMES[x % len(NAMES)], total=y % 8),)))
         self.ask(GrowInternalTopics())
 
     def chosen(self, x: int, y: int) -> tuple[str, int] | None:
@@ -250,7 +244,9 @@ class History:
             return
         rotated = [(z + at) % BROKERS for at in range(BROKERS)]
         replicas = None if z % 5 == 0 else tuple(rotated[: 1 + z // 8 % 4])
-        self.ask(AlterReassignments(partitions=(Reassigned(topic=found[0], partition=found[1], replicas=replicas),)))
+        self.ask(
+            AlterReassignments(partitions=(ReassignmentTarget(topic=found[0], partition=found[1], replicas=replicas),))
+        )
 
     def catch_up(self, x: int, y: int, z: int) -> None:
         """Every live replica of a topic is in sync: reassignments end."""
@@ -270,13 +266,13 @@ class History:
         if found is not None and self.cluster.partition(*found).leader != NO_LEADER:
             partition = self.cluster.partition(*found)
             epoch = self.cluster.image.brokers[partition.leader].broker_epoch
-            item = TrimmedPartition(
+            item = LogStartAdvance(
                 topic_id=self.cluster.image.topic_ids[found[0]],
                 partition=found[1],
                 leader_epoch=partition.leader_epoch,
                 start_offset=z - 3,
             )
-            self.ask(Trim(broker=partition.leader, broker_epoch=epoch, partitions=(item,)))
+            self.ask(AdvanceLogStart(broker=partition.leader, broker_epoch=epoch, partitions=(item,)))
 
     def move(self, x: int, y: int, z: int) -> None:
         found = self.chosen(x, y)
@@ -368,7 +364,7 @@ def lived(operations: list[tuple[int, int, int, int]], *, brokers: int = 4) -> H
     return history
 
 
-@pytest.mark.source("a:B-53", "a:B-65", "b:E-20", "b:E-22")
+@pytest.mark.requirement("a:B-53", "a:B-65", "b:E-20", "b:E-22")
 @given(steps)
 def test_any_sequence_of_requests_leaves_a_valid_image_and_loses_nothing(
     operations: list[tuple[int, int, int, int]],
@@ -378,17 +374,17 @@ def test_any_sequence_of_requests_leaves_a_valid_image_and_loses_nothing(
     history.cluster.image.validate()
 
 
-@pytest.mark.source("a:B-53")
+@pytest.mark.requirement("a:B-53")
 @given(steps)
 def test_reading_the_log_gives_the_image_that_was_lived(operations: list[tuple[int, int, int, int]]) -> None:
     history = lived(operations)
-    at_once = Replay(ClusterImage())
+    run_steps = Replay(ClusterImage())
     one_by_one = ClusterImage()
     for entry in history.cluster.log:
-        at_once.apply(decode_records(entry))
+        run_steps.apply(decode_records(entry))
         for record in decode_records(entry):
             one_by_one = one_by_one.apply(record)
-    assert at_once.image == history.cluster.image
+    assert run_steps.image == history.cluster.image
     assert one_by_one == history.cluster.image
 
 
@@ -417,11 +413,11 @@ def test_a_delta_leads_from_the_older_image_to_the_newer(
     assert delta_between(newer, newer).is_empty
     for broker in range(BROKERS):
         mine = for_broker(delta, older, broker)
-        told = {(p.topic_id, p.number) for p in (*mine.led, *mine.followed, *mine.leaderless)}
+        reported = {(p.topic_id, p.number) for p in (*mine.led, *mine.followed, *mine.leaderless)}
         hosted = {(topic_id, number): p for topic_id, number, p in newer.partitions_on(broker)}
-        assert told <= hosted.keys()
+        assert reported <= hosted.keys()
         for (topic_id, number), partition in hosted.items():
-            assert ((topic_id, number) in told) == (older.partition(topic_id, number) != partition)
+            assert ((topic_id, number) in reported) == (older.partition(topic_id, number) != partition)
         before = {(topic_id, number) for topic_id, number, _ in older.partitions_on(broker)}
         assert set(mine.dropped) == before - hosted.keys()
 

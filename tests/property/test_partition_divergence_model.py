@@ -5,8 +5,6 @@ loses its end, one copies from another, the start of a log is trimmed, a history
 Copying is done by comparing the logs themselves, not by `divergence`: that is what is tested against it.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidelog.log.epochs import EpochHistory
 from tidelog.model.ids import Offset
-from tidelog.replication.divergence import TooFarBehind, Truncate, Unknown, asks, cut, divergence
+from tidelog.replication.divergence import TooFarBehind, Truncate, Unknown, divergence, epoch_query, truncation_point
 
 REPLICAS = 4
 
@@ -116,14 +114,18 @@ def lived(events: list[Event]) -> tuple[list[Replica], int]:
 def reconcile(follower: Replica, leader: Replica) -> bool:
     """Ask until there is nothing to cut; False if the leader is out of date."""
     for _ in range(len(follower.epochs) + 3):
-        last_epoch, next_offset = asks(follower.epochs, log_start=Offset(follower.start), log_end=Offset(follower.end))
+        last_epoch, next_offset = epoch_query(
+            follower.epochs, log_start=Offset(follower.start), log_end=Offset(follower.end)
+        )
         answer = divergence(
             leader.epochs, Offset(leader.start), Offset(leader.end), last_epoch=last_epoch, next_offset=next_offset
         )
         before = follower.end
         if isinstance(answer, Truncate):
             follower.cut_to(
-                cut(follower.epochs, answer, log_start=Offset(follower.start), log_end=Offset(follower.end))
+                truncation_point(
+                    follower.epochs, answer, log_start=Offset(follower.start), log_end=Offset(follower.end)
+                )
             )
             assert follower.end < before, f"{answer} cuts nothing"
         elif isinstance(answer, TooFarBehind):

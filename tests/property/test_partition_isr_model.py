@@ -1,25 +1,46 @@
 """Replicas that fail, lag, restart and are fenced in any order lose nothing that a high watermark ever covered.
 
-`partition_cores` has the events and what is checked after each. The deliberate defects show that the checks can fail.
+`support.brokers.partition_cores` has the events and what is checked after each. The deliberate defects show that the
+checks can fail.
 """
-
-from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from partition_cores import LAG_MS, Cores
+from hypothesis.strategies import SearchStrategy
+from support.brokers.partition_cores import LAG_MS, Cores
+from support.brokers.partition_defects import (
+    DoubtIsForgotten,
+    FormerIncarnationsAreProposed,
+    JoinsAtTheHighWatermarkAlone,
+    MinIsrIsIgnored,
+    NewLeaderCommitsItsWholeLog,
+    OwnDurableEndIsTheLogEnd,
+    PendingAdditionsDoNotCount,
+    PendingRemovalsDoNotCount,
+    RefusalEndsAllDoubt,
+    SilentFollowersAreCountedAsCaughtUp,
+    StaleMetadataCounts,
+)
 
-from tidelog.metadata.image import Partition
-from tidelog.metadata.partitions import PartitionState
-from tidelog.model.ids import Offset
-from tidelog.replication.partition import IsrProposal, LeaderState, Progress
+from tidelog.replication.partition import LeaderState
 
 BROKERS = st.integers(0, 4)
 COUNTS = st.integers(1, 4)
+
+
+def event(name: str, **arguments: SearchStrategy[int]) -> Any:
+    """The rule for an event of one broker: a method of `Cores` with its number and these arguments."""
+
+    def step(self: "ReplicasOfOnePartition", broker: int, **values: int) -> None:
+        getattr(self.cores, name)(self.pick(broker), *(values[key] for key in arguments))
+
+    step.__name__ = name
+    return rule(broker=BROKERS, **arguments)(step)  # type: ignore[call-overload]
 
 
 class ReplicasOfOnePartition(RuleBasedStateMachine):
@@ -34,73 +55,32 @@ class ReplicasOfOnePartition(RuleBasedStateMachine):
     def pick(self, broker: int) -> int:
         return broker % len(self.cores.members)
 
-    @rule(broker=BROKERS, count=COUNTS)
-    def append(self, broker: int, count: int) -> None:
-        self.cores.append(self.pick(broker), count)
-
-    @rule(broker=BROKERS, count=COUNTS)
-    def sync(self, broker: int, count: int) -> None:
-        self.cores.sync(self.pick(broker), count)
-
-    @rule(broker=BROKERS)
-    def subscribe(self, broker: int) -> None:
-        self.cores.subscribe(self.pick(broker))
-
-    @rule(broker=BROKERS, count=COUNTS)
-    def push(self, broker: int, count: int) -> None:
-        self.cores.push(self.pick(broker), count)
-
-    @rule(broker=BROKERS)
-    def send_ack(self, broker: int) -> None:
-        self.cores.send_ack(self.pick(broker))
-
-    @rule(broker=BROKERS)
-    def ack_arrives(self, broker: int) -> None:
-        self.cores.ack_arrives(self.pick(broker))
+    append = event("append", count=COUNTS)
+    sync = event("sync", count=COUNTS)
+    subscribe = event("subscribe")
+    push = event("push", count=COUNTS)
+    send_ack = event("send_ack")
+    ack_arrives = event("ack_arrives")
+    propose = event("propose")
+    answer_arrives = event("answer_arrives")
+    call_fails = event("call_fails")
+    deliver = event("deliver", count=st.integers(1, 3))
+    crash = event("crash", kept=st.integers(0, 3), known=st.integers(0, 5))
+    wipe = event("wipe")
+    fence = event("fence")
+    start = event("start")
 
     @rule(broker=BROKERS)
     def replicate(self, broker: int) -> None:
         replicate(self.cores, self.pick(broker))
 
-    @rule(broker=BROKERS)
-    def propose(self, broker: int) -> None:
-        self.cores.propose(self.pick(broker))
-
     @rule(number=st.integers(0, 3))
     def take(self, number: int) -> None:
         self.cores.take(number)
 
-    @rule(broker=BROKERS)
-    def answer_arrives(self, broker: int) -> None:
-        self.cores.answer_arrives(self.pick(broker))
-
-    @rule(broker=BROKERS)
-    def call_fails(self, broker: int) -> None:
-        self.cores.call_fails(self.pick(broker))
-
     @rule(number=st.integers(0, 3))
     def lose(self, number: int) -> None:
         self.cores.lose(number)
-
-    @rule(broker=BROKERS, count=st.integers(1, 3))
-    def deliver(self, broker: int, count: int) -> None:
-        self.cores.deliver(self.pick(broker), count)
-
-    @rule(broker=BROKERS, kept=st.integers(0, 3), known=st.integers(0, 5))
-    def crash(self, broker: int, kept: int, known: int) -> None:
-        self.cores.crash(self.pick(broker), kept, known)
-
-    @rule(broker=BROKERS)
-    def wipe(self, broker: int) -> None:
-        self.cores.wipe(self.pick(broker))
-
-    @rule(broker=BROKERS)
-    def fence(self, broker: int) -> None:
-        self.cores.fence(self.pick(broker))
-
-    @rule(broker=BROKERS)
-    def start(self, broker: int) -> None:
-        self.cores.start(self.pick(broker))
 
     @rule(ms=st.integers(1, 2 * LAG_MS))
     def wait(self, ms: int) -> None:
@@ -117,7 +97,7 @@ class ReplicasOfOnePartition(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "cores"):
-            self.cores.settle()
+            self.cores.run_until_stable()
 
 
 def replicate(cores: Cores, broker: int) -> None:
@@ -130,114 +110,9 @@ def replicate(cores: Cores, broker: int) -> None:
         cores.ack_arrives(broker)
 
 
-@pytest.mark.source("a:U-02", "a:U-03", "a:B-10", "a:B-30")
+@pytest.mark.requirement("a:U-02", "a:U-03", "a:B-10", "a:B-30")
 def test_no_order_of_events_loses_what_was_committed() -> None:
     run_state_machine_as_test(ReplicasOfOnePartition)
-
-
-# Deliberate defects.
-
-
-class PendingAdditionsDoNotCount(LeaderState):
-    __slots__ = ()
-
-    def _count(self) -> None:
-        self._maximal = tuple(sorted(self._isr & self._progress.keys()))
-
-
-class PendingRemovalsDoNotCount(LeaderState):
-    __slots__ = ()
-
-    def sent(self, proposal: IsrProposal) -> None:
-        super().sent(proposal)
-        self._maximal = tuple(m for m in self._maximal if m in proposal.members)
-
-    def validate(self) -> None:
-        """What comes of it shall be noticed, not the breach itself."""
-
-
-class DoubtIsForgotten(LeaderState):
-    __slots__ = ()
-
-    def failed(self, *, may_be_done: bool) -> bool:
-        return super().failed(may_be_done=False)
-
-
-class RefusalEndsAllDoubt(LeaderState):
-    __slots__ = ()
-
-    def answered(self, state: PartitionState, now_ms: int) -> bool:
-        if state.error is not None:
-            self._doubtful = frozenset()
-        return super().answered(state, now_ms)
-
-
-class MinIsrIsIgnored(LeaderState):
-    __slots__ = ()
-
-    def _advance(self) -> bool:
-        least, self._min_isr = self._min_isr, 0
-        eligible, self._eligible = self._eligible, ()
-        moved = super()._advance()
-        self._min_isr, self._eligible = least, eligible
-        return moved
-
-
-class OwnDurableEndIsTheLogEnd(LeaderState):
-    __slots__ = ()
-
-    def appended(self, end: Offset, now_ms: int) -> None:
-        super().appended(end, now_ms)
-        self.durable(end, now_ms)
-
-
-class SilentFollowersAreCountedAsCaughtUp(LeaderState):
-    __slots__ = ()
-
-    def _advance(self) -> bool:
-        for follower, known in self._progress.items():
-            if known.durable_end is None:
-                self._progress[follower] = Progress(self._log_end, 0, 0, self._log_end, 0)
-        return super()._advance()
-
-
-class JoinsAtTheHighWatermarkAlone(LeaderState):
-    __slots__ = ()
-
-    def wanted_isr(self, live: object, now_ms: int) -> IsrProposal | None:
-        start, self.epoch_start = self.epoch_start, Offset(0)
-        proposal = super().wanted_isr(live, now_ms)  # type: ignore[arg-type]
-        self.epoch_start = start
-        return proposal
-
-
-class FormerIncarnationsAreProposed(LeaderState):
-    """The proposal names whoever lives, not whoever acked."""
-
-    __slots__ = ()
-
-    def _epoch_in_sync(self, follower: int, lives_as: int | None) -> int | None:
-        known = self._progress[follower]
-        return super()._epoch_in_sync(follower, None if lives_as is None else known.broker_epoch) and lives_as
-
-
-class StaleMetadataCounts(LeaderState):
-    __slots__ = ()
-
-    def metadata_changed(self, partition: Partition, min_isr: int, now_ms: int) -> bool:
-        if partition.leader_epoch == self.leader_epoch and partition.partition_epoch < self.partition_epoch:
-            self.partition_epoch = partition.partition_epoch
-            self._install(frozenset(partition.isr), now_ms)
-        return super().metadata_changed(partition, min_isr, now_ms)
-
-
-class NewLeaderCommitsItsWholeLog(LeaderState):
-    __slots__ = ()
-
-    def _advance(self) -> bool:
-        if self.high_watermark < self.epoch_start and self.durable_end >= self.epoch_start:
-            self.high_watermark = self.epoch_start
-        return super()._advance()
 
 
 WALKS_MAX = 1000
@@ -276,7 +151,7 @@ def walk(seed: int, leader_type: type[LeaderState] = LeaderState) -> Cores:
         ((_, event),) = draw.choices(events, weights)
         event(draw.randrange(len(cores.members)))
         cores.check()
-    cores.settle()
+    cores.run_until_stable()
     return cores
 
 
@@ -334,7 +209,7 @@ def a_proposal_arrives_after_its_copy_was_refused(leader_type: type[LeaderState]
     cores.start(2)
     cores.take(0)
     cores.check()
-    cores.settle()
+    cores.run_until_stable()
 
 
 def an_answer_overtakes_the_metadata(leader_type: type[LeaderState]) -> None:
@@ -344,7 +219,7 @@ def an_answer_overtakes_the_metadata(leader_type: type[LeaderState]) -> None:
     cores.answer_arrives(0)
     cores.deliver(0, 1)
     go_on_without_2(cores)
-    cores.settle()
+    cores.run_until_stable()
 
 
 @pytest.mark.case("T1")
@@ -365,7 +240,7 @@ def test_a_restart_that_forgot_the_high_watermark_and_is_elected_then_has_the_re
     cores.check()
     assert cores.members[1].leading is not None
     assert (len(cores.members[1].records), len(cores.committed)) == (5, 5)
-    cores.settle()
+    cores.run_until_stable()
 
 
 @pytest.mark.case("T11")
@@ -394,7 +269,7 @@ def test_what_one_node_lost_unsynced_was_never_counted() -> None:
     cores.check()
     (leader,) = [member for member in cores.members[1:] if member.leading is not None]
     assert len(leader.records) == 75
-    cores.settle()
+    cores.run_until_stable()
 
 
 @pytest.mark.parametrize(

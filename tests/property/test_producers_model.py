@@ -179,13 +179,10 @@ class Run:
 first_sequences = st.sampled_from([0, 0, 7, SEQUENCES - 1, SEQUENCES - 3, SEQUENCES - 12])
 
 
-@pytest.mark.source("a:D-60")
-@pytest.mark.source("a:D-62")
-@pytest.mark.source("a:D-63")
-@pytest.mark.source("a:D-64")
+@pytest.mark.requirement("a:D-60", "a:D-62", "a:D-63", "a:D-64")
 @pytest.mark.case("C2")
 @given(first_sequences, steps())
-def test_the_state_answers_as_a_model_that_remembers_everything(
+def test_producer_state_agrees_with_a_model_that_keeps_everything(
     first_sequence: int, history: list[tuple[int, int, int, int, bool, str]]
 ) -> None:
     run = Run(first_sequence)
@@ -195,9 +192,7 @@ def test_the_state_answers_as_a_model_that_remembers_everything(
         assert run.state.first_unstable_offset(Offset(high_watermark)) == run.model.first_unstable(high_watermark)
 
 
-@pytest.mark.source("a:D-72")
-@pytest.mark.source("a:D-73")
-@pytest.mark.source("a:B-19")
+@pytest.mark.requirement("a:D-72", "a:D-73", "a:B-19")
 @pytest.mark.case("C3")
 @given(first_sequences, steps(), st.data())
 def test_a_replay_from_any_snapshot_ends_where_the_live_state_is(

@@ -7,9 +7,12 @@
     STACK=core|driver only this kind of node (the seed decides otherwise)
     STACK=metadata    controllers and brokers instead of Raft nodes alone
     STACK=brokers     a whole cluster: controllers, brokers with their logs, clients
+    STACK=lab         the same with more faults: errors at every call, dying helpers, jumping clocks, empty disks
+    STACK=product     the same in which topics, configs, producers and brokers change (`product_shape`)
     STACK=groups      the same with consumer groups: coordinators, members, writers
     DEFECTS=1         look for a seed that catches each deliberate defect (of STACK), and remember it
 
+A campaign of clusters prints which faults struck which features on which roles, and writes build/sim-coverage.json.
 The last line is JSON; the exit status is 1 if a seed failed.
 """
 
@@ -18,7 +21,11 @@ import sys
 import time
 
 from simulation.campaign import Totals, catch_all, default_processes, replay_command, run_campaign, shrink, summary
-from simulation.raft_sim import Result, run_seed
+from simulation.raft_sim import run_seed
+from simulation.run_result import Result
+from simulation.seeds import ROOT
+
+COVERAGE = ROOT / "build" / "sim-coverage.json"
 
 
 def main() -> int:
@@ -30,7 +37,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--stack", choices=("core", "driver", "metadata", "brokers", "groups"))
+    parser.add_argument("--stack", choices=("core", "driver", "metadata", "brokers", "product", "groups", "lab"))
     parser.add_argument("--processes", type=int, default=default_processes())
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--defects", action="store_true")
@@ -56,6 +63,9 @@ def main() -> int:
             needed, runs = shrink(seed, stack=options.stack)
             print(f"seed {seed} still fails with {len(needed)} steps of its plan ({runs} runs):")
             print(f"  {replay_command(seed, stack=options.stack, only=needed)}")
+    if totals.coverage.features:
+        print(totals.coverage.table())
+        totals.coverage.write(COVERAGE)
     print(summary(totals, time.monotonic() - began))
     return 1 if totals.failures else 0
 

@@ -1,28 +1,37 @@
-"""Deliberate defects of replicated partitions, each of a line or two. The simulator has to notice every one."""
+"""Deliberate defects of replicated partitions, each of a line or two. The simulator has to notice every one.
+
+Some of those that other stacks have are switched on here as well: what checks consumer groups and the membership of the
+quorum must not be blind where they are parts of a whole cluster.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from simulation import broker_node
+from simulation.defects import DEFECTS as RAFT_DEFECTS
 from simulation.defects import Defect
-from tidelog.metadata import leadership
+from simulation.groups_defects import DEFECTS as GROUPS_DEFECTS
+from tidelog.log import housekeeping
+from tidelog.log.key_map import KeyMap
+from tidelog.metadata import partition_changes
 from tidelog.model.ids import Epoch, Offset, PartitionId
-from tidelog.replication import announcing, fetching, following, leader_stream, leading, service
-from tidelog.replication.changes import Changes
+from tidelog.replication import follower_replica, leader_replica, leader_stream, startup_report
+from tidelog.replication.deletes import ReplicaDeletes
 from tidelog.replication.divergence import Continue, Truncate
-from tidelog.replication.fetching import Fetch
-from tidelog.replication.following import Following
-from tidelog.replication.leading import Leading, Subscription
+from tidelog.replication.follower_replica import FollowerReplica
+from tidelog.replication.leader_replica import LeaderReplica, Subscription
 from tidelog.replication.messages import Ack
+from tidelog.replication.metadata_changes import MetadataChanges
 from tidelog.replication.partition import LeaderState
-from tidelog.replication.recovering import Recovering
+from tidelog.replication.reconciler import Reconciler
+from tidelog.replication.recovery_reports import RecoveryReports
 from tidelog.replication.repair import Repair
-from tidelog.replication.replicas import Replicas
-from tidelog.replication.service import PartitionService
-from tidelog.replication.serving import find_leading, find_readable
-from tidelog.replication.settling import Settling
+from tidelog.server import broker
+from tidelog.services import fetch, produce
+from tidelog.services.fetch import Fetch
+from tidelog.services.offsets import OffsetService
+from tidelog.services.partition_lookup import find_leader, find_readable
 
 Patches = tuple[tuple[Any, str, Any], ...]
 
@@ -38,7 +47,7 @@ def _end_of_log(log: Any) -> Any:
     return log.end_offset
 
 
-_append = Leading.append
+_append = LeaderReplica.append
 
 
 def _durable_at_once(self: Any, batches: Any, **more: Any) -> Any:
@@ -52,10 +61,10 @@ _pushed = Subscription.pushed
 
 def _count_when_pushed(self: Any, next_offset: int, size: int) -> None:
     _pushed(self, next_offset, size)
-    self.leading.acked(self, next_offset)
+    self.leader.acked(self, next_offset)
 
 
-_following_pushed = Following.pushed
+_following_pushed = FollowerReplica.pushed
 
 
 def _ack_when_pushed(self: Any, push: Any) -> None:
@@ -83,7 +92,8 @@ _appended = LeaderState.appended
 
 def _from_log_end(self: Any, end: Any, now_ms: int) -> None:
     _appended(self, end, now_ms)
-    self.durable_end = self.high_watermark = end
+    if self.high_watermark > 0:  # the first record is acknowledged: a run in which none is proves nothing
+        self.durable_end = self.high_watermark = end
 
 
 def _whatever_min_isr(self: Any) -> bool:
@@ -118,9 +128,9 @@ def _committed_only(self: Any) -> None:
     self._maximal = tuple(sorted(self._isr & self._progress.keys()))
 
 
-def _joins_at_once(self: Any, follower: int, lives_as: int | None) -> int | None:
+def _joins_at_once(self: Any, follower: int, live_epoch: int | None) -> int | None:
     known = self._progress[follower]
-    return lives_as if follower not in self._lagging and known.durable_end is not None else None
+    return live_epoch if follower not in self._lagging and known.durable_end is not None else None
 
 
 def _confirmed(_self: Any) -> bool:
@@ -129,23 +139,23 @@ def _confirmed(_self: Any) -> bool:
 
 # Epochs.
 
-_changed = Replicas.changed
+_partition_changed = MetadataChanges.partition_changed
 
 
 def _take_the_role_again(self: Any, local: Any) -> None:
     """Whatever the metadata says of a partition that is led here ends the role; the next one leads the same epoch."""
-    replica = self.get(PartitionId(local.topic_id, local.number))
-    if replica is not None and isinstance(replica.role, Leading):
-        self.end_role(replica)
+    replica = self._replicas.get(PartitionId(local.topic_id, local.number))
+    if replica is not None and isinstance(replica.role, LeaderReplica):
+        replica.end_role()
         replica.led_epoch = -1
-    _changed(self, local)
+    _partition_changed(self, local)
 
 
-_metadata_changed = Changes.metadata_changed
+_metadata_changed = MetadataChanges.metadata_changed
 
 
 def _former_life(self: Any, delta: Any, older: Any, newer: Any) -> None:
-    mine, agent = newer.brokers.get(self._host.me), self._host.agent
+    mine, agent = newer.brokers.get(self._metadata.me), self._context.agent
     if mine is not None and agent.broker_epoch is None:
         agent.registration = replace(agent.registration, incarnation=mine.incarnation)
     _metadata_changed(self, delta, older, newer)
@@ -156,7 +166,7 @@ def _read_in_any_epoch(replicas: Any, partition: Any, _leader_epoch: int, rack: 
 
 
 def _lead_in_any_epoch(replicas: Any, partition: Any, _leader_epoch: int = -1) -> Any:
-    return find_leading(replicas, partition, -1)
+    return find_leader(replicas, partition, -1)
 
 
 # Logs that part.
@@ -166,12 +176,13 @@ def _never_parts(_epochs: Any, _start: Any, log_end: Any, *, last_epoch: int, ne
     return Continue() if next_offset <= log_end else Truncate(Epoch(last_epoch), log_end)
 
 
-_follow = Settling._follow
+_follow = Reconciler._follow
 
 
 async def _cut_to_high_watermark(self: Any, replica: Any, log: Any) -> None:
     role = replica.role
-    is_idle = isinstance(role, Following) and role.stream is None and role.unsound is None and log.damaged is None
+    is_sound = log.damaged is None
+    is_idle = isinstance(role, FollowerReplica) and role.stream is None and not role.must_change_log and is_sound
     if is_idle and log.end_offset > role.high_watermark >= log.start_offset:
         await log.truncate(role.high_watermark)
         role.state.truncated(log.end_offset, log.durable_end, log_start=log.start_offset)
@@ -182,16 +193,40 @@ async def _cut_to_high_watermark(self: Any, replica: Any, log: Any) -> None:
 
 
 async def _all_open_already(agent: Any, logs: Any, *, grace_ms: int) -> None:
-    await announcing.announce(agent, logs, grace_ms=grace_ms)
+    await startup_report.add_losses(agent, logs, grace_ms=grace_ms)
     agent.registration = replace(agent.registration, is_recovering=False)
 
 
-def _cut_untold(self: Any, _replica: Any) -> bool:
-    return bool(self._host.broker_epoch >= 0)
+def _truncate_untold(self: Any, _replica: Any) -> bool:
+    return bool(self._metadata.broker_epoch >= 0)
 
 
 def _role_while_marked(_self: Any, _replica: Any) -> bool:
     return True
+
+
+# Compacted topics.
+
+_plan_cleaning = housekeeping.plan
+
+
+def _clean_uncommitted(log: Any, *, bound: Any, deletes_bound: Any = None) -> Any:
+    return _plan_cleaning(log, bound=log.end_offset, deletes_bound=deletes_bound)
+
+
+def _keep_oldest(self: Any, key: bytes, offset: int) -> bool:
+    return bool(offset <= self._offsets.get(key, offset))
+
+
+def _never_copies(_self: Any, _follower: int, **_more: Any) -> bool:
+    return False
+
+
+_subscribe = FollowerReplica.subscribe
+
+
+def _without_history(self: Any, number: int, broker_epoch: int) -> Any:
+    return replace(_subscribe(self, number, broker_epoch), takes_history=False)
 
 
 # Answers.
@@ -218,7 +253,14 @@ def _always_unclean(_image: Any, _topic_id: Any) -> bool:
     return True
 
 
+SHARED = ("groups_load_part", "handed_over_early", "several_changes", "membership_at_commit")
+
 DEFECTS: tuple[Defect, ...] = (
+    *(
+        replace(defect, name=f"{defect.name}_here", stack="brokers")
+        for defect in (*RAFT_DEFECTS, *GROUPS_DEFECTS)
+        if defect.name in SHARED
+    ),
     Defect(
         "unsynced_follower_counted", "brokers", "a follower counts as soon as something was pushed to it",
         _on(Subscription, "pushed", _count_when_pushed),
@@ -226,14 +268,14 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "follower_acks_before_sync", "brokers", "a follower acks what it has not synced",
         (
-            *_on(Following, "pushed", _ack_when_pushed),
-            *_on(Following, "ack", _end_ack),
-            *_on(following, "safe_end", _end_of_log),
+            *_on(FollowerReplica, "pushed", _ack_when_pushed),
+            *_on(FollowerReplica, "ack", _end_ack),
+            *_on(follower_replica, "ackable_end", _end_of_log),
         ),
     ),
     Defect(
         "leader_unsynced", "brokers", "a leader counts what it has not synced itself",
-        (*_on(leading, "safe_end", _end_of_log), *_on(Leading, "append", _durable_at_once)),
+        (*_on(leader_replica, "ackable_end", _end_of_log), *_on(LeaderReplica, "append", _durable_at_once)),
     ),
     Defect(
         "high_watermark_of_leader_alone", "brokers", "the high watermark is what the leader has synced",
@@ -269,15 +311,15 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "epoch_led_twice", "brokers", "a leader whose role has ended leads the same epoch again",
-        _on(Replicas, "changed", _take_the_role_again),
+        _on(MetadataChanges, "partition_changed", _take_the_role_again),
     ),
     Defect(
         "epoch_kept_across_restart", "brokers", "a broker that starts again goes on as the incarnation that it was",
-        _on(Changes, "metadata_changed", _former_life),
+        _on(MetadataChanges, "metadata_changed", _former_life),
     ),
     Defect(
         "client_epoch_ignored", "brokers", "a leader answers clients that know a newer epoch than its own",
-        (*_on(fetching, "find_readable", _read_in_any_epoch), *_on(service, "find_leading", _lead_in_any_epoch)),
+        (*_on(fetch, "find_readable", _read_in_any_epoch), *_on(produce, "find_leader", _lead_in_any_epoch)),
     ),
     Defect(
         "divergence_not_checked", "brokers", "a follower goes on from its end, whatever it has",
@@ -285,27 +327,27 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "cut_to_high_watermark", "brokers", "a follower begins by cutting its log to its high watermark",
-        _on(Settling, "_follow", _cut_to_high_watermark),
+        _on(Reconciler, "_follow", _cut_to_high_watermark),
     ),
     Defect(
-        "recovering_not_told", "brokers", "a broker registers as if all of its logs were open",
-        _on(broker_node, "announce", _all_open_already),
+        "recovering_not_reported", "brokers", "a broker registers as if all of its logs were open",
+        _on(broker, "add_losses", _all_open_already),
     ),
     Defect(
-        "damage_not_told", "brokers", "a log that is found damaged after its broker was let in is cut, and not told",
-        _on(Repair, "_may_cut", _cut_untold),
+        "damage_not_reported", "brokers", "a log found damaged after its broker was unfenced is cut, and not reported",
+        _on(Repair, "_may_truncate", _truncate_untold),
     ),
     Defect(
         "role_while_recovering", "brokers", "a replica acts before the controller knows that its log is open",
-        _on(Recovering, "is_settled", _role_while_marked),
+        _on(RecoveryReports, "is_reported", _role_while_marked),
     ),
     Defect(
         "duplicate_at_once", "brokers", "a duplicate is acknowledged although its original is not replicated",
-        _on(Leading, "append", _duplicate_at_once),
+        _on(LeaderReplica, "append", _duplicate_at_once),
     ),
     Defect(
         "latest_is_log_end", "brokers", "the latest offset is where the leader's log ends",
-        _on(PartitionService, "_confirmed", _latest_is_log_end),
+        _on(OffsetService, "_confirmed", _latest_is_log_end),
     ),
     Defect(
         "read_past_high_watermark", "brokers", "readers are given all that the leader has",
@@ -313,6 +355,22 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "elected_outside_isr", "brokers", "any live replica may lead",
-        _on(leadership, "is_unclean_allowed", _always_unclean),
+        _on(partition_changes, "is_unclean_allowed", _always_unclean),
+    ),
+    Defect(
+        "cleaned_uncommitted", "brokers", "a record that is not committed yet takes the place of one that is",
+        _on(housekeeping, "plan", _clean_uncommitted),
+    ),
+    Defect(
+        "oldest_kept", "brokers", "a cleaning keeps an older record of a key instead of the newest",
+        _on(KeyMap, "is_newest", _keep_oldest),
+    ),
+    Defect(
+        "missed_deletes_ignored", "brokers", "a replica that was away while tombstones went goes on from its end",
+        _on(ReplicaDeletes, "must_copy", _never_copies),
+    ),
+    Defect(
+        "copied_epochs_guessed", "brokers", "a replica of a compacted log takes its epochs from the batches alone",
+        _on(FollowerReplica, "subscribe", _without_history),
     ),
 )  # fmt: skip

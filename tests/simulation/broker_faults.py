@@ -7,6 +7,7 @@ while every partition has all of its replicas in sync.
 """
 
 import errno
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ class BrokerNemesis(Nemesis):
 def fail_disk(nemesis: Nemesis, draw: Random) -> Undo | None:
     assert isinstance(nemesis, BrokerNemesis)
     station = nemesis.victim(draw)
-    if station is None or "weak" in nemesis.simulation.shape.topics:
+    if station is None or nemesis.simulation.shape.has_weak_topics:
         return None
     nemesis.trace(f"the disk of {station.name} fails")
     return nemesis.simulation.stack.fail_logs(station, draw)
@@ -68,7 +69,10 @@ def flip_bit(nemesis: Nemesis, draw: Random) -> Undo | None:
     known = [
         known
         for known in simulation.replica_checker.partitions.values()
-        if known.topic.min_isr >= 2 and simulation.rotten.get(known.partition_id, station) is station
+        if known.topic.min_isr >= 2
+        and not known.topic.is_cached
+        and not known.topic.is_grouped
+        and simulation.rotten.get(known.partition_id, station) is station
     ]
     if not known:
         return None
@@ -221,7 +225,7 @@ def lag_then_fail(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 def lose_unsynced(nemesis: Nemesis, draw: Random) -> Undo | None:
     """The followers' disks stand still under writes, then these brokers lose all that was not synced, and the leader
-    goes: whoever is elected now has nothing but what was synced. Or their disks stand still until the leader is alone;
+    goes: the broker elected now has nothing but what was synced. Or their disks stand still until the leader is alone;
     then its own does, and it loses power."""
     assert isinstance(nemesis, BrokerNemesis)
     simulation, leaders = nemesis.simulation, nemesis.simulation.leader_stations()
@@ -319,7 +323,7 @@ def strike_on_proposal(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 def double_failover(nemesis: Nemesis, draw: Random) -> Undo | None:
     """One replica in sync hears nothing of the other brokers for a moment, in which the leader goes, and then the next
-    one: it leads, without what the two may have told."""
+    one: it leads, without what the two may have acknowledged."""
     assert isinstance(nemesis, BrokerNemesis)
     simulation, leaders = nemesis.simulation, nemesis.simulation.leader_stations()
     if not leaders:
@@ -400,6 +404,47 @@ def draw_opening_plan(draw: Random, *, from_s: float, until_s: float) -> list[Pl
         PlanStep(FIRST_OPENING_STEP + at, at_s, "fail_opening", draw.uniform(0.5, 4.0))
         for at, at_s in enumerate(times_s)
     ]
+
+
+FIRST_PRODUCT_STEP = 3_000
+
+
+def draw_product_plan(draw: Random, *, from_s: float, until_s: float) -> list[PlanStep]:
+    """Where records are acknowledged before they are synced, the power goes everywhere, once in most runs."""
+    if draw.random() > 0.7:
+        return []
+    at_s = draw.uniform(from_s, until_s)
+    return [PlanStep(FIRST_PRODUCT_STEP, at_s, "lose_power_everywhere", draw.uniform(0.1, 1.0))]
+
+
+def wipe_controller(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """A controller that is no broker comes back with an empty disk: another voter, whatever its id says."""
+    assert isinstance(nemesis, BrokerNemesis)
+    simulation = nemesis.simulation
+    stations = [station for station in simulation.quorum if station not in simulation.brokers and station.is_up]
+    if not stations or not simulation.is_whole() or not simulation.can_lose_voter():
+        return None
+    station = draw.choice(stations)
+    nemesis.trace(f"wipe {station.name}")
+    simulation.wipe(station)
+    return start_of(station)
+
+
+CONTROLLER_FAULTS: tuple[FaultRow, ...] = (("wipe_controller", 1, wipe_controller),)
+MEMBERSHIP_STEPS = {"add_member": 3, "remove_member": 3, "storm_of_changes": 2, "transfer": 1}
+FIRST_MEMBERSHIP_STEP = 2_000
+
+
+def draw_membership_plan(draw: Random, *, from_s: float, until_s: float) -> list[PlanStep]:
+    """Controllers come and go, on top of the plan. As in `draw_plan`, who asks for changes without looking does not do
+    so while stored data is being destroyed."""
+    weights: dict[str, float] = {name: weight * draw.choice((1, 1, 4)) for name, weight in MEMBERSHIP_STEPS.items()}
+    if draw.random() < 0.5:
+        del weights["storm_of_changes"]
+        weights["wipe_controller"] = draw.choice((1, 4))
+    mean_s, first_s = draw.choice((0.4, 1.0)), from_s + draw.uniform(0.0, 0.5)
+    steps = draw_steps(draw, weights, mean_s=mean_s, first_s=first_s, until_s=until_s, least_s=0.1, calm=0.2, long=())
+    return [replace(step, number=FIRST_MEMBERSHIP_STEP + step.number) for step in steps]
 
 
 FAULTS: tuple[FaultRow, ...] = (

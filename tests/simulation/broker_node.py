@@ -1,4 +1,5 @@
-"""A broker's process as in production: agent, tail, logs, replicas, service, and the public API over the transport.
+"""A broker's process (`server.broker`) in the simulator, and its APIs over the simulated network: gRPC over the
+transport; in runs with clients of the Kafka API, its server over byte connections.
 
 Its logs lie on the disk "logs-0", or on that and "logs-1", its copy of the metadata and the mark of a clean stop on
 "broker". A combined node runs a controller (disk "data") in the same process: whatever kills one kills both. Faults of
@@ -7,35 +8,37 @@ disks strike one of those with logs.
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from simulation.cluster import Context, Program, Station
 from simulation.driver_node import CLUSTER_ID
-from simulation.metadata_sim import MetadataStack
+from simulation.kafka_client import LISTENER as KAFKA_LISTENER
+from simulation.kafka_client import PORT as KAFKA_PORT
+from simulation.metadata_sim import Failure, MetadataSimulation, MetadataStack
 from simulation.nemesis import STORE_REFUSALS, Undo
 from simulation.raft_sim import RaftSimulation
 from tidelog.log.batch import read_header
-from tidelog.log.config import LogConfig
-from tidelog.log.logs import Logs, LogsConfig
-from tidelog.log.scan import scan_log
-from tidelog.metadata import configs
-from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, with_clean_stop
-from tidelog.metadata.brokers import Register
-from tidelog.metadata.features import supported
-from tidelog.metadata.tail import MetadataTail
+from tidelog.log.log_scan import scan_log
+from tidelog.log.logs import LogsConfig
+from tidelog.metadata.controller_client import ControllerClientConfig
+from tidelog.metadata.controller_node import ControllerNode
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import DirectoryId, NodeId, PartitionId
-from tidelog.replication.announcing import announce, close_logs, working_directories
 from tidelog.replication.replica import Replica
-from tidelog.replication.replicas import Replicas
-from tidelog.replication.service import PartitionService
-from tidelog.rpc.door import METHODS, Caller, Kind, Method
-from tidelog.rpc.limits import DoorLimits
-from tidelog.rpc.log_door import LogDoor
+from tidelog.rpc.grpc.dispatch import serve
+from tidelog.rpc.kafka.listener import KafkaServer, Listener
+from tidelog.rpc.kafka.shared import SocketLimits
+from tidelog.server.api_servers import kafka_server
+from tidelog.server.broker import Broker
+from tidelog.server.role_config import broker_config
+from tidelog.services.limits import RequestMemory
+from tidelog.testing.simulated_world import simulated_world
 from tidelog.world.simulated import Latency, Loss, SimLoop
+from tidelog.world.simulated.byte_streams import StreamAcceptor
 from tidelog.world.work import Work
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ T = TypeVar("T")
 
 LOGS = ("logs-0", "logs-1")
 BROKER = "broker"
+LISTENER = "CLIENT"
 COVERED_FROM = 16
 """Base offset, length and leader epoch of a batch are not covered by its CRC, only by that of a sealed segment."""
 
@@ -52,43 +56,35 @@ COVERED_FROM = 16
 class BrokerApp:
     """One process: what checks, clients and the nemesis see of it."""
 
-    def __init__(
-        self, context: Context, tail: MetadataTail, agent: BrokerAgent, logs: Logs, replicas: Replicas
-    ) -> None:
+    def __init__(self, context: Context, broker: Broker) -> None:
         self.context = context
-        self.tail = tail
-        self.agent = agent
-        self.logs = logs
-        self.replicas = replicas
-        self.grace_ms = 0
-        self.service = PartitionService(replicas)
+        self.broker = broker
+        self.tail = broker.tail
+        self.agent = broker.agent
+        self.logs = broker.logs
+        self.replicas = broker.replicas
+        self.coordinator = broker.coordinator
+        self.service = broker.data
+        self.groups = broker.groups
+        self.kafka: KafkaServer | None = None
+        """In runs with clients of the Kafka API."""
         self.is_stopping = False
         self.is_stopped = False
         self.looked: dict[Replica, tuple[object, int]] = {}
-        """What `ReplicaChecker` has looked at: the role, and its high watermark."""
+        """What `ReplicaChecker` has inspected: the role, and its high watermark."""
 
     @property
     def name(self) -> str:
         return self.context.station.name
 
-    async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self.tail.run())
-                group.create_task(self._register())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
-
-    async def _register(self) -> None:
-        await announce(self.agent, self.logs, grace_ms=self.grace_ms)
-        await self.agent.run()
-
     async def stop(self) -> None:
-        """Controlled shutdown, as a node does it."""
+        """Stops as a node process does."""
         self.is_stopping = True
-        epoch = await self.agent.shut_down()
-        await self.replicas.close()
-        await close_logs(self.logs, self.context.node.store(BROKER), epoch)
+        await self.broker.shut_down()
+        if self.kafka is not None:
+            self.coordinator.stop()
+            await self.kafka.close()
+        await self.broker.close()
         self.is_stopped = True
 
     def has_failed_directory(self) -> bool:
@@ -109,23 +105,6 @@ class SlowRecovery:
         return await self._work.run(fn, *values)
 
 
-def serve_log(context: Context, app: BrokerApp) -> None:
-    """The service `Log` of the public API, as clients of the simulator call it."""
-    door = LogDoor(app.service, lambda: app.tail.image, DoorLimits())
-    for method in METHODS.values():
-        if method.service == "Log" and method.kind is Kind.UNARY:
-            context.transport.serve(method.wire_name, _handler(door, method))
-
-
-def _handler(door: LogDoor, method: Method) -> Callable[[NodeId, bytes], Awaitable[bytes]]:
-    async def answer(node: NodeId, data: bytes) -> bytes:
-        response = await getattr(door, method.handler)(method.parse(data), Caller(peer=f"node {node}"))
-        encoded: bytes = response.SerializeToString()
-        return encoded
-
-    return answer
-
-
 class BrokerStack(MetadataStack):
     """Builds controllers, brokers and combined nodes, and harms the devices under them."""
 
@@ -140,104 +119,98 @@ class BrokerStack(MetadataStack):
 
     def broker_program(self) -> Program:
         async def run(context: Context) -> None:
-            await self._run_broker(context)
+            failure = Failure(context)
+            broker = await self._open_broker(context, failure, None)
+            app = await self._start_broker(context, broker)
+            context.app = app
+            await failure.future
 
         return run
 
     def combined_program(self, simulation: RaftSimulation) -> Program:
-        controller = self.program(simulation)
+        assert isinstance(simulation, MetadataSimulation)
+        self._watch(simulation)
 
         async def run(context: Context) -> None:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(controller(context))
-                    group.create_task(self._run_broker(context))
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from errors
+            failure = Failure(context)
+            role = await self._open_controller(simulation, context, failure, is_combined=True)
+            broker = await self._open_broker(context, failure, role.node)
+            await self._start_controller(simulation, context, role, failure)
+            await self._start_broker(context, broker)
+            await failure.future
 
         return run
 
-    async def _run_broker(self, context: Context) -> None:
-        node, simulation = context.node, self._simulation
-        tail = MetadataTail(
-            disk=node.disk(BROKER),
-            path="metadata",
-            transport=context.transport,
-            sources=lambda: simulation.controllers,
-            work=node.work,
-            random=node.random,
-            snapshot_bytes=simulation.tail_snapshot_bytes,
-        )
-        await tail.open()
-        simulation.metadata.seen(context.station.name, tail.offset, tail.image)
-        broker = int(context.node_id)
-
-        def config_of(partition: PartitionId) -> LogConfig:
-            topic = tail.image.topics.get(partition.topic_id)
-            return configs.log_config(tail.image, "" if topic is None else topic.name)
-
-        logs = await Logs.open(
-            [
-                (node.disk(label), node.store(label), DirectoryId(UUID(int=broker + number * 1_000)))
-                for number, label in enumerate(self.labels)
-            ],
-            work=SlowRecovery(node.work, simulation.shape.recovery, simulation.world.random(f"recovery/{broker}")),
-            clock=node.clock,
-            config_of=config_of,
-            config=LogsConfig(checkpoint_interval_ms=simulation.shape.checkpoint_ms),
-        )
-        registration = Register(
-            cluster_id=CLUSTER_ID,
-            broker=broker,
-            incarnation=UUID(int=node.random.getrandbits(128), version=4),
-            endpoints=(("CLIENT", "PLAINTEXT", context.station.name, 9092),),
-            rack=f"rack-{broker % 10}",
-            directories=working_directories(logs),
-            features=supported(),
-        )
-        agent = BrokerAgent(
-            with_clean_stop(registration, node.store(BROKER)),
+    async def _open_broker(self, context: Context, failure: Failure, controller: ControllerNode | None) -> Broker:
+        node, simulation, number = context.node, self._simulation, int(context.node_id)
+        shape = simulation.shape
+        world = simulated_world(
+            node,
             context.transport,
-            tail,
-            lambda: simulation.controllers,
-            BrokerConfig(heartbeat_ms=300, silence_ms=1_000, call_timeout_ms=1_000),
-            node.random,
+            cluster_id=CLUSTER_ID,
+            controllers=lambda: simulation.controllers,
+            metadata=BROKER,
+            logs={
+                label: DirectoryId(
+                    UUID(int=number + at * 1_000 + 1_000_000 * context.station.durable.get(f"disks/{label}", 0))
+                )
+                for at, label in enumerate(self.labels)
+            },
+            on_failure=failure,
+            work=SlowRecovery(node.work, shape.recovery, simulation.world.random(f"recovery/{number}")),
         )
-        replicas = Replicas(
-            me=context.node_id,
-            transport=context.transport,
-            logs=logs,
-            tail=tail,
-            agent=agent,
-            clock=node.clock,
-            config=simulation.shape.replica,
-            random=node.random,
+        endpoints = [(LISTENER, "PLAINTEXT", context.station.name, 9092)]
+        if shape.kafka is not None:
+            endpoints.append((KAFKA_LISTENER, "PLAINTEXT", context.station.name, KAFKA_PORT))
+        config = replace(
+            broker_config(endpoints=tuple(endpoints), rack=f"rack-{number % 10}"),
+            lifecycle=ControllerClientConfig(heartbeat_ms=300, silence_ms=1_000, call_timeout_ms=1_000),
+            logs=LogsConfig(checkpoint_interval_ms=shape.checkpoint_ms),
+            replicas=shape.replica,
+            metadata_snapshot_bytes=simulation.tail_snapshot_bytes,
+            registration_delay_ms=shape.opening_grace_ms,
         )
-        replicas.on_crash = lambda error: simulation.crashed(context.station.name, error)
-        app = self._new_app(context, tail, agent, logs, replicas)
-        app.grace_ms = simulation.shape.opening_grace_ms
-        await replicas.start()
-        self._serve(context, app)
-        simulation.apps[context.station.name] = app
-        self._brokers[node.loop] = app
-        if context.app is None and context.station.name.startswith("b"):
-            context.app = app
-        await app.run()
+        broker = await Broker.open(world, config, controller=controller)
+        simulation.metadata.seen(context.station.name, broker.tail.offset, broker.tail.image)
+        # An internal error fails the run. A node process would stop, and a supervisor would restart it.
+        broker.replicas.tasks.on_crash = broker.coordinator.tasks.on_crash = lambda error: simulation.crashed(
+            context.station.name, error
+        )
+        serve(context.transport, broker.services.handlers, listener=LISTENER)
+        return broker
 
-    def _new_app(
-        self, context: Context, tail: MetadataTail, agent: BrokerAgent, logs: Logs, replicas: Replicas
-    ) -> BrokerApp:
-        """Before the replicas start."""
-        return BrokerApp(context, tail, agent, logs, replicas)
+    async def _start_broker(self, context: Context, broker: Broker) -> BrokerApp:
+        await broker.start()
+        app = self._simulation.apps[context.station.name] = BrokerApp(context, broker)
+        if self._simulation.shape.kafka is not None:
+            app.kafka = await self._serve_kafka(context, broker)
+        self._brokers[context.node.loop] = app
+        self._simulation.replica_checker.shadows.attach(app)
+        return app
 
-    def _serve(self, context: Context, app: BrokerApp) -> None:
-        serve_log(context, app)
+    async def _serve_kafka(self, context: Context, broker: Broker) -> KafkaServer:
+        draw = self._simulation.world.random(f"kafka/{context.station.name}")
+        server = kafka_server(
+            broker.services,
+            [Listener(name=KAFKA_LISTENER, host="", port=KAFKA_PORT)],
+            StreamAcceptor(context.transport, draw),
+            requests=RequestMemory(broker.services.limits),
+            sockets=SocketLimits(),
+            other_ports={},
+        )
+        await server.start()
+        return server
 
     def _stepped(self, loop: SimLoop) -> None:
         super()._stepped(loop)
         app = self._brokers.get(loop)
         if app is not None and not loop.is_dead:
             self._simulation.replica_checker.look(app)
+            if self._simulation.product_checker is not None:
+                self._simulation.product_checker.look(app)
+            self._simulation.invariants.broker(app)
+            if self._simulation.groups is not None:
+                self._simulation.groups.checker.look(app)
 
     # -- devices
 

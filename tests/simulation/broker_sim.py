@@ -5,106 +5,69 @@
     c101, c102    clients (`broker_workload.Client`), each with producers and readers of every partition
     c103          an operator: makes, moves and removes topics
 
+Each seed draws which of these a run has besides (`broker_shape`): compacted topics, whose cleaner is busy;
+consumer groups, whose members (m201..m204) read the topics `grouped`; spare controllers (n4, n5), with which voters
+come and go.
+
 Faults first (`broker_faults`), then everything is healed and must go on: every partition is led with all of its
 replicas in sync, every write is acknowledged, readers have read to the end, and all replicas are equal.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
+from uuid import UUID
 
 from simulation.broker_checker import ClusterChecker, KnownPartition, KnownTopic, ReplicaChecker, sound_batches
-from simulation.broker_faults import FAULTS, OPENING_FAULTS, BrokerNemesis, draw_broker_plan, draw_opening_plan
+from simulation.broker_coverage import count_acts, register_features
+from simulation.broker_faults import (
+    CONTROLLER_FAULTS,
+    FAULTS,
+    OPENING_FAULTS,
+    BrokerNemesis,
+    draw_broker_plan,
+    draw_membership_plan,
+    draw_opening_plan,
+    draw_product_plan,
+)
 from simulation.broker_node import BrokerApp, BrokerStack, is_alive
-from simulation.broker_workload import ACKS_ALL, ACKS_LEADER, Client, Operator
+from simulation.broker_operator import Operator
+from simulation.broker_shape import BEGIN_S, BrokerShape, draw_broker_shape, draw_product_shape
+from simulation.broker_verification import ReplicaVerifier
+from simulation.broker_workload import ACKS_ALL, ACKS_LEADER, Client
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Station
-from simulation.metadata_sim import MetadataSimulation, draw_metadata_shape
+from simulation.consumer_groups import ConsumerGroups
+from simulation.groups_faults import GROUP_FAULTS, draw_group_steps
+from simulation.groups_workload import GroupWriter
+from simulation.invariants import Invariants
+from simulation.kafka_faults import KAFKA_FAULTS, draw_kafka_plan
+from simulation.kafka_workload import KafkaClients
+from simulation.metadata_sim import MetadataSimulation
 from simulation.nemesis import PlanStep
-from simulation.raft_sim import LEADER_S, Result, Shape, run_simulation
+from simulation.product_checker import ProductChecker
+from simulation.product_operator import ProductOperator
+from simulation.product_workload import Pipeliner
+from simulation.raft_sim import LEADER_S, run_simulation
+from simulation.run_result import Result
 from tidelog.metadata.image import Partition
 from tidelog.model.errors import CorruptBatchError, DamagedLogError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.raft.membership import Member, Membership
-from tidelog.replication.leading import Leading
-from tidelog.replication.replicas import ReplicaConfig
-from tidelog.world.simulated import Latency, SimNode, SimulationError, SimWorld
+from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.world.simulated import SimNode, SimulationError, SimWorld
+
+C = TypeVar("C", bound=Client)
 
 CLIENTS = (NodeId(101), NodeId(102))
-OPERATOR = NodeId(103)
-BEGIN_S = 2.0
-"""Faults begin when there is something to harm."""
-SETTLE_S = 40.0
+OPERATOR, PRODUCT_OPERATOR, PIPELINER = NodeId(103), NodeId(104), NodeId(105)
+CONVERGE_S = 40.0
 """Keep-alive finds a silent stream after six seconds, and a broker may need two of them, one after the other."""
 REREADS_MAX = 10
 SCRUBS_MAX = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerShape(Shape):
-    """What a seed decides about a run, beside what it decides about its controllers."""
-
-    is_combined: bool
-    brokers: int
-    topics: tuple[str, ...]
-    """`plain` (3 replicas, two in sync to write), `weak` (one is enough), `unclean` (may lose data)."""
-    operations: tuple[int, ...]
-    """How often a topic is made, deleted, moved, its preferred leader elected, nothing."""
-    lag_ms: int
-    session_ms: int
-    stall_ms: int
-    checkpoint_ms: int
-    replica: ReplicaConfig
-    opening_grace_ms: int
-    """A broker that starts registers after so long, whether its logs are open or not."""
-    recovery: Latency
-    """How long a log that has to be read takes, beside the work itself."""
-    directories: int = 1
-    """Of logs, on each broker. With two of them an operator moves replicas from one to the other."""
-    deletes: float = 0.0
-    """How often a reader of a partition deletes some of its oldest records."""
-
-
-def draw_broker_shape(seed: int) -> BrokerShape:
-    base = draw_metadata_shape(seed)
-    draw, of_start, of_logs = (Random(f"{seed}/brokers{more}") for more in ("", "/start", "/logs"))
-    fast = Latency(0.0002, 0.001, 0.01, 0.01)
-    values = {field.name: getattr(base, field.name) for field in fields(Shape)}
-    values.update(
-        stack="brokers",
-        spares=0,
-        fault_s=BEGIN_S + draw.choice((3.0, 5.0, 8.0)),
-        client_pause_s=draw.choice((0.05, 0.1, 0.2)),
-        segment_bytes=draw.choice((700, 2_000, 1 << 20)),
-        latency=draw.choice((fast, fast, Latency(0.001, 0.02))),
-        disk_latency=draw.choice((Latency(0.0002, 0.001), Latency(0.0002, 0.001), Latency(0.001, 0.02, 0.02, 0.1))),
-    )
-    is_small = draw.random() < 0.4
-    return BrokerShape(
-        **values,
-        is_combined=draw.random() < 0.5,
-        brokers=draw.choice((3, 3, 4)),
-        topics=draw.choice((("plain",), ("plain",), ("plain", "weak"), ("plain", "weak"), ("plain", "unclean"))),
-        operations=draw.choice(((0, 0, 0, 1, 5), (2, 2, 2, 1, 0), (0, 0, 4, 1, 1))),
-        lag_ms=draw.choice((500, 1_000, 2_000)),
-        session_ms=draw.choice((1_000, 1_500)),
-        stall_ms=draw.choice((400, 1_000)),
-        checkpoint_ms=draw.choice((100, 800)),
-        replica=ReplicaConfig(
-            fetch_message_bytes=400 if is_small else 1 << 20,
-            inflight_bytes_max=1_000 if is_small else 8 << 20,
-            partition_inflight_bytes_max=600 if is_small else 4 << 20,
-            repair_retry_ms=200,
-            scrub_delay_ms=500,
-            partitions_per_slice=draw.choice((1, 2, 200)),
-            settlers_max=of_start.choice((1, 32)),
-        ),
-        opening_grace_ms=of_start.choice((0, 0, 500)),
-        recovery=of_start.choice((Latency(0.0, 0.0), Latency(0.0, 0.5), Latency(0.0, 0.05, 0.3, 2.5))),
-        directories=of_logs.choice((1, 1, 2)),
-        deletes=of_logs.choice((0.0, 0.0, 0.05)),
-    )
+ANY_START = -1
+FASTEST_CLOCK = 4.0
+"""Of `clock_rate`."""
 
 
 class BrokerSimulation(MetadataSimulation):
@@ -112,6 +75,7 @@ class BrokerSimulation(MetadataSimulation):
 
     shape: BrokerShape
     stack: BrokerStack
+    metadata: ClusterChecker
 
     def __init__(self, world: SimWorld, seed: int, shape: BrokerShape, *, only: Collection[int] | None = None) -> None:
         self.world = world
@@ -122,71 +86,121 @@ class BrokerSimulation(MetadataSimulation):
         self.tail_snapshot_bytes = draw.choice((5_000, 1 << 20))
         self.decision_bytes_max = 1 << 20
         self.checker = RaftChecker(self.fail, world.scheduler.trace)
-        self.metadata = ClusterChecker(self.checker.history, self.fail)
+        self.metadata = ClusterChecker(self.checker.history, self.fail, self._elected_uncleanly)
         self.replica_checker = ReplicaChecker(self.fail, self._committed_partition)
-        self.stack = self._new_stack()
+        self.replica_checker.now_s = lambda: world.scheduler.now_ns / 1e9
+        if shape.product is not None:
+            self.replica_checker.expiry_s = shape.product.expiry_ms / 1000 / FASTEST_CLOCK
+        self.product_checker = None if shape.product is None else ProductChecker(self, self.fail)
+        self.product_operator: ProductOperator | None = None
+        self.pipeliner: Pipeliner | None = None
+        self.invariants = Invariants(self.fail, lambda name, log: self._is_rotten(name, log.log_id))
+        self.replica_checker.shadows.is_rotten = self._is_rotten
+        self.groups = None if shape.groups is None else ConsumerGroups(self, shape.groups)
+        self.stack = BrokerStack(self)
         self.cluster = Cluster(world)
         self.apps: dict[str, BrokerApp] = {}
         self.rotten: dict[PartitionId, Station] = {}
         """On which broker the files of a partition have rotted."""
+        self.deletes_gone = 0
+        """Replicas that have removed a tombstone by the end."""
         self.observers: list[Station] = []
         self._ids = world.random("ids")
         self._make_nodes()
         self.broker_nodes = [station.node_id for station in self.brokers]
         self.users: list[Client] = []
         self._make_clients()
+        self.kafka = None if shape.kafka is None else KafkaClients(self, shape.kafka)
+        if self.kafka is not None:
+            self.kafka.add_machines()
         self.cluster.network.latency = shape.latency
-        self.plan = [step for step in self._draw_plan(world.random("faults")) if only is None or step.number in only]
-        self.nemesis = self._new_nemesis()
+        plan = self._draw_plan(world.random("faults"))
+        if self.kafka is not None:
+            plan += draw_kafka_plan(world.random("kafka-faults"), from_s=BEGIN_S, until_s=shape.fault_s)
+        self.plan = [step for step in plan if only is None or step.number in only]
+        more = (*FAULTS, *OPENING_FAULTS, *GROUP_FAULTS, *CONTROLLER_FAULTS, *KAFKA_FAULTS)
+        self.nemesis = BrokerNemesis(self, self.plan, more)
+        register_features(self)
 
     # -- what a cluster with other clients has of its own
 
-    def _new_stack(self) -> BrokerStack:
-        return BrokerStack(self)
+    def _make_client(self, kind: type[C], node: NodeId, at: int) -> C:
+        """One that is in the rack of a broker."""
+        return kind(
+            self.replica_checker,
+            self.broker_nodes,
+            self.world.random(f"client/{node}"),
+            self.fail,
+            pause_s=self.shape.client_pause_s,
+            rack=f"rack-{int(self.broker_nodes[at]) % 10}",
+            deletes=self.shape.deletes,
+            keys=0 if self.shape.compaction is None else self.shape.compaction.keys,
+            is_leader=self._is_leader,
+            on_rot=self._rot_was_served,
+        )
 
     def _make_clients(self) -> None:
         for at, node in enumerate(CLIENTS):
-            client = Client(
-                self.replica_checker,
-                self.broker_nodes,
-                self.world.random(f"client/{node}"),
-                self.fail,
-                pause_s=self.shape.client_pause_s,
-                rack=f"rack-{int(self.broker_nodes[at]) % 10}",
-                deletes=self.shape.deletes,
-                is_leader=self._is_leader,
-                on_rot=self._rot_was_served,
-            )
+            client = self._make_client(Client, node, at)
             self.users.append(client)
             self.cluster.add(f"c{node}", node, client.run)
         self.operator = Operator(self, self.world.random("operator"), self.fail)
-        self.cluster.add(f"c{OPERATOR}", OPERATOR, self.operator.run)
+        self.operator.verifier = ReplicaVerifier(self, self.world.random("verify"), self.fail)
+        self.operator_station = self.cluster.add(f"c{OPERATOR}", OPERATOR, self.operator.run)
+        if self.shape.product is not None:
+            self.product_operator = ProductOperator(self, self.world.random("product"), self.fail)
+            self.cluster.add(f"c{PRODUCT_OPERATOR}", PRODUCT_OPERATOR, self.product_operator.run)
+            if self.shape.product.producers:
+                self.pipeliner = self._make_client(Pipeliner, PIPELINER, 0)
+                self.pipeliner.producers = self.shape.product.producers
+                self.pipeliner.idle_s = self.shape.product.expiry_ms / 1000 or 1.0
+                self.cluster.add(f"c{PIPELINER}", PIPELINER, self.pipeliner.run)
+        if self.groups is not None:
+            self.groups.add_members()
+
+    def _clients(self) -> Sequence[Client | GroupWriter]:
+        """Those that write."""
+        return self.users if self.pipeliner is None else [*self.users, self.pipeliner]
 
     def _draw_plan(self, draw: Random) -> list[PlanStep]:
         span = {"from_s": BEGIN_S, "until_s": self.shape.fault_s}
-        return [*draw_broker_plan(draw, **span), *draw_opening_plan(self.world.random("opening"), **span)]
-
-    def _new_nemesis(self) -> BrokerNemesis:
-        return BrokerNemesis(self, self.plan, (*FAULTS, *OPENING_FAULTS))
+        plan = [*draw_broker_plan(draw, **span), *draw_opening_plan(self.world.random("opening"), **span)]
+        if self.groups is not None:
+            plan += draw_group_steps(self.world.random("group-faults"), **span)
+        if self.shape.product is not None and self.shape.product.has_page_cache:
+            plan += draw_product_plan(self.world.random("product-faults"), **span)
+        if self.shape.spares:
+            plan += draw_membership_plan(self.world.random("membership"), **span)
+        return plan
 
     def _make_nodes(self) -> None:
         shape, stack = self.shape, self.stack
-        program = stack.combined_program(self) if shape.is_combined else stack.program(self)
+        controller = stack.program(self)
+        program = stack.combined_program(self) if shape.is_combined else controller
         founders = [self.cluster.add(f"n{number}", NodeId(number), program) for number in (1, 2, 3)]
-        for station in founders:
+        spares = [self.cluster.add(f"n{number}", NodeId(number), controller) for number in range(4, 4 + shape.spares)]
+        self._quorum = [*founders, *spares]
+        for station in self._quorum:
             self.new_directory(station)
             stack.attach(station)
         self.founding = Membership(tuple(Member(s.node_id, s.durable["directory"]) for s in founders))
         for station in founders:
             station.durable["founding"] = self.founding
-        self.controllers = [station.node_id for station in founders]
-        self.quorum = founders
+        self.controllers = [station.node_id for station in self._quorum]
         self.brokers = founders[:] if shape.is_combined else []
         for number in range(len(self.brokers), shape.brokers):
             self.brokers.append(self.cluster.add(f"b{11 + number}", NodeId(11 + number), stack.broker_program()))
         for station in self.brokers:
             stack.attach_broker(station, shape.disk_latency)
-        self.stations = [*founders, *(station for station in self.brokers if station not in founders)]
+        self.stations = [*founders, *(station for station in self.brokers if station not in founders), *spares]
+
+    @property
+    def quorum(self) -> list[Station]:
+        return self._quorum
+
+    def wipe(self, station: Station) -> None:
+        assert station not in self.brokers, "a broker's logs are not destroyed with its controller's"
+        super().wipe(station)
 
     # -- what others ask
 
@@ -199,13 +213,23 @@ class BrokerSimulation(MetadataSimulation):
         if not self.world.scheduler.failures:
             self.world.scheduler.fail(who, "an error of our own in the background", error)
 
-    def made(self, topic: KnownTopic) -> None:
-        """A topic is there: clients begin to work on it."""
-        self.world.scheduler.trace("operator", f"{topic.name} is {topic.topic_id}")
-        for number, known in enumerate(self.replica_checker.add(topic)):
-            first, second = self.users if number % 2 == 0 else self.users[::-1]
-            first.add(known, ACKS_ALL)
-            second.add(known, self._ids.choice((ACKS_ALL, ACKS_LEADER, ACKS_LEADER, None)))
+    def made(self, topic: KnownTopic, *, first: int = 0) -> None:
+        """A topic, or partitions of it from `first` on, are there: clients begin to work on them."""
+        self.world.scheduler.trace("operator", f"{topic.name} is {topic.topic_id}, with {topic.partitions} partitions")
+        for number, known in enumerate(self.replica_checker.add(topic, first=first), first):
+            one, other = self.users if number % 2 == 0 else self.users[::-1]
+            one.add(known, ACKS_ALL)
+            other.add(known, self._ids.choice((ACKS_ALL, ACKS_LEADER, ACKS_LEADER, None)))
+            if self.pipeliner is not None and topic.name.startswith("piped"):
+                self.pipeliner.add(known, ACKS_ALL)
+        if self.groups is not None and topic.is_grouped:
+            self.groups.made(topic)
+
+    def _elected_uncleanly(self, topic_id: UUID, number: int) -> None:
+        """An operator asked for it: from now on the partition promises what an unclean topic does."""
+        known = self.replica_checker.partitions.get(PartitionId(TopicId(topic_id), number))
+        if known is not None:
+            known.is_forgiven = True
 
     def _is_leader(self, broker: int, known: KnownPartition) -> bool:
         """In the newest epoch, as the quorum has it and the broker itself."""
@@ -234,6 +258,10 @@ class BrokerSimulation(MetadataSimulation):
             for partition in topic.partitions.values()
         )
 
+    def _is_rotten(self, name: str, partition_id: PartitionId) -> bool:
+        station = self.rotten.get(partition_id)
+        return station is not None and station.name == name
+
     def _rot_was_served(self, broker: int, known: KnownPartition, offset: int) -> None:
         """An operator who hears of it has the log checked."""
         station = self.cluster.station(NodeId(broker))
@@ -246,7 +274,7 @@ class BrokerSimulation(MetadataSimulation):
             app.context.node.loop.call_soon(self._scrub_one, app, replica, offset)
 
     def _scrub_one(self, app: BrokerApp, replica: Any, offset: int) -> None:
-        app.replicas.found_rot(replica, offset)
+        app.replicas.report_corruption(replica, offset)
 
     # -- the run
 
@@ -262,15 +290,54 @@ class BrokerSimulation(MetadataSimulation):
     def faults(self) -> dict[str, int]:
         return self.nemesis.counts
 
+    @property
+    def counts(self) -> dict[str, int]:
+        tables = [view.table for client in self.users for view in client.views() if view.table is not None]
+        return {
+            "compacted_away": self.replica_checker.compacted_away,
+            "deletes_gone": self.deletes_gone,
+            "replicas_verified": 0 if self.operator.verifier is None else self.operator.verifier.agreed,
+            "tables_read": sum(table.completed for table in tables),
+            "membership_changes": self.membership_changes,
+            "given_to_groups": 0 if self.groups is None else self.groups.checker.given_out,
+            "group_logs_cleaned": 0 if self.groups is None else self.groups.cleaned,
+        }
+
     def run(self) -> None:
         self._run_faults()
-        for client in self.users:
+        if self.groups is not None:
+            self.groups.steady()
+            self._await_groups()
+        writers = [*self._clients(), *(() if self.kafka is None else self.kafka.producers)]
+        for client in writers:
             client.is_stopping = True
-        self._demand("writes are not answered", lambda: not any(client.busy for client in self.users), SETTLE_S)
+        self._demand("writes are not answered", lambda: not any(client.busy for client in writers), CONVERGE_S)
+        verifier = self.operator.verifier
+        if verifier is not None:
+            verifier.check_rot()
         self._scrub()
-        self._demand("replicas do not converge", self._has_converged, SETTLE_S)
+        self._demand("replicas do not converge", self._has_converged, CONVERGE_S)
+        if verifier is not None:
+            verifier.check_all()
+        if self.product_checker is not None:
+            self._demand("retention does not act", self.product_checker.has_acted, CONVERGE_S)
+        if self.groups is not None:
+            self._demand("groups have not processed everything", self.groups.is_all_processed, CONVERGE_S)
+            self.groups.finish()
+            self._demand("groups lag", self.groups.is_lag_zero, CONVERGE_S)
         self.metadata.advance()
         self._check_logs()
+        self.invariants.finish([app for station in self.brokers if (app := self.broker(station)) is not None])
+        count_acts(self)
+        if self.groups is not None:
+            self.groups.check_end()
+            self.world.check()
+
+    def _are_groups_stable(self) -> bool:
+        return self.groups is None or self.groups.are_stable()
+
+    def _await_groups(self) -> None:
+        self._demand("groups are not stable", self._are_groups_stable, CONVERGE_S)
 
     def _run_faults(self) -> None:
         """Until they have ended, and every partition is whole."""
@@ -280,6 +347,8 @@ class BrokerSimulation(MetadataSimulation):
         self.world.scheduler.trace("nemesis", "all faults end")
         self.nemesis.stop()
         self.operator.is_stopping = True
+        if self.product_operator is not None:
+            self.product_operator.is_stopping = True
         for station in self.brokers:
             for label in self.stack.labels:
                 station.machine.disk(label).crash_at_operation = station.machine.store(label).crash_at_commit = None
@@ -287,15 +356,24 @@ class BrokerSimulation(MetadataSimulation):
             if app is not None and (app.is_stopping or app.has_failed_directory()):
                 station.kill()
         self.cluster.heal()
+        repair = self.world.loop.create_task(self._repair()) if self.shape.spares else None
         self._demand("nobody leads", self._is_led, LEADER_S)
-        self._demand("topics are not made", lambda: len(self.operator.topics) >= len(self.shape.topics), SETTLE_S)
-        self._demand("partitions are not whole", self._are_whole, SETTLE_S)
+        if repair is not None:
+            self._demand("the membership is not whole", self._is_repaired, CONVERGE_S)
+            repair.cancel()
+        self._demand("topics are not made", self._are_topics_made, CONVERGE_S)
+        self._demand("partitions are not whole", self._are_whole, CONVERGE_S)
+
+    def _are_topics_made(self) -> bool:
+        product = self.product_operator
+        is_undone = product is None or product.is_undone
+        return is_undone and len(self.operator.topics) >= len(self.shape.topics)
 
     def _committed_partition(self, partition_id: PartitionId) -> Partition | None:
         self.metadata.advance()
         return self.metadata.image.partition(partition_id.topic_id, partition_id.partition)
 
-    def _partitions(self) -> list[tuple[KnownPartition, Any]]:
+    def known_partitions(self) -> list[tuple[KnownPartition, Any]]:
         """Those that exist."""
         image = self.metadata.image
         found = []
@@ -306,25 +384,29 @@ class BrokerSimulation(MetadataSimulation):
         return found
 
     def _are_whole(self) -> bool:
-        return self.are_all_in_sync() and all(self._is_led_here(known, found) for known, found in self._partitions())
+        return self.are_all_in_sync() and all(
+            self._is_led_here(known, found) for known, found in self.known_partitions()
+        )
 
     def _is_led_here(self, known: KnownPartition, partition: Any) -> bool:
         app = self.broker(self.cluster.station(NodeId(partition.leader)))
-        leading = None if app is None else app.replicas.leading(known.partition_id)
+        leading = None if app is None else app.replicas.leader_of(known.partition_id)
         return leading is not None and leading.leader_epoch == partition.leader_epoch
 
     def _has_converged(self) -> bool:
         if not self._are_whole():
             return False
-        for known, partition in self._partitions():
-            states = {self._state(broker, known.partition_id) for broker in partition.replicas}
+        for known, partition in self.known_partitions():
+            states = {self._position(broker, known) for broker in partition.replicas}
             if len(states) != 1 or None in states:
                 return False
             (state,) = states
             assert state is not None
-            if state[1] != partition.start_offset:
+            if state[1] not in (partition.start_offset, ANY_START):
                 return False
             if not known.topic.delete_asked and not all(c.has_read(known, state[0]) for c in self.users):
+                return False
+            if self.kafka is not None and not known.topic.delete_asked and not self.kafka.has_read(known, state[0]):
                 return False
         apps = [self.broker(station) for station in self.brokers]
         hosted: dict[int, set[PartitionId]] = {int(node): set() for node in self.broker_nodes}
@@ -334,19 +416,25 @@ class BrokerSimulation(MetadataSimulation):
                     hosted[broker].add(PartitionId(TopicId(topic.topic_id), number))
         return all(app is not None and set(app.logs.known()) == hosted[app.agent.broker] for app in apps)
 
-    def _state(self, broker: int, partition_id: PartitionId) -> tuple[int, ...] | None:
-        """Where a replica stands, if it stands still: all that it has is synced and known as committed."""
+    def _position(self, broker: int, known: KnownPartition) -> tuple[int, ...] | None:
+        """As `state_of`; where retention deletes, each replica begins somewhere else."""
+        state = self.state_of(broker, known.partition_id, is_cached=known.topic.is_cached)
+        return state if state is None or not known.topic.is_retained else (state[0], ANY_START)
+
+    def state_of(self, broker: int, partition_id: PartitionId, *, is_cached: bool = False) -> tuple[int, ...] | None:
+        """Where a replica stands, if it stands still: all that it has is synced (or `is_cached`) and known as
+        committed."""
         app = self.broker(self.cluster.station(NodeId(broker)))
         replica = None if app is None else app.replicas.get(partition_id)
         if replica is None or replica.log is None or replica.role is None or replica.log.damaged is not None:
             return None
         log, role = replica.log, replica.role
-        if isinstance(role, Leading) and not role.state.is_confirmed:
+        if isinstance(role, LeaderReplica) and not role.state.is_confirmed:
             return None
-        is_still = log.end_offset == log.durable_end == role.high_watermark
+        is_still = log.end_offset == role.high_watermark and (is_cached or log.end_offset == log.durable_end)
         return (log.start_offset, log.end_offset)[::-1] if is_still else None
 
-    def _read(self, app: BrokerApp, partition_id: PartitionId) -> bytes | int:
+    def read_log(self, app: BrokerApp, partition_id: PartitionId) -> bytes | int:
         """The whole log of a replica; the offset at which it cannot be read."""
 
         async def read(_node: SimNode) -> bytes | int:
@@ -365,7 +453,7 @@ class BrokerSimulation(MetadataSimulation):
                     return offset
             return data
 
-        return self.world.run(app.context.node, read, timeout=SETTLE_S)
+        return self.world.run(app.context.node, read, timeout=CONVERGE_S)
 
     def _scrub(self) -> None:
         """Rot that nobody has met so far is found, and mended from the other replicas."""
@@ -376,7 +464,7 @@ class BrokerSimulation(MetadataSimulation):
                 replica = None if app is None else app.replicas.get(partition_id)
                 if app is None or replica is None or replica.log is None or replica.log.damaged is not None:
                     continue
-                found = self._read(app, partition_id)
+                found = self.read_log(app, partition_id)
                 if isinstance(found, int):
                     self.world.scheduler.trace("nemesis", f"{station.name}: rot is found at {found} of {partition_id}")
                     app.context.node.loop.call_soon(self._scrub_one, app, replica, found)
@@ -384,37 +472,59 @@ class BrokerSimulation(MetadataSimulation):
             if not bad:
                 return
             self.world.run_for(0.2)
-            self._demand("partitions are not whole after a scrub", self._are_whole, SETTLE_S)
+            self._demand("partitions are not whole after a scrub", self._are_whole, CONVERGE_S)
         raise SimulationError(f"rot is still found after {SCRUBS_MAX} scrubs")
 
     def _bounds(self, known: KnownPartition, partition: Any) -> set[tuple[int, int] | None]:
         apps = [self.broker(self.cluster.station(NodeId(broker))) for broker in partition.replicas]
         replicas = [None if app is None else app.replicas.get(known.partition_id) for app in apps]
         logs = [None if replica is None else replica.log for replica in replicas]
-        return {None if log is None else (int(log.start_offset), int(log.end_offset)) for log in logs}
+        is_retained = known.topic.is_retained
+        return {
+            None if log is None else (ANY_START if is_retained else int(log.start_offset), int(log.end_offset))
+            for log in logs
+        }
 
     def _are_alike(self) -> bool:
-        return all(len(self._bounds(known, partition)) == 1 for known, partition in self._partitions())
+        return all(len(self._bounds(known, partition)) == 1 for known, partition in self.known_partitions())
 
     def _check_logs(self) -> None:
-        for known, partition in self._partitions():
+        for known, partition in self.known_partitions():
             for _ in range(REREADS_MAX):
                 # A write that was on its way when all was whole may reach its leader now, or while the logs are read.
-                self._demand("the logs of replicas do not begin and end alike", self._are_alike, SETTLE_S)
+                self._demand("the logs of replicas do not begin and end alike", self._are_alike, CONVERGE_S)
                 bounds, logs = self._bounds(known, partition), {}
                 for broker in partition.replicas:
                     app = self.broker(self.cluster.station(NodeId(broker)))
                     assert app is not None, "all run"
-                    found = self._read(app, known.partition_id)
+                    found = self.read_log(app, known.partition_id)
                     if isinstance(found, int):
                         self.fail(app.name, f"{known} cannot be read at {found}")
                     else:
                         logs[app.name] = found
                 if self._bounds(known, partition) == bounds:
                     break
-            (bound,) = bounds
-            self.replica_checker.check_end(known, logs, start=0 if bound is None else bound[0])
+            start = self._start_of(known, partition)
+            self.replica_checker.check_end(known, logs, start=start)
+            self._check_epochs(known, partition, start)
         self.world.check()
+
+    def _start_of(self, known: KnownPartition, partition: Partition) -> int:
+        """The first offset that all replicas have."""
+        apps = [self.broker(self.cluster.station(NodeId(broker))) for broker in partition.replicas]
+        logs = [None if app is None else app.logs.get(known.partition_id) for app in apps]
+        return max(int(log.start_offset) for log in logs if log is not None)
+
+    def _check_epochs(self, known: KnownPartition, partition: Partition, start: int) -> None:
+        epochs = set()
+        for broker in partition.replicas:
+            app = self.broker(self.cluster.station(NodeId(broker)))
+            log = None if app is None else app.logs.get(known.partition_id)
+            assert log is not None, "all run, and have it"
+            self.deletes_gone += log.lineage.deletes_end > 0
+            epochs.add(tuple(log.epochs.epoch_for(offset) for offset in range(start, log.end_offset)))
+        if len(epochs) > 1:
+            self.fail("end", f"{known}: its replicas name other epochs: {sorted(epochs)}")
 
     def _describe(self, station: Station) -> str:
         parts = []
@@ -431,14 +541,21 @@ class BrokerSimulation(MetadataSimulation):
                 ends = "no log" if log is None else f"{log.start_offset}..{log.durable_end}..{log.end_offset}"
                 parts.append(
                     f"  {replica.topic}-{replica.partition_id.partition} {type(role).__name__} {ends} "
-                    f"hw {replica.high_watermark} {replica.partition} offline {replica.offline} "
+                    f"hw {replica.high_watermark} {replica.partition} offline {replica.open_error} "
                     f"damaged {None if log is None else log.damaged}"
                 )
             if len(image.topics) != len(self.metadata.image.topics):
                 parts.append(f"  knows {len(image.topics)} topics of {len(self.metadata.image.topics)}")
+        if self.groups is not None and station is self.stations[0]:
+            parts.append(f"groups: {self.groups.trouble()}; {self.groups.lag()}")
         return "\n".join(parts)
 
 
 def run_broker_seed(seed: int, *, only: Collection[int] | None = None) -> Result:
     shape = draw_broker_shape(seed)
+    return run_simulation(seed, shape, lambda world: BrokerSimulation(world, seed, shape, only=only))
+
+
+def run_product_seed(seed: int, *, only: Collection[int] | None = None) -> Result:
+    shape = draw_product_shape(seed)
     return run_simulation(seed, shape, lambda world: BrokerSimulation(world, seed, shape, only=only))

@@ -4,6 +4,7 @@ Shrinking leaves out steps of the fault plan, halves first, as long as the run s
 bound of runs. It is the same seed: what is left of the plan does what it did before.
 """
 
+import functools
 import gc
 import json
 import multiprocessing
@@ -15,8 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
+from simulation.coverage import Counts
 from simulation.defects import DEFECTS, Defect, StaleDefectError
-from simulation.raft_sim import Result, draw_shape, run_seed
+from simulation.raft_sim import run_seed
+from simulation.run_result import Result, draw_shape
 from simulation.seeds import read_catching_seeds, write_catching_seeds
 
 SHRINK_RUNS_MAX = 60
@@ -37,6 +40,7 @@ class Totals:
     elections: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     failures: list[tuple[int, str]] = field(default_factory=list)
+    coverage: Counts = field(default_factory=Counts)
 
     def add(self, result: Result) -> None:
         self.seeds += 1
@@ -46,6 +50,7 @@ class Totals:
         self.elections += result.elections
         for name, count in result.faults.items():
             self.faults[name] = self.faults.get(name, 0) + count
+        self.coverage.add(result.coverage)
         if result.failure is not None:
             self.failures.append((result.seed, result.failure))
 
@@ -181,17 +186,27 @@ def catch(defect: Defect, *, remembered: int | None, seeds: int = DEFECT_SEEDS_M
         with defect.switched_on() as calls:
             result = run_seed(seed, stack=defect.stack)
         # A seed that fails without the defect as well proves nothing about it.
-        if defect.is_caught(result, calls) and run_seed(seed, stack=defect.stack).failure is None:
+        if defect.is_caught(result, calls) and _holds(seed, defect.stack):
             return seed
     return None
+
+
+@functools.cache
+def _holds(seed: int, stack: str) -> bool:
+    """Whether a run without defects is good: many defects share a seed."""
+    return run_seed(seed, stack=stack).failure is None
 
 
 def all_defects() -> tuple[Defect, ...]:
     from simulation.broker_defects import DEFECTS as BROKER_DEFECTS
     from simulation.groups_defects import DEFECTS as GROUPS_DEFECTS
+    from simulation.invariant_defects import DEFECTS as INVARIANT_DEFECTS
+    from simulation.kafka_defects import DEFECTS as KAFKA_DEFECTS
     from simulation.metadata_defects import DEFECTS as METADATA_DEFECTS
+    from simulation.product_defects import DEFECTS as PRODUCT_DEFECTS
 
-    return (*DEFECTS, *METADATA_DEFECTS, *BROKER_DEFECTS, *GROUPS_DEFECTS)
+    broker_stacks = (*BROKER_DEFECTS, *PRODUCT_DEFECTS, *GROUPS_DEFECTS, *KAFKA_DEFECTS)
+    return (*DEFECTS, *METADATA_DEFECTS, *broker_stacks, *INVARIANT_DEFECTS)
 
 
 def catch_all(*, processes: int, stack: str | None = None) -> list[str]:

@@ -3,12 +3,13 @@
     election safety      at most one node, in one life, leads in an epoch
     leader append-only   a leader never overwrites or removes an entry of its log
     log matching         two logs that have an entry of the same offset and epoch are equal up to it
-    leader completeness  whoever leads has every entry that was committed in an earlier epoch
+    leader completeness  a leader has every entry that was committed in an earlier epoch
     commit rule          what a leader commits ends with an entry of its epoch, synced by a majority of the voters
     change rule          a leader changes the membership once an entry of its epoch is committed, one change at a time
     state machine safety every node applies the same entry at the same offset, and none that is not committed
     vote once            what leaves as a vote, over all lives of a directory, names one candidate in an epoch
-    promises kept        a new life of a directory has the epoch, and all of the log, that the last one told others of
+    promises kept        a new incarnation of a directory has the epoch and the log that the last one announced, and all
+                         that the last one had synced
     commit               never falls in one life
     recovering           a voter that lost synced data neither votes nor counts
 
@@ -23,7 +24,7 @@ from simulation.machine import ChainMachine, link
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.core import RaftCore
 from tidelog.raft.effects import Role
-from tidelog.raft.membership import Member, Membership
+from tidelog.raft.membership import Member, Membership, VoterKey
 from tidelog.raft.messages import (
     AppendResponse,
     Entry,
@@ -36,7 +37,7 @@ from tidelog.raft.messages import (
 )
 
 VALIDATE_EVERY = 64
-"""A core's own `validate` looks at its whole log: at each change would cost more than the run."""
+"""A core's thorough `validate` looks at its whole log: at each change would cost more than the run."""
 
 
 class Shadow:
@@ -57,7 +58,7 @@ class Shadow:
 
 
 class Promise:
-    """What the lives of one directory have told others."""
+    """What the incarnations of one directory have announced to others."""
 
     __slots__ = ("epoch", "match", "match_epoch", "votes")
 
@@ -84,6 +85,8 @@ class RaftChecker:
         self._seen: dict[tuple[Offset, Epoch], tuple[Entry, Epoch]] = {}
         self._shadows: dict[NodeId, Shadow] = {}
         self._promises: dict[tuple[NodeId, bytes], Promise] = {}
+        self._former: dict[VoterKey, RaftCore] = {}
+        """The last life of each directory, as it was when it ended."""
         self.elections = 0
 
     # -- lives
@@ -93,16 +96,34 @@ class RaftChecker:
         self._shadows[node] = Shadow(core)
         promise = self._promise(core.me.node, core.me.directory)
         if core.epoch < promise.epoch:
-            self._fail(f"n{node}", f"starts in epoch {core.epoch}, but has told others of {promise.epoch}")
+            self._fail(f"n{node}", f"starts in epoch {core.epoch}, but has announced {promise.epoch}")
         vote = promise.votes.get(core.epoch)
         if vote is not None and (core.voted_for is None or core.voted_for.node != vote):
             self._fail(f"n{node}", f"has forgotten its vote for {vote} in epoch {core.epoch}")
         if core.epoch == promise.match_epoch and core.recovering_until is None and core.log.end < promise.match:
             self._fail(f"n{node}", f"has acknowledged up to {promise.match} and starts with {core.log.end}")
+        self._check_synced(node, core)
         self.look(node)
 
     def died(self, node: NodeId) -> None:
-        self._shadows.pop(node, None)
+        shadow = self._shadows.pop(node, None)
+        if shadow is not None:
+            self._former[shadow.core.me] = shadow.core
+
+    def _check_synced(self, node: NodeId, core: RaftCore) -> None:
+        """What the last life of this directory had synced, and had not given up when it ended, is there, or is known to
+        be lost. A minority's log may be wrong for long without a wrong commit."""
+        former = self._former.pop(core.me, None)
+        if former is None or core.recovering_until is not None:
+            return
+        end, log, was = former.durable_end, core.log, former.log
+        if log.end < end:
+            self._fail(f"n{node}", f"had synced up to {end} and starts with {log.end}")
+            return
+        for offset in range(max(log.start, was.start), end):
+            if log.entries[offset - log.start] != was.entries[offset - was.start]:
+                self._fail(f"n{node}", f"starts with another entry at {offset} than it had synced")
+                return
 
     def _promise(self, node: NodeId, directory: bytes) -> Promise:
         promise = self._promises.get((node, directory))
@@ -124,6 +145,9 @@ class RaftChecker:
             self._voted(sender, message.directory, message.epoch, sender)  # type: ignore[union-attr]
         elif kind is PreVoteResponse and message.granted:  # type: ignore[union-attr]
             self._check_not_recovering(sender, "grants a pre-vote")
+
+    def broken_promise(self, sender: NodeId, what: str) -> None:
+        self._fail(f"n{sender}", what)
 
     def _append_response(self, sender: NodeId, response: AppendResponse) -> None:
         if response.counts:
@@ -190,11 +214,10 @@ class RaftChecker:
         if core.role is not shadow.role or core.epoch != shadow.epoch:
             self._trace(f"n{node}", f"{core.role.value} in epoch {core.epoch}, log {core.log.start}..{core.log.end}")
         shadow.epoch, shadow.role = core.epoch, core.role
-        if shadow.changes % VALIDATE_EVERY == 0:
-            try:
-                core.validate()
-            except AssertionError as error:
-                self._fail(f"n{node}", f"is not sound: {error}")
+        try:
+            core.validate(thorough=shadow.changes % VALIDATE_EVERY == 0)
+        except AssertionError as error:
+            self._fail(f"n{node}", f"Invariant of the Raft core: {error}")
 
     def _check_first_membership(self, node: NodeId, core: RaftCore) -> None:
         """A log that does not begin at 0 begins with the membership that was in force there."""
@@ -253,7 +276,7 @@ class RaftChecker:
 
     def _check_complete(self, node: NodeId, core: RaftCore) -> None:
         """Leader completeness; by log matching the last entry that it must have speaks for all before it."""
-        # Whoever wins an older epoch late need not have what a newer one has committed meanwhile.
+        # The late winner of an older epoch need not have what a newer one has committed meanwhile.
         end = Offset(bisect_left(self._committed_in, core.epoch))
         if not end:
             return
@@ -332,8 +355,8 @@ class RaftChecker:
 
     def _check_change_rule(self, node: NodeId, core: RaftCore, offset: Offset) -> None:
         """The leader has just appended a membership."""
-        assert core.leading is not None
-        if core.commit <= core.leading.epoch_start:
+        assert core.leader_state is not None
+        if core.commit <= core.leader_state.epoch_start:
             self._fail(f"n{node}", f"changes the membership at {offset} before it has committed anything in its epoch")
         at = [earlier for earlier, _ in core.log.memberships[1:] if earlier < offset]
         if at and at[-1] >= core.commit:
@@ -380,10 +403,10 @@ class RaftChecker:
 
     def leader_now(self) -> tuple[NodeId, RaftCore] | None:
         """The leader with the highest epoch, if anybody leads."""
-        leading = [(s.core.epoch, node) for node, s in self._shadows.items() if s.core.role is Role.LEADER]
-        if not leading:
+        leader_state = [(s.core.epoch, node) for node, s in self._shadows.items() if s.core.role is Role.LEADER]
+        if not leader_state:
             return None
-        node = max(leading)[1]
+        node = max(leader_state)[1]
         return node, self._shadows[node].core
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from simulation.coverage import harmed
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.world.simulated import Loss, SimMachine, SimNode, SimWorld
@@ -65,7 +66,7 @@ class Station:
         self.durable: dict[str, Any] = {}
         """What a modelled device keeps through every death; the simulated disk and store have their own."""
         self.on_death: Callable[[Loss | None], None] | None = None
-        """Told when a process dies, before anything starts again: with the kind of loss, None for kill -9."""
+        """Called when a process dies, before anything starts again: with the kind of loss, None for kill -9."""
         self._random = cluster.world.random(f"supervisor/{name}")
 
     @property
@@ -89,14 +90,17 @@ class Station:
 
     def kill(self) -> None:
         """kill -9, and it stays down until `start`."""
+        harmed(self)
         self.is_held_down = True
         self._die(None)
 
     def lose_power(self, loss: Loss) -> None:
+        harmed(self)
         self.is_held_down = True
         self._die(loss)
 
     def pause(self) -> None:
+        harmed(self)
         if self.machine.node is not None:
             self.machine.pause()
 

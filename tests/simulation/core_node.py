@@ -29,8 +29,8 @@ from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft import wire
 from tidelog.raft.config import RaftConfig
 from tidelog.raft.core import RaftCore
-from tidelog.raft.effects import Effects, Persist, Refusal, Role, SnapshotPiece
-from tidelog.raft.leading import FAR_FUTURE_MS
+from tidelog.raft.effects import Effects, Persist, Rejection, Role, SnapshotPiece
+from tidelog.raft.leader import FAR_FUTURE_MS
 from tidelog.raft.membership import Member, Membership, VoterKey
 from tidelog.raft.messages import (
     ChangeMembership,
@@ -253,8 +253,8 @@ class CoreNode:
     def _answer(self, effects: Effects) -> None:
         for token, offset, epoch in effects.accepted:
             self._proposed[offset] = (epoch, self._waiting.pop(token))
-        for token, refusal in effects.refused:
-            _fail_future(self._waiting.pop(token), self._error_of(refusal))
+        for token, rejection in effects.rejected:
+            _fail_future(self._waiting.pop(token), self._error_of(rejection))
         for token, offset in effects.reads:
             _set(self._waiting.pop(token), offset)
         if effects.role is not None and effects.role.role is not Role.LEADER and self._proposed:
@@ -263,12 +263,12 @@ class CoreNode:
             for offset in [offset for offset in self._proposed if offset >= committed_end]:
                 _fail_future(self._proposed.pop(offset)[1], UnknownOutcomeError("leadership was lost"))
 
-    def _error_of(self, refusal: Refusal) -> TidelogError:
-        if refusal is Refusal.NOT_LEADER:
-            return NotLeaderError(refusal.value, leader=self.core.leader)
-        if refusal in (Refusal.OVERLOADED, Refusal.TRANSFERRING):
-            return OverloadedError(refusal.value)
-        return MembershipChangeError(refusal.value)
+    def _error_of(self, rejection: Rejection) -> TidelogError:
+        if rejection is Rejection.NOT_LEADER:
+            return NotLeaderError(rejection.value, leader=self.core.leader)
+        if rejection in (Rejection.OVERLOADED, Rejection.TRANSFERRING):
+            return OverloadedError(rejection.value)
+        return MembershipChangeError(rejection.value)
 
     def _apply(self, effects: Effects) -> None:
         first = effects.committed_from

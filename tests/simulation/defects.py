@@ -1,6 +1,6 @@
 """Deliberate defects, each of a line or two, of core, storage or driver. The simulator has to notice every one.
 
-A checker that cannot fail is worthless: `tests/simulation/test_defects.py` switches each on, one at a time, and runs
+A checker that cannot fail is worthless: `tests/simulation/test_seeds.py` switches each on, one at a time, and runs
 seeds until one catches it. `catching_seeds.toml` remembers which seed did, so that it is tried first.
 
 A run catches a defect only if all of this holds (`Defect.is_caught`):
@@ -20,21 +20,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulation.raft_sim import Result, Symptom
+from simulation.run_result import Result, Symptom
 from tidelog.model.ids import NodeId, Offset
 from tidelog.raft.applier import Applier
 from tidelog.raft.core import RaftCore
 from tidelog.raft.elections import Elections
-from tidelog.raft.leading import Leadership
+from tidelog.raft.leader import LeaderState
 from tidelog.raft.membership import Membership, VoterKey
 from tidelog.raft.messages import AppendRequest, AppendResponse, Message
 from tidelog.raft.observer import RaftObserver
+from tidelog.raft.pending_requests import PendingRequests
+from tidelog.raft.persistent_state import PersistentState
 from tidelog.raft.persister import Persister
+from tidelog.raft.raft_log import RaftLog
 from tidelog.raft.storage import RaftStorage
-from tidelog.raft.stored import StoredState
 from tidelog.raft.tail import Tail, TailEntries, TailState, decode_frame
-from tidelog.raft.view import LogView
-from tidelog.raft.waiting import Waiting
 
 Patch = tuple[type, str, Any]
 
@@ -186,7 +186,7 @@ _on_append_request = RaftCore._on_append_request
 
 
 def _accept_stale_leader(self: RaftCore, request: AppendRequest, now_ms: int) -> None:
-    if request.epoch < self.epoch and self.leading is None:
+    if request.epoch < self.epoch and self.leader_state is None:
         request = request._replace(epoch=self.epoch)
     _on_append_request(self, request, now_ms)
 
@@ -221,7 +221,7 @@ def _count_while_recovering(self: RaftCore) -> AppendResponse:
     return _append_ack(self)._replace(counts=True)
 
 
-_adopt = RaftCore.adopt
+_adopt = RaftCore.become_follower
 
 
 def _truncate_to_commit(self: RaftCore, epoch: Any, leader: Any, now_ms: int) -> None:
@@ -234,43 +234,43 @@ def _truncate_to_commit(self: RaftCore, epoch: Any, leader: Any, now_ms: int) ->
 # Leading.
 
 
-def _may_commit_any_epoch(_self: Leadership, _offset: Offset) -> bool:
+def _may_commit_any_epoch(_self: LeaderState, _offset: Offset) -> bool:
     return True
 
 
-_synced_by = Leadership._synced_by
+_synced_by = LeaderState._synced_by
 
 
-def _count_own_unsynced(self: Leadership, member: Any) -> Offset:
+def _count_own_unsynced(self: LeaderState, member: Any) -> Offset:
     if member.node == self.core.me.node:
         return self.core.log.end
     return _synced_by(self, member)
 
 
-def _answer_reads_at_once(self: Leadership) -> None:
+def _answer_reads_at_once(self: LeaderState) -> None:
     while self._reads:
         _, offset, token = self._reads.popleft()
         self.core.out.reads.append((token, offset))
 
 
-_change_refusal = Leadership._change_refusal
+_change_rejection = LeaderState._change_rejection
 
 
-def _change_before_commit(self: Leadership) -> Any:
+def _change_before_commit(self: LeaderState) -> Any:
     start, self.epoch_start = self.epoch_start, Offset(-1)
-    refusal = _change_refusal(self)
+    rejection = _change_rejection(self)
     self.epoch_start = start
-    return refusal
+    return rejection
 
 
-def _several_changes(_self: Leadership) -> None:
+def _several_changes(_self: LeaderState) -> None:
     return None
 
 
 # Membership and snapshots.
 
 
-def _oldest_membership(self: LogView, _offset: Offset) -> Membership:
+def _oldest_membership(self: RaftLog, _offset: Offset) -> Membership:
     return self.memberships[0][1]
 
 
@@ -283,7 +283,7 @@ def _note_commit(self: RaftCore, commit: Offset) -> None:
     _commit_known[id(self.log)] = self.commit
 
 
-def _committed_membership(self: LogView) -> Membership:
+def _committed_membership(self: RaftLog) -> Membership:
     commit = _commit_known.get(id(self), self.start)
     found = self.memberships[0][1]
     for at, membership in self.memberships[1:]:
@@ -308,7 +308,7 @@ def _keep_log_under_snapshot(self: RaftCore, event: Any, now_ms: int) -> None:
 _commit_state = RaftStorage._commit
 
 
-async def _commit_without_vote(self: RaftStorage, state: StoredState, *more: Any) -> None:
+async def _commit_without_vote(self: RaftStorage, state: PersistentState, *more: Any) -> None:
     if replace(state, hard_state=self._state.hard_state) == self._state and not any(more):
         self._state = state
         return
@@ -318,12 +318,12 @@ async def _commit_without_vote(self: RaftStorage, state: StoredState, *more: Any
 _read_state = RaftStorage._read_state
 
 
-def _read_without_vote(self: RaftStorage) -> StoredState:
+def _read_without_vote(self: RaftStorage) -> PersistentState:
     state = _read_state(self)
     return replace(state, hard_state=state.hard_state._replace(voted_for=None))
 
 
-def _read_without_synced_end(self: RaftStorage) -> StoredState:
+def _read_without_synced_end(self: RaftStorage) -> PersistentState:
     return replace(_read_state(self), synced_end=Offset(0))
 
 
@@ -333,11 +333,11 @@ async def _persisted_too_early(self: Persister) -> None:
     await self._storage.persist(batch)
 
 
-_accepted = Waiting.accepted
+_accepted = PendingRequests.accepted
 
 
-def _answer_before_commit(self: Waiting, token: int, offset: Offset, epoch: Any) -> None:
-    future = self._asked[token]
+def _answer_before_commit(self: PendingRequests, token: int, offset: Offset, epoch: Any) -> None:
+    future = self._pending[token]
     _accepted(self, token, offset, epoch)
     if not future.done():
         future.set_result(offset)
@@ -358,7 +358,7 @@ def _load_nothing(self: Applier, snapshot: Any) -> None:
 
 # Observers.
 
-_take_frame = RaftObserver._take
+_take_frame = RaftObserver._process
 
 
 async def _move_back(self: RaftObserver, data: bytes) -> None:
@@ -441,20 +441,20 @@ DEFECTS: tuple[Defect, ...] = (
         _on(RaftCore, "_append_ack", _ack_before_sync),
     ),
     Defect(
-        "persisted_too_early", "driver", "the core is told of a persist before it is done",
+        "persisted_too_early", "driver", "the core learns of a persist before it is done",
         _on(Persister, "_persist", _persisted_too_early),
     ),
     Defect(
         "commit_older_epoch", "core", "entries of an older epoch commit by counting (figure 8)",
-        _on(Leadership, "_may_commit", _may_commit_any_epoch),
+        _on(LeaderState, "_may_commit", _may_commit_any_epoch),
     ),
     Defect(
         "leader_counts_unsynced", "core", "a leader counts itself before its sync",
-        _on(Leadership, "_synced_by", _count_own_unsynced),
+        _on(LeaderState, "_synced_by", _count_own_unsynced),
     ),
     Defect(
         "truncate_to_commit", "core", "a new epoch cuts the log to the commit offset",
-        _on(RaftCore, "adopt", _truncate_to_commit),
+        _on(RaftCore, "become_follower", _truncate_to_commit),
     ),
     Defect(
         "commit_unmatched", "core", "a follower commits what is in its log, equal to the leader's or not",
@@ -466,27 +466,27 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "read_without_round", "core", "a read is answered without a round of heartbeats",
-        _on(Leadership, "_answer_reads", _answer_reads_at_once),
+        _on(LeaderState, "_answer_reads", _answer_reads_at_once),
     ),
     Defect(
         "answer_before_commit", "driver", "a proposal is answered when it is in the leader's log",
-        _on(Waiting, "accepted", _answer_before_commit),
+        _on(PendingRequests, "accepted", _answer_before_commit),
     ),
     Defect(
         "change_before_commit", "core", "a membership changes before an entry of the epoch has committed (R7)",
-        _on(Leadership, "_change_refusal", _change_before_commit),
+        _on(LeaderState, "_change_rejection", _change_before_commit),
     ),
     Defect(
         "several_changes", "core", "a membership changes while the last change is not committed",
-        _on(Leadership, "_change_refusal", _several_changes),
+        _on(LeaderState, "_change_rejection", _several_changes),
     ),
     Defect(
         "membership_at_commit", "core", "a membership is in force only when it is committed",
-        ((RaftCore, "advance_commit", _note_commit), (LogView, "membership", property(_committed_membership))),
+        ((RaftCore, "advance_commit", _note_commit), (RaftLog, "membership", property(_committed_membership))),
     ),
     Defect(
         "snapshot_old_membership", "core", "a snapshot carries the membership of the log's start",
-        _on(LogView, "membership_at", _oldest_membership),
+        _on(RaftLog, "membership_at", _oldest_membership),
     ),
     Defect(
         "snapshot_without_members", "driver", "a snapshot is stored without its configuration",
@@ -502,7 +502,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "observer_moves_back", "driver", "an observer goes back to the end of a source that is behind it",
-        _on(RaftObserver, "_take", _move_back),
+        _on(RaftObserver, "_process", _move_back),
     ),
     Defect(
         "tail_uncommitted", "driver", "a source sends its observers what is in its log, committed or not",

@@ -1,7 +1,6 @@
 """A program of several nodes that uses most of what the simulator has; prints the digest of its run.
 
 Run by `test_sim_loop.py` in fresh processes with other hash seeds and other heaps: `determinism_program.py SEED JUNK`.
-With a third argument `by-address`, tasks hash as ordinary objects do: the digests must differ then, or they are blind.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import sys
 from tidelog.log.group_commit import GroupCommit, SyncTicket
 from tidelog.model.errors import StorageError
 from tidelog.world.simulated import Latency, Loss, SimNode, SimWorld
-from tidelog.world.simulated.loop import SimTask
 
 NODES = ("alpha", "beta", "gamma")
 
@@ -125,8 +123,6 @@ def run(seed: int) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:] == ["by-address"]:
-        SimTask.__hash__ = object.__hash__  # type: ignore[method-assign]
     # Other addresses for everything that follows.
     junk = [object() for _ in range(int(sys.argv[2]))]
     del junk[::3]

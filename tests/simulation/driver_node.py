@@ -9,6 +9,7 @@ from simulation.cluster import Context, Program, Station
 from simulation.machine import ChainMachine
 from simulation.nemesis import STORE_REFUSALS, Undo
 from simulation.raft_sim import RaftSimulation
+from simulation.stored_promises import unstored_promise
 from simulation.workload import serve_clients
 from tidelog.log.config import FOREVER_MS, LogConfig
 from tidelog.model.errors import UnformattedDirectoryError
@@ -65,7 +66,7 @@ class DriverNode:
         return await self.driver.propose(data)
 
     async def read(self) -> None:
-        await self.driver.applied(await self.driver.read_index())
+        await self.driver.wait_applied(await self.driver.read_index())
 
     async def change_membership(self, *, add: Member | None = None, remove: NodeId | None = None) -> Offset:
         return await self.driver.change_membership(add=add, remove=remove)
@@ -139,11 +140,14 @@ class DriverStack:
     def _watch_messages(self, driver: RaftDriver) -> None:
         """Whatever the driver hands to its links has left, as far as promises go."""
         peers: Any = driver._peers
+        storage = driver._storage
         send, checker, me = peers.send, self._checker, driver.me.node
         assert checker is not None
 
         def watched(node: NodeId, message: Message, now_ms: int) -> None:
             checker.left(me, node, message)
+            if (broken := unstored_promise(storage, message)) is not None:
+                checker.broken_promise(me, broken)
             send(node, message, now_ms)
 
         peers.send = watched

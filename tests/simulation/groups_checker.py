@@ -1,11 +1,11 @@
 """What must hold of consumer groups. Three views: the committed log of the groups, what goes over the wire, and what
-members' programs are given and told.
+members' programs receive.
 
     replayed = lived      whatever a coordinator shows as committed lies below the high watermark of its log, and is
                           what the records there make (C6)
     one owner             a partition that a member holds, from its `assigned` to the end of its `revoked`, belongs to
                           it in the committed state as long as it is a member; nobody else holds it meanwhile
-    decided               what a member is told to hold was given to it by a committed record
+    decided               what a member is assigned was given to it by a committed record
     unmoved               a partition is revoked only if some committed target of the member lacked it
     inconsistent-offsets  a fetch of offsets never tells less than what was acknowledged before it was asked, nor what
                           no committed record says; a stored offset never lies below an acknowledged one
@@ -13,6 +13,8 @@ members' programs are given and told.
     nonmonotonic-poll     within a holding offsets rise
     poll-skip             within a holding none is left out, and it begins where the fetched offset says
     duplicate             no record below the acknowledged offset is given out again; none is stored twice
+    expiry                an offset is removed only from a group without members, when its time is over or an operator
+                          has asked for it (`kafka_groups_checker`, where runs have that)
     unseen                in the end every stored record was processed by every group
     lost-write            what was acknowledged is stored (`broker_checker`)
 
@@ -23,23 +25,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from simulation.broker_checker import Fail, ReplicaChecker
-from tidelog.client.record import ConsumerRecord, TopicPartition
+from tidelog.client.record import TopicPartition
 from tidelog.coordinator.records import CurrentValue, GroupRecord, Kind, OffsetValue, TargetValue, decode_batch
-from tidelog.coordinator.service import partition_for
 from tidelog.coordinator.shard import Phase, Shard
 from tidelog.coordinator.state import EMPTY, CoordinatorState, Group, apply, validate
 from tidelog.log.batch import read_header
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.services.groups import partition_for
 
 if TYPE_CHECKING:
-    from simulation.groups_node import GroupsApp
+    from simulation.broker_node import BrokerApp
+    from simulation.kafka_groups_checker import KafkaGroupsChecker
 
 READ_BYTES = 1 << 24
+
+
+class GivenRecord(Protocol):
+    """A record that a program has got, by whichever API."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def value(self) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -60,7 +79,7 @@ class Life:
     consumer: Any = None
     holdings: dict[PartitionId, Holding] = field(default_factory=dict)
     fetched: dict[PartitionId, int] = field(default_factory=dict)
-    """The committed offset that it was told last; 0 where there was none."""
+    """The committed offset that it got last; 0 where there was none."""
     reached: dict[PartitionId, int] = field(default_factory=dict)
     """Up to where the program is done, over all holdings."""
     is_closing: bool = False
@@ -71,6 +90,10 @@ class Life:
     def member_id(self) -> str:
         core = None if self.consumer is None else self.consumer.core
         return "" if core is None or core._membership is None else str(core._membership.member_id)
+
+    def is_current(self, group: Group) -> bool:
+        """Whether it works on what the group, of which it is a member, has last given to it."""
+        return True
 
 
 @dataclass(slots=True)
@@ -101,9 +124,13 @@ class GroupsChecker:
         self._untargeted: set[tuple[str, PartitionId]] = set()
         """Members and what a target of theirs lacked, since it was last given to them."""
         self._looked: dict[tuple[str, int], tuple[Shard, CoordinatorState]] = {}
+        self._valid: dict[int, CoordinatorState] = {}
+        """The last valid state of each partition of the offsets topic: only what differs from it is validated."""
         self._names: dict[TopicPartition, PartitionId] = {}
         self.find_partitions: Callable[[], None] = lambda: None
         """Adds those that there are by now."""
+        self.kafka: KafkaGroupsChecker | None = None
+        """In runs with groups of the Kafka API."""
 
     def add_partition(self, topic: str, partition: PartitionId) -> None:
         self._names[TopicPartition(topic, partition.partition)] = partition
@@ -118,7 +145,7 @@ class GroupsChecker:
 
     # The coordinators.
 
-    def look(self, app: GroupsApp) -> None:
+    def look(self, app: BrokerApp) -> None:
         for number, shard in app.coordinator.shards.items():
             if shard.phase is not Phase.LEADING:
                 continue
@@ -127,18 +154,18 @@ class GroupsChecker:
                 self._looked[app.name, number] = (shard, shard.state)
                 self._committed(app, number, shard)
 
-    def _committed(self, app: GroupsApp, number: int, shard: Shard) -> None:
+    def _committed(self, app: BrokerApp, number: int, shard: Shard) -> None:
         replay = self.replays.setdefault(number, Replay())
-        applied = int(shard.replicated.applied)
-        if applied > shard.leading.high_watermark:
+        applied = int(shard.runtime.applied)
+        if applied > shard.leader.high_watermark:
             self._fail(
                 app.name,
                 f"groups of partition {number}: shows what is not committed, {applied} of a log that is committed up "
-                f"to {shard.leading.high_watermark}",
+                f"to {shard.leader.high_watermark}",
             )
         while replay.end < applied:
             try:
-                found = shard.leading.log.read_nowait(replay.end, bytes_max=READ_BYTES, end=applied)
+                found = shard.leader.log.read_nowait(replay.end, bytes_max=READ_BYTES, end=applied)
             except TidelogError as error:
                 self._fail(app.name, f"groups of partition {number} cannot be read at {replay.end}: {error}")
                 return
@@ -155,7 +182,8 @@ class GroupsChecker:
                 f"{_difference(shard.state, replay.state)}",
             )
         try:
-            validate(shard.state)
+            validate(shard.state, since=self._valid.get(number, EMPTY))
+            self._valid[number] = shard.state
         except AssertionError as error:
             self._fail(app.name, f"groups of partition {number} at {applied}: {error}")
 
@@ -166,8 +194,10 @@ class GroupsChecker:
             header = read_header(data, position)
             before = replay.state
             records = decode_batch(data, position)
-            for record in records:
+            for at, record in enumerate(records):
                 self._note(record)
+                if self.kafka is not None:
+                    self.kafka.note(before, records, at)
             replay.state = apply(before, records)
             replay.batches += 1
             replay.end = int(header.next_offset)
@@ -176,12 +206,12 @@ class GroupsChecker:
                 self._check_owners(group_id, replay.state.group(group_id))
 
     def _note(self, record: GroupRecord) -> None:
-        """Several decisions may share a batch: what lies between them is told to members as well."""
+        """Several decisions may share a batch: what lies between them is sent to members as well."""
         key, value = record.key, record.value
         if key.kind == Kind.OFFSET and key.partition is not None and isinstance(value, OffsetValue):
             where = key.group, key.partition
             self._stored.setdefault(where, set()).add(value.offset)
-            if value.offset < self._floor.get(where, 0):
+            if value.offset < self._floor.get(where, 0) and not self._is_late(where, value.offset):
                 self._fail(
                     key.group,
                     f"inconsistent-offsets: {self._name(key.partition)} of {key.group}: {self._floor[where]} was "
@@ -199,12 +229,23 @@ class GroupsChecker:
             granted = self._granted.get(key.member_id, set())
             self._untargeted.update((key.member_id, partition) for partition in granted - value.partitions)
 
+    def _is_late(self, where: tuple[str, PartitionId], offset: int) -> bool:
+        """A commit of the Kafka API that nobody waits for any more: the protocol does not order it among others."""
+        if self.kafka is None or not self.kafka.is_unanswered(where, offset):
+            return False
+        self._floor[where] = offset
+        return True
+
+    def forget_offset(self, group: str, partition: PartitionId) -> None:
+        """It has expired, or was deleted."""
+        self._floor.pop((group, partition), None)
+
     def _check_owners(self, group_id: str, group: Group | None) -> None:
         if group is None:
             return
         for life in self.running(group_id):
             member_id = life.member_id
-            if member_id not in group.members:
+            if member_id not in group.members or not life.is_current(group):
                 continue
             for partition in life.holdings:
                 owner = group.owners.get(partition)
@@ -226,25 +267,27 @@ class GroupsChecker:
     # The wire.
 
     def asks_offsets(self, life: Life, partitions: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        """What must be told at least."""
+        """Returns the least offsets that must be reported."""
         return {partition: self._floor.get((life.group, partition), 0) for partition in partitions}
 
-    def told_offsets(self, life: Life, least: dict[PartitionId, int], told: dict[PartitionId, int]) -> None:
-        for partition, offset in told.items():
+    def check_reported_offsets(
+        self, life: Life, least: dict[PartitionId, int], reported: dict[PartitionId, int]
+    ) -> None:
+        for partition, offset in reported.items():
             self.fetches += 1
             life.fetched[partition] = max(0, offset)
             life.reached[partition] = max(life.reached.get(partition, 0), offset)
             if offset >= 0 and offset not in self._stored.get((life.group, partition), ()):
                 self._fail(
                     life.name,
-                    f"inconsistent-offsets: {self._name(partition)} of {life.group}: {offset} is told, and nobody has "
+                    f"inconsistent-offsets: {self._name(partition)} of {life.group}: {offset} is reported, nobody has "
                     "committed it",
                 )
-            if max(0, offset) < least[partition]:
+            if max(0, offset) < min(least[partition], self._floor.get((life.group, partition), 0)):
                 self._fail(
                     life.name,
                     f"inconsistent-offsets: {self._name(partition)} of {life.group}: {least[partition]} was "
-                    f"acknowledged, and then {offset} is told",
+                    f"acknowledged, and then {offset} is reported",
                 )
 
     def commits_offsets(self, life: Life, offsets: dict[PartitionId, int]) -> None:
@@ -281,7 +324,8 @@ class GroupsChecker:
             if group is None or life.member_id not in group.members:
                 continue  # it was frozen past its session, and goes on with what it had heard before
             for other in self.running(life.group):
-                if other is not life and other.member_id in group.members and partition in other.holdings:
+                is_member = other.member_id in group.members and other.is_current(group)
+                if other is not life and is_member and partition in other.holdings:
                     self._fail(
                         life.name, f"one owner: {self._name(partition)} is assigned, and {other.name} holds it still"
                     )
@@ -304,7 +348,7 @@ class GroupsChecker:
                 self._fail(life.name, f"{self._name(partition)} is lost, and was not assigned")
             life.fetched.pop(partition, None)
 
-    def gave(self, life: Life, records: Iterable[ConsumerRecord]) -> None:
+    def gave(self, life: Life, records: Iterable[GivenRecord]) -> None:
         for record in records:
             self.given_out += 1
             partition = self._names[TopicPartition(record.topic, record.partition)]
@@ -328,7 +372,7 @@ class GroupsChecker:
             known = self._replicas.partitions[partition]
             self._replicas._record(life.name, known, record.offset, record.value)
 
-    def done(self, life: Life, records: Iterable[ConsumerRecord]) -> None:
+    def done(self, life: Life, records: Iterable[GivenRecord]) -> None:
         """The program has processed them."""
         processed = self.processed.setdefault(life.group, {})
         for record in records:

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from simulation.defects import Defect
-from tidelog.client.async_consumer import ConsumerCore
-from tidelog.client.membership import Membership
-from tidelog.client.upkeep import Upkeep
-from tidelog.client.user_side import UserSide
+from tidelog.client.consumer.fetch_buffer import FetchBuffer
+from tidelog.client.consumer.membership import Membership
+from tidelog.client.consumer.reconciler import Reconciler
+from tidelog.client.consumer.subscription_state import Position
 from tidelog.coordinator import consumer_group, offsets, shard
 from tidelog.coordinator.coordinator import GroupCoordinator
 from tidelog.coordinator.partition_log import PartitionLog
@@ -36,21 +36,21 @@ def _on(owner: Any, name: str, replacement: Any) -> Patches:
 
 
 async def _append_without_waiting(self: Any, data: bytes, *, at: Any, epoch: Any) -> None:
-    if not self.is_led or epoch != self._leading.leader_epoch or at != self.end_offset:
+    if not self.is_led or epoch != self._leader.leader_epoch or at != self.end_offset:
         raise self._not_led()
-    end = Offset(self._leading.append(data, is_coordinator=True).last_offset + 1)
+    end = Offset(self._leader.append(data, is_coordinator=True).last_offset + 1)
     self._on_commit(at, end)
 
 
 _submit = Shard.submit
 
 
-async def _told_at_once(self: Any, request: Any, *, is_own: bool = False) -> Any:
+async def _assigned_at_once(self: Any, request: Any, *, is_own: bool = False) -> Any:
     if not isinstance(request, Heartbeat):
         return await _submit(self, request, is_own=is_own)
     self.check()
-    _, reply = self.machine.decide(self.replicated._speculative, request, offset=Offset(0))
-    self._host.keep(asyncio.get_running_loop().create_task(_submit(self, request, is_own=is_own)))
+    _, reply = self.machine.decide(self.runtime._speculative, request, offset=Offset(0))
+    self._host.tasks.keep(asyncio.get_running_loop().create_task(_submit(self, request, is_own=is_own)))
     return reply
 
 
@@ -121,12 +121,12 @@ def _take_over_at_once(group: Any, member_id: str) -> Any:
     )
 
 
-_goes_on = Membership._goes_on
+_should_reconnect = Membership._should_reconnect
 
 
 def _joins_with_what_it_has(self: Any, error: Any) -> bool:
     if error.code not in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
-        return _goes_on(self, error)
+        return _should_reconnect(self, error)
     self.member_id = str(UUID(int=self._cluster.random.getrandbits(128), version=4))
     self.member_epoch = 0
     self._owned, self._names = frozenset(), {}
@@ -135,41 +135,39 @@ def _joins_with_what_it_has(self: Any, error: Any) -> bool:
 
 # The consumer.
 
-_rebalance = ConsumerCore._rebalance
+_next_change = Reconciler._next_change
 
 
-async def _give_up_everything(self: Any) -> Any:
+async def _revoke_everything(self: Any) -> Any:
     target, nothing = self._target, dict[Any, str]()
-    if target is None or all(held.partition in target for held in self.positions):
-        return await _rebalance(self)
+    if target is None or all(state.partition in target for state in self._subscription):
+        return await _next_change(self)
     self._target = nothing
     try:
-        return await _rebalance(self)
+        return await _next_change(self)
     finally:
         if self._target is nothing:
             self._target = target
 
 
-def _all_in_hand_is_done(self: Any) -> None:
-    self._positions.note(self._hand.marks())
-    self._positions.came_back()
+def _consumed_is_processed(self: Any) -> Any:
+    return self.consumed
 
 
-def _drop_nothing(_self: Any, _partitions: Any) -> None:
+def _drop_nothing(_self: Any) -> None:
     return None
 
 
-_told = ConsumerCore.told
+_assigned = Reconciler.assigned
 
 
 def _forget_the_position(self: Any, assignment: Any) -> None:
-    """Whoever is told something begins everywhere anew."""
-    for held in self.positions:
-        if held.is_read and held.partition in assignment:
-            self._reader.remove(held.partition)
-            held.is_read = False
-            held.offset = held.processed = -1
-    _told(self, assignment)
+    """Each assignment resets all positions."""
+    for state in self._subscription:
+        if state.is_fetchable and state.partition in assignment:
+            state.reset()
+    self._changed()
+    _assigned(self, assignment)
 
 
 DEFECTS: tuple[Defect, ...] = (
@@ -179,8 +177,8 @@ DEFECTS: tuple[Defect, ...] = (
         _on(PartitionLog, "append_at", _append_without_waiting),
     ),
     Defect(
-        "assignment_told_early", "groups", "a member is told its assignment before the decision has committed",
-        _on(Shard, "submit", _told_at_once),
+        "assignment_sent_early", "groups", "a member gets its assignment before the decision has committed",
+        _on(Shard, "submit", _assigned_at_once),
     ),
     Defect(
         "groups_load_part", "groups", "a new coordinator leaves out the last batch of the log",
@@ -203,7 +201,7 @@ DEFECTS: tuple[Defect, ...] = (
         _on(GroupCoordinator, "grace_ms", property(_no_grace)),
     ),
     Defect(
-        "stale_commit_accepted", "groups", "whoever commits may",
+        "stale_commit_accepted", "groups", "a commit of any member epoch is accepted",
         _on(offsets, "check_commit", _anybody_commits),
     ),
     Defect(
@@ -212,22 +210,22 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "unmoved_revoked", "groups", "a member that has to give up something gives up everything",
-        _on(ConsumerCore, "_rebalance", _give_up_everything),
+        _on(Reconciler, "_next_change", _revoke_everything),
     ),
     Defect(
         "kept_across_fencing", "groups", "a member that was put out joins again and keeps what it holds",
-        _on(Membership, "_goes_on", _joins_with_what_it_has),
+        _on(Membership, "_should_reconnect", _joins_with_what_it_has),
     ),
     Defect(
         "auto_commit_of_current", "groups", "the automatic commit takes in what the program still works on (C5)",
-        _on(Upkeep, "look_at_hand", _all_in_hand_is_done),
+        _on(Position, "processed", property(_consumed_is_processed)),
     ),
     Defect(
-        "hand_kept_when_revoked", "groups", "records of a partition that was revoked are given out",
-        _on(UserSide, "_drop", _drop_nothing),
+        "buffer_kept_when_revoked", "groups", "records of a partition that was revoked are given out",
+        _on(FetchBuffer, "_drop_stale", _drop_nothing),
     ),
     Defect(
         "position_forgotten", "groups", "a rebalance puts unmoved partitions back to their committed offset",
-        _on(ConsumerCore, "told", _forget_the_position),
+        _on(Reconciler, "assigned", _forget_the_position),
     ),
 )  # fmt: skip

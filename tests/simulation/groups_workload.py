@@ -14,33 +14,32 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from same_loop import SameLoopConsumer
+from support.clients.aio_consumer import SameLoopConsumer
 
 from simulation.broker_checker import Fail, KnownPartition
-from simulation.broker_workload import Operator
+from simulation.broker_operator import Operator
 from simulation.cluster import Context
 from simulation.groups_checker import GroupsChecker, Life, topic_partition
 from simulation.groups_node import Connections
-from tidelog.client import writer
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.config import ClientConfig
-from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.consumer.errors import WakeupError
 from tidelog.client.errors import DeliveryTimeoutError
+from tidelog.client.producer import writer
 from tidelog.client.record import ConsumerRecord, TopicPartition
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
-from tidelog.coordinator.service import partition_for
 from tidelog.log.batch import encode_columns
-from tidelog.metadata.broker_side import BrokerConfig, ControllerClient
+from tidelog.metadata.controller_client import ControllerClient
 from tidelog.metadata.partitions import ElectLeaders
-from tidelog.metadata.reassignments import AlterReassignments, Reassigned
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
-from tidelog.metadata.topics import AddPartitions, MoreOfTopic
+from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
+from tidelog.metadata.topics import AddPartitions, NewPartitions
 from tidelog.model.errors import ErrorCode, TidelogError
-from tidelog.model.ids import NodeId, PartitionId
-from tidelog.rpc.door import Method, method_named
+from tidelog.model.ids import PartitionId
+from tidelog.rpc.grpc.methods import Method, method_named
 
 if TYPE_CHECKING:
-    from simulation.groups_sim import GroupsShape, GroupsSimulation
+    from simulation.consumer_groups import ConsumerGroups
+    from simulation.groups_sim import GroupsSimulation
 
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ COMMIT, FETCH = method_named("Groups", "CommitOffsets"), method_named("Groups", 
 PARTITIONS_MAX = 6
 LATE = 0.5
 COMMIT_MS = 3_000
-CLOSE_MS = 2_000
+CLOSE_S = 2.0
 WAKE_S = 1.0
 PASSING = frozenset({ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.INVALID_SESSION_TIMEOUT})
 """Why a consumer may give up, so that its program makes another one: its former process is not out of the group yet, or
@@ -56,11 +55,13 @@ a broker has not heard of the settings."""
 
 
 class CheckedConnections(Connections):
-    """Notes what is committed and what is told of it."""
+    """Notes which offsets are committed and which are reported."""
 
     def __init__(self, transport: Any, checker: GroupsChecker, life: Life) -> None:
         super().__init__(transport)
         self.last_commit: Any = None
+        self.last_address = ""
+        """Where the last commit was sent to."""
         self._checker = checker
         self._life = life
 
@@ -69,7 +70,7 @@ class CheckedConnections(Connections):
         if method is COMMIT:
             offsets = {topic_partition(row.topic_id, row.partition): row.offset for row in request.offsets}
             checker.commits_offsets(life, offsets)
-            self.last_commit = request
+            self.last_commit, self.last_address = request, address
             answer = await super().call(address, method, request, timeout_ms=timeout_ms)
             rows = zip(offsets.items(), answer.offsets, strict=True)
             checker.acked_offsets(life, {item[0]: item[1] for item, row in rows if not row.HasField("error")})
@@ -78,12 +79,12 @@ class CheckedConnections(Connections):
             asked = [topic_partition(row.topic_id, row.partition) for row in request.partitions]
             least = checker.asks_offsets(life, asked)
             answer = await super().call(address, method, request, timeout_ms=timeout_ms)
-            told = {
+            reported = {
                 partition: row.offset
                 for partition, row in zip(asked, answer.offsets, strict=True)
                 if not row.HasField("error")
             }
-            checker.told_offsets(life, least, told)
+            checker.check_reported_offsets(life, least, reported)
             return answer
         return await super().call(address, method, request, timeout_ms=timeout_ms)
 
@@ -118,13 +119,13 @@ class MemberPlan:
 
 
 class Member:
-    def __init__(self, simulation: GroupsSimulation, number: int, plan: MemberPlan, draw: Random) -> None:
+    def __init__(self, groups: ConsumerGroups, number: int, plan: MemberPlan, draw: Random) -> None:
         self.plan = plan
         self.life: Life | None = None
         self.is_steady = False
         """From now on it stays, and does its work at once."""
-        self._simulation = simulation
-        self._checker = simulation.groups_checker
+        self._groups = groups
+        self._checker = groups.checker
         self._number = number
         self._random = draw
         self._lives = 0
@@ -133,7 +134,7 @@ class Member:
     async def run(self, context: Context) -> None:
         context.app = self
         self.life = None
-        await self._simulation.are_topics_made(context)
+        await self._groups.are_topics_made()
         while True:
             await self._live(context)
             pause_s = self._random.expovariate(1 / 0.5)
@@ -148,8 +149,9 @@ class Member:
 
     def _commit_late(self, life: Life, partitions: Sequence[PartitionId]) -> None:
         """A commit of what the member does not hold any more is still on its way."""
-        last = None if self._connections is None else self._connections.last_commit
-        if last is not None and self._random.random() < LATE:
+        connections = self._connections
+        last = None if connections is None else connections.last_commit
+        if connections is not None and last is not None and self._random.random() < LATE:
             late = type(last)()
             late.CopyFrom(last)
             del late.offsets[:]
@@ -157,19 +159,20 @@ class Member:
                 row for row in last.offsets if topic_partition(row.topic_id, row.partition) in partitions
             )
             if late.offsets:
-                self._simulation.operator.commit_late(late, self._random.uniform(0.1, 3.0))
+                late_commit = LateCommit(late, last, connections.last_address, connections)
+                self._groups.commit_late(late_commit, self._random.uniform(0.1, 3.0))
 
-    def _options(self, shape: GroupsShape) -> dict[str, Any]:
-        plan = self.plan
+    def _options(self) -> dict[str, Any]:
+        plan, groups = self.plan, self._groups.plan
         return {
             "group": plan.group,
             "group_instance_id": f"{plan.group}-{self._number}" if plan.is_static else None,
             "auto_offset_reset": "earliest",
             "enable_auto_commit": plan.is_auto,
-            "auto_commit_interval_ms": shape.auto_commit_ms,
-            "session_timeout_ms": shape.member_session_ms,
-            "heartbeat_interval_ms": shape.heartbeat_ms,
-            "max_poll_interval_ms": shape.poll_interval_ms,
+            "auto_commit_interval_ms": groups.auto_commit_ms,
+            "session_timeout_ms": groups.member_session_ms,
+            "heartbeat_interval_ms": groups.heartbeat_ms,
+            "max_poll_interval_ms": groups.poll_interval_ms,
             "fetch_max_wait_ms": 400,
             "request_timeout_ms": 2_000,
             "max_partition_fetch_bytes": self._random.choice((300, 1 << 20)),
@@ -179,12 +182,12 @@ class Member:
     async def _live(self, context: Context) -> None:
         """One consumer, from its making to its end."""
         self._lives += 1
-        shape, plan = self._simulation.shape, self.plan
+        plan = self.plan
         life = self.life = Life(f"m{self._number}.{self._lives}", plan.group, plan.is_static)
         self._checker.lives.append(life)
         connections = self._connections = CheckedConnections(context.transport, self._checker, life)
-        cluster = new_cluster(context, self._simulation.bootstrap, connections)
-        consumer = life.consumer = SameLoopConsumer(cluster, **self._options(shape))
+        cluster = new_cluster(context, self._groups.bootstrap, connections)
+        consumer = life.consumer = SameLoopConsumer(cluster, **self._options())
 
         async def revoked(names: list[TopicPartition]) -> None:
             if not self.is_steady and self._random.random() < 0.3:
@@ -200,7 +203,7 @@ class Member:
 
         try:
             await consumer.subscribe(
-                None if plan.pattern else self._simulation.topic_names,
+                None if plan.pattern else self._groups.topic_names,
                 pattern=plan.pattern or None,
                 on_assigned=lambda names: self._checker.assigned(life, names),
                 on_revoked=revoked,
@@ -210,10 +213,10 @@ class Member:
             await work
         except TidelogError as error:
             if error.code not in PASSING:
-                self._simulation.fail(life.name, f"the consumer gives up: {error.code.name}: {error}")
+                self._groups.fail(life.name, f"the consumer gives up: {error.code.name}: {error}")
             context.trace(f"{life.name} gives up: {error}")
         life.is_closing = True
-        await consumer.close(timeout_ms=CLOSE_MS)
+        await consumer.close(timeout=CLOSE_S)
         self._checker.ended(life)
         context.trace(f"{life.name} has left")
 
@@ -225,7 +228,7 @@ class Member:
         if self.is_steady:
             await asyncio.sleep(0.005)
         elif self._random.random() < self.plan.slow:
-            most_s = self._simulation.shape.poll_interval_ms / 1000
+            most_s = self._groups.plan.poll_interval_ms / 1000
             await asyncio.sleep(self._random.choice((0.3, 0.5, 1.5)) * most_s)
         else:
             await asyncio.sleep(self._random.uniform(0.002, 0.05))
@@ -234,7 +237,7 @@ class Member:
 
     async def _poll(self, life: Life, consumer: SameLoopConsumer) -> None:
         while not self._wants_to_leave():
-            records = await consumer.poll(timeout_ms=300, max_records=self._random.choice((1, 5, 500)))
+            records = await consumer.poll(timeout=0.3, max_records=self._random.choice((1, 5, 500)))
             await self._handle(life, records)
             if not self.plan.is_auto and self._random.random() < 0.5:
                 await self._commit_somehow(consumer, records)
@@ -276,12 +279,12 @@ class Member:
     async def _commit(self, consumer: SameLoopConsumer, offsets: Any = None, *, is_waited_for: bool = True) -> None:
         try:
             if is_waited_for:
-                await consumer.commit(offsets, timeout_ms=COMMIT_MS)
+                await consumer.commit(offsets, timeout=COMMIT_MS / 1000)
             else:
                 await consumer.commit_async(offsets)
         except TidelogError as error:
             # Others have the partitions, or the coordinator was not found in time: it is read again.
-            self._simulation.world.scheduler.trace(consumer.options.client_id, f"a commit failed: {error}")
+            self._groups.trace(consumer.options.client_id, f"a commit failed: {error}")
 
 
 class GroupWriter:
@@ -303,8 +306,8 @@ class GroupWriter:
         context.app = self
         self.busy = 0
         self._lives += 1
-        await self._simulation.are_topics_made(context)
-        cluster = new_cluster(context, self._simulation.bootstrap, Connections(context.transport))
+        await self._simulation.groups.are_topics_made()
+        cluster = new_cluster(context, self._simulation.groups.bootstrap, Connections(context.transport))
         sender = writer.Writer(
             cluster,
             writer.WriterConfig(delivery_timeout_ms=15_000, request_timeout_ms=1_500, in_flight_max=3),
@@ -346,71 +349,52 @@ class GroupWriter:
             known,
             values,
             base_offset=found.base_offset,
-            leader_epoch=simulation.leader_epoch(known.partition_id),  # or an older one: that is not told
+            leader_epoch=simulation.leader_epoch(known.partition_id),  # or an older one: that is not reported
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LateCommit:
+    """A copy of the commit `original`, which was sent to `address`, and the connections of its member."""
+
+    request: Any
+    original: Any
+    address: str
+    connections: CheckedConnections
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether the member has sent another commit since."""
+        return self.connections.last_commit is not self.original
 
 
 class GroupsOperator(Operator):
     """Makes topics with several partitions and lets them grow; moves partitions, those of the groups too."""
 
     simulation: GroupsSimulation
-    context: Context | None = None
+    pause_s: float = 1.2
+    operations: tuple[str, ...] = ("grow", "move", "move_groups", "elect", "nothing")
 
-    def commit_late(self, request: Any, after_s: float) -> None:
-        """Somebody's commit, which the network has held back, arrives at the coordinator."""
-        if self.context is not None and not self.is_stopping:
-            self.context.node.spawn(self._commit_late(request, after_s))
-
-    async def _commit_late(self, request: Any, after_s: float) -> None:
-        assert self.context is not None, "spawned by its machine"
-        await asyncio.sleep(after_s)
-        topic = self.image.topic_named(OFFSETS_TOPIC)
-        leader = -1 if topic is None else topic.partitions[partition_for(request.group, len(topic.partitions))].leader
-        if leader < 0:
-            return
-        try:
-            await self.context.transport.call(
-                NodeId(leader), COMMIT.wire_name, request.SerializeToString(), timeout_ms=COMMIT_MS
-            )
-        except TidelogError as error:
-            self.context.trace(f"a late commit is refused: {error}")
-
-    async def run(self, context: Context) -> None:
-        context.app = self
-        self.context = context
-        client = ControllerClient(
-            context.transport, lambda: self.simulation.controllers, BrokerConfig(call_timeout_ms=1_500), self.draw
-        )
-        settings = self.simulation.shape.settings()
-        changes = tuple(ConfigChange(key=key, operation="set", value=str(value)) for key, value in settings.items())
-        request = AlterConfigs(resources=(ResourceChange(resource_type="cluster", resource="", changes=changes),))
-        await self._ask(client, request)
-        for kind in self.simulation.shape.topics:
-            await self._create(client, kind)
-            more = MoreOfTopic(name=self.topics[-1].name, total=self.draw.choice((2, 3, 4)))
-            await self._try(client, AddPartitions(topics=(more,)))
-        while True:
-            await asyncio.sleep(self.draw.expovariate(1 / 1.2))
-            if not self.is_stopping:  # a program that ends is started again
-                await self._one(client)
+    async def _create(self, client: ControllerClient, kind: str) -> None:
+        await super()._create(client, kind)
+        more = NewPartitions(name=self.topics[-1].name, total=self.draw.choice((2, 3, 4)))
+        await self._try(client, AddPartitions(topics=(more,)))
 
     async def _one(self, client: ControllerClient) -> None:
-        kind = self.draw.choices(("grow", "move", "move_groups", "elect", "nothing"), self.simulation.shape.operations)[
-            0
-        ]
+        kind = self.draw.choices(self.operations, self.simulation.shape.operations)[0]
         if kind == "grow":
             topic = self.draw.choice(self.topics)
             found = self.image.topic_named(topic.name)
             total = 0 if found is None else len(found.partitions) + self.draw.choice((1, 1, 2))
             if found is not None and total <= PARTITIONS_MAX:
-                await self._try(client, AddPartitions(topics=(MoreOfTopic(name=topic.name, total=total),)))
+                await self._try(client, AddPartitions(topics=(NewPartitions(name=topic.name, total=total),)))
         elif kind == "move":
             await self._move(client, self.draw.choice(self.topics))
         elif kind == "move_groups":
             await self._move_groups(client)
         elif kind == "elect":
             await self._try(client, ElectLeaders(kind="preferred"))
-        self.simulation.note_partitions()
+        self.simulation.groups.note_partitions()
 
     async def _move_groups(self, client: ControllerClient) -> None:
         topic = self.image.topic_named(OFFSETS_TOPIC)
@@ -418,8 +402,8 @@ class GroupsOperator(Operator):
             return
         number = self.draw.randrange(len(topic.partitions))
         brokers = [int(node) for node in self.simulation.broker_nodes]
-        replicas = tuple(self.draw.sample(brokers, len(topic.partitions[number].settled)))
-        item = Reassigned(topic=OFFSETS_TOPIC, partition=number, replicas=replicas)
+        replicas = tuple(self.draw.sample(brokers, len(topic.partitions[number].original_replicas)))
+        item = ReassignmentTarget(topic=OFFSETS_TOPIC, partition=number, replicas=replicas)
         await self._try(client, AlterReassignments(partitions=(item,)))
         await asyncio.sleep(self.draw.uniform(0.1, 0.6))
         await self._try(client, ElectLeaders(kind="preferred"))

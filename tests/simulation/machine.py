@@ -1,7 +1,7 @@
 """The state machine of the Raft runs: a list of everything that was proposed, kept as one number.
 
 `chain` is a running checksum over all applied entries, so that two machines that have applied the same entries in the
-same order, and only those, agree in (offset, chain), and a snapshot is a few bytes. `Applied` is who is told.
+same order, and only those, agree in (offset, chain), and a snapshot is a few bytes. `Applied` is notified.
 """
 
 import zlib

@@ -195,12 +195,14 @@ class MetadataChecker:
                 if image.brokers[member].broker_epoch != epoch:
                     self._fail(who, f"broker {member} is taken into an ISR in epoch {epoch}, which is over")
 
-    def lost(self, who: str, broker: int, place: tuple[UUID, int], before: Partition, told: int) -> None:
+    def lost(self, who: str, broker: int, place: tuple[UUID, int], before: Partition, reported: int) -> None:
         """A broker's report of a damaged replica is acknowledged, with the partition epoch from which on it counts for
         nothing; `before` is what the broker saw when it asked."""
-        found = self.states.get((*place, told))
+        found = self.states.get((*place, reported))
         if found is None:
-            self._fail(who, f"its loss of {place} is acknowledged in partition epoch {told}, which is not committed")
+            self._fail(
+                who, f"its loss of {place} is acknowledged in partition epoch {reported}, which is not committed"
+            )
             return
         now, _ = found
         if now.partition_epoch <= before.partition_epoch or now.leader_epoch <= before.leader_epoch:

@@ -7,22 +7,22 @@ from typing import Any
 import msgpack
 
 from simulation.defects import Defect
-from tidelog.metadata import brokers, leadership, losses, partitions, tail
+from tidelog.metadata import brokers, lost_replicas, partition_changes, partitions, tail
+from tidelog.metadata.controller_node import ControllerNode
 from tidelog.metadata.decision import Decision
 from tidelog.metadata.delta import ImageDelta, delta_between
-from tidelog.metadata.machine import MetadataMachine
 from tidelog.metadata.records import AbortDecision, BeginDecision, ChangePartition, EndDecision, decode_records
 from tidelog.metadata.replay import Replay
-from tidelog.metadata.shell import ControllerNode
 from tidelog.metadata.snapshot import snapshot_bytes
+from tidelog.metadata.state_machine import MetadataStateMachine
 from tidelog.metadata.tail import MetadataTail
 from tidelog.metadata.topics import find_partition
 from tidelog.model.errors import FencedLeaderEpochError, TidelogError
 from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.effects import Role
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
+from tidelog.raft.runtime import StateMachineRuntime
 from tidelog.raft.state_machine import SnapshotJob
-from tidelog.world.replicated import ReplicatedMachine
 
 
 def _on(owner: Any, name: str, replacement: Any) -> tuple[tuple[Any, str, Any], ...]:
@@ -68,8 +68,8 @@ def _register_in_the_same_epoch(image: Any, request: Any, context: Any, *, clust
 
 def _report_in_the_same_epoch(image: Any, broker: int, topic_id: Any, number: int, _context: Any) -> Any:
     _, partition = find_partition(image, topic_id, number)
-    after = leadership.without(image, topic_id, partition, broker, has_lost_data=True)
-    record = leadership.shifted(image, topic_id, number, partition, after, excluded=(broker,))
+    after = partition_changes.without(image, topic_id, partition, broker, has_lost_data=True)
+    record = partition_changes.build_change(image, topic_id, number, partition, after, excluded=(broker,))
     return record or ChangePartition(topic_id=topic_id, partition=number)
 
 
@@ -79,16 +79,16 @@ def _serves_until_fenced(image: Any, _partition: Any, broker: int) -> bool:
 
 # The runtime.
 
-_flush = ReplicatedMachine._flush
+_flush = StateMachineRuntime._flush
 
 
 def _answer_before_commit(self: Any) -> None:
-    for waiter in [waiter for gathered in self._gathered for waiter in gathered.waiters]:
+    for waiter in [waiter for batch in self._batches for waiter in batch.waiters]:
         waiter.answer()
     _flush(self)
 
 
-_follow, _lead = ReplicatedMachine.follow, ReplicatedMachine.lead
+_follow, _lead = StateMachineRuntime.follow, StateMachineRuntime.lead
 
 
 def _follow_with_speculation(self: Any, leader: Any) -> None:
@@ -106,15 +106,15 @@ def _lead_on_torn(self: Any, epoch: Any, me: Any, *, is_torn: bool = False) -> N
     _lead(self, epoch, me, is_torn=False)
 
 
-_role_changed = MetadataMachine.role_changed
+_role_changed = MetadataStateMachine.role_changed
 
 
 def _lead_before_own_epoch(self: Any, change: Any) -> None:
     _role_changed(self, change)
     if change.role is Role.LEADER and self._elected is not None:
         self._elected = None
-        self.replicated.lead(change.epoch, self.me, is_torn=self.is_torn)
-        self._tell(True)
+        self.runtime.lead(change.epoch, self.me, is_torn=self.is_torn)
+        self._notify_role(True)
 
 
 async def _ask_without_index(self: Any, question: object) -> Any:
@@ -180,11 +180,11 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "leader_outside_isr", "metadata", "any live replica may lead",
-        _on(leadership, "is_unclean_allowed", _always_unclean),
+        _on(partition_changes, "is_unclean_allowed", _always_unclean),
     ),
     Defect(
         "fenced_in_sync", "metadata", "a broker that is fenced stays in its ISRs",
-        _on(brokers, "leave_all", _stays_in_sync),
+        _on(brokers, "leave_all_isrs", _stays_in_sync),
     ),
     Defect(
         "same_broker_epoch", "metadata", "a new incarnation gets the epoch of the last one",
@@ -192,7 +192,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "loss_in_the_same_epoch", "metadata", "what a leader knew of a replica counts after its loss was reported",
-        _on(losses, "_without", _report_in_the_same_epoch),
+        _on(lost_replicas, "_without", _report_in_the_same_epoch),
     ),
     Defect(
         "leaving_taken_back", "metadata", "a broker that is leaving is taken into ISRs until it is fenced",
@@ -200,19 +200,22 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "reply_before_commit", "metadata", "a change is answered when it is decided",
-        _on(ReplicatedMachine, "_flush", _answer_before_commit),
+        _on(StateMachineRuntime, "_flush", _answer_before_commit),
     ),
     Defect(
         "speculation_kept", "metadata", "a leader goes on from what it had decided before it lost leadership",
-        ((ReplicatedMachine, "follow", _follow_with_speculation), (ReplicatedMachine, "lead", _lead_with_speculation)),
+        (
+            (StateMachineRuntime, "follow", _follow_with_speculation),
+            (StateMachineRuntime, "lead", _lead_with_speculation),
+        ),
     ),
     Defect(
         "stale_controller", "metadata", "a controller decides before it has applied what former ones committed",
-        _on(MetadataMachine, "role_changed", _lead_before_own_epoch),
+        _on(MetadataStateMachine, "role_changed", _lead_before_own_epoch),
     ),
     Defect(
         "torn_decision", "metadata", "a large decision without its end is not aborted",
-        _on(ReplicatedMachine, "lead", _lead_on_torn),
+        _on(StateMachineRuntime, "lead", _lead_on_torn),
     ),
     Defect(
         "read_without_index", "metadata", "a question is answered by a controller that may not lead any more",
@@ -224,7 +227,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "snapshot_without_open_decision", "metadata", "a snapshot forgets the decision that is open",
-        _on(MetadataMachine, "take_snapshot", _snapshot_without_open_decision),
+        _on(MetadataStateMachine, "take_snapshot", _snapshot_without_open_decision),
     ),
     Defect(
         "tail_snapshot_misnamed", "metadata", "a broker's snapshot says that it has more than it has",
@@ -235,7 +238,7 @@ DEFECTS: tuple[Defect, ...] = (
         _on(tail, "decode_entries", _frames_unchecked),
     ),
     Defect(
-        "delta_without_partitions", "metadata", "subscribers are not told of partitions",
+        "delta_without_partitions", "metadata", "subscribers are not notified of partitions",
         _on(tail, "delta_between", _without_partitions),
     ),
 )  # fmt: skip

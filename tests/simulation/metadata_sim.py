@@ -1,13 +1,11 @@
 """One run of a metadata quorum: controllers and brokers, seed in, verdict out.
 
-    n1...       controllers as in production: `metadata.shell` on driver, storage and log; the nemesis harms these
-    b11..b15    brokers: `metadata.broker_side` with a toy leader that shrinks and grows the ISRs of what it leads; they
-                are killed, paused, stopped in order and started again all the time, and their disks fill up, stall,
-                fail, lose what was not synced, and change bits of the tail's files and of the state store
+    n1...       controllers as in production: `metadata.controller_node` on driver, storage and log, under the nemesis
+    b11..b15    brokers: `metadata.broker_lifecycle` with a toy leader that shrinks and grows its ISRs; they are killed,
+                paused, stopped and started all the time, and their disks fill up, stall, fail and lose data
     c101..c103  admin clients; the last one only asks
 
-Faults first, then everything is healed and must go on: clients are answered, all brokers are let in, and controllers
-and brokers end with one and the same image.
+Faults first, then healing and progress: clients are answered, all brokers are unfenced, and all images end equal.
 """
 
 import asyncio
@@ -21,33 +19,35 @@ from uuid import UUID
 
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Context, Program, Station
-from simulation.driver_node import CLUSTER_ID, DriverStack, open_storage
+from simulation.driver_node import CLUSTER_ID, DriverStack
+from simulation.invariants import Invariants
 from simulation.metadata_checker import MetadataChecker
 from simulation.metadata_workload import BROKERS, Admin, AdminChecker
 from simulation.more_faults import MORE_FAULTS, draw_more_steps
 from simulation.nemesis import STORE_REFUSALS, Nemesis, draw_plan
-from simulation.raft_sim import LEADER_S, SETTLE_S, RaftSimulation, Result, Shape, draw_shape, run_simulation
-from tidelog.log.config import FOREVER_MS, LogConfig
+from simulation.raft_sim import CONVERGE_S, LEADER_S, RaftSimulation, run_simulation
+from simulation.run_result import Result, Shape, draw_shape
 from tidelog.metadata import brokers
-from tidelog.metadata.broker_side import BrokerAgent, BrokerConfig, store_clean_stop, with_clean_stop
-from tidelog.metadata.brokers import Register
-from tidelog.metadata.controller import Controller
+from tidelog.metadata.broker_lifecycle import store_clean_stop
+from tidelog.metadata.controller_node import ControllerNode
 from tidelog.metadata.delta import ImageDelta
-from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.losses import ReportLost
+from tidelog.metadata.lost_replicas import ReplicasLost
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition
-from tidelog.metadata.shell import ControllerConfig, ControllerNode
-from tidelog.metadata.tail import MetadataTail
-from tidelog.model.errors import RemoteError, TransportError
-from tidelog.model.ids import NodeId, Offset
+from tidelog.model.errors import RemoteError, TransportError, first_error
+from tidelog.model.ids import DirectoryId, NodeId, Offset
 from tidelog.raft.core import RaftCore
 from tidelog.raft.driver import DriverConfig
-from tidelog.raft.entries import STORED_BYTES_MAX
 from tidelog.raft.membership import Member, Membership
+from tidelog.server.controller import ControllerRole, format_if_new
+from tidelog.server.membership import BrokerMembership
+from tidelog.server.role_config import broker_config, controller_config
+from tidelog.testing.simulated_world import simulated_world
 from tidelog.world.simulated import Loss, SimLoop, SimWorld
 from tidelog.world.simulated.loop import SimFuture
 
+METADATA = "data"
+"""The disk with the metadata."""
 ADMINS = (NodeId(101), NodeId(102), NodeId(103))
 READER = NodeId(103)
 FAULT_S = {8.0: 4.0, 12.0: 6.0, 20.0: 10.0}
@@ -87,6 +87,17 @@ class ControllerApp:
             self.driver._take_snapshot()
 
 
+class Failure:
+    """Ends the program of a process with the first error that a role reports (`NodeWorld.on_failure`)."""
+
+    def __init__(self, context: Context) -> None:
+        self.future = context.node.loop.create_future()
+
+    def __call__(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
 class MetadataStack(DriverStack):
     """Builds controllers."""
 
@@ -97,46 +108,62 @@ class MetadataStack(DriverStack):
 
     def program(self, simulation: RaftSimulation) -> Program:
         assert isinstance(simulation, MetadataSimulation)
-        self._checker = simulation.checker
-        self._metadata = simulation.metadata
-        self._latency = simulation.shape.disk_latency
-        simulation.world.scheduler.on_step = self._stepped
-        shape = simulation.shape
-        log_config = LogConfig(
-            segment_bytes=shape.segment_bytes,
-            segment_ms=FOREVER_MS,
-            message_bytes_max=STORED_BYTES_MAX,
-            retention_ms=-1,
-            retention_bytes=-1,
-            file_delete_delay_ms=0,
-        )
-        config = ControllerConfig(
-            driver=DriverConfig(raft=shape.raft, snapshot_bytes=simulation.snapshot_bytes),
-            decision_bytes_max=simulation.decision_bytes_max,
-        )
+        self._watch(simulation)
 
         async def run(context: Context) -> None:
-            storage, boot = await open_storage(context, log_config)
-            failure = context.node.loop.create_future()
-            node = ControllerNode(
-                storage,
-                boot,
-                context.transport,
-                Controller(CLUSTER_ID),
-                config,
-                context.node.random,
-                clock=context.node.clock,
-                work=context.node.work,
-                on_failure=failure.set_exception,
-            )
-            self._watch_messages(node.driver)
-            await node.start()
-            app = context.app = ControllerApp(node, failure)
-            self._looked[context.node.loop] = (app, context.station.name, context.node_id)
-            simulation.checker.born(context.node_id, node.driver.core)
-            await failure
+            failure = Failure(context)
+            role = await self._open_controller(simulation, context, failure)
+            await self._start_controller(simulation, context, role, failure)
+            await failure.future
 
         return run
+
+    def _watch(self, simulation: "MetadataSimulation") -> None:
+        """Has the checkers inspect every node after each of its events."""
+        self._checker = simulation.checker
+        self._metadata = simulation.metadata
+        self._invariants = simulation.invariants
+        self._latency = simulation.shape.disk_latency
+        simulation.world.scheduler.on_step = self._stepped
+
+    async def _open_controller(
+        self, simulation: "MetadataSimulation", context: Context, failure: Failure, *, is_combined: bool = False
+    ) -> ControllerRole:
+        """Opens the controller of a node, as `server.node` does; formats its directory if the disk is new."""
+        shape = simulation.shape
+        defaults = controller_config()
+        config = replace(
+            defaults,
+            controller=replace(
+                defaults.controller,
+                driver=DriverConfig(raft=shape.raft, snapshot_bytes=simulation.snapshot_bytes),
+                decision_bytes_max=simulation.decision_bytes_max,
+            ),
+            segment_bytes=shape.segment_bytes,
+            is_combined=is_combined,
+        )
+        world = simulated_world(
+            context.node,
+            context.transport,
+            cluster_id=CLUSTER_ID,
+            controllers=lambda: simulation.controllers,
+            metadata=METADATA,
+            logs={},
+            on_failure=failure,
+        )
+        durable = context.station.durable
+        membership = durable.get("founding", Membership())
+        await format_if_new(world, config, directory=durable["directory"], membership=membership)
+        return await ControllerRole.open(world, config)
+
+    async def _start_controller(
+        self, simulation: "MetadataSimulation", context: Context, role: ControllerRole, failure: Failure
+    ) -> None:
+        self._watch_messages(role.node.driver)
+        await role.start()
+        app = context.app = ControllerApp(role.node, failure.future)
+        self._looked[context.node.loop] = (app, context.station.name, context.node_id)
+        simulation.checker.born(context.node_id, role.node.driver.core)
 
     def _stepped(self, loop: SimLoop) -> None:
         """After every event: the cheap questions first."""
@@ -147,20 +174,22 @@ class MetadataStack(DriverStack):
         assert self._checker is not None
         self._checker.look(node)
         machine = app.machine
+        self._invariants.runtime(name, machine)
         if app.looked_offset != machine.offset or app.looked_image is not machine.image:
             assert self._metadata is not None
             app.looked_offset, app.looked_image = machine.offset, machine.image
             self._metadata.look(name, machine.offset, machine.image, is_open=machine.is_torn)
+            self._invariants.controller(name, machine)
+            self._invariants.storage(name, app.node.driver._storage)
 
 
 class BrokerNode:
-    """A broker's process."""
+    """A broker's process without logs: its membership, and a toy leader of the partitions that it leads."""
 
-    def __init__(
-        self, simulation: "MetadataSimulation", context: Context, tail: MetadataTail, agent: BrokerAgent
-    ) -> None:
-        self.tail = tail
-        self.agent = agent
+    def __init__(self, simulation: "MetadataSimulation", context: Context, membership: BrokerMembership) -> None:
+        self.membership = membership
+        self.tail = membership.tail
+        self.agent = membership.agent
         self.is_stopping = False
         self.is_stopped = False
         self._context = context
@@ -182,11 +211,11 @@ class BrokerNode:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.tail.run())
-                group.create_task(self.agent.run())
+                group.create_task(self.membership.run())
                 group.create_task(self._lead())
                 group.create_task(self._lose())
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+            raise first_error(errors) from errors
 
     async def _lead(self) -> None:
         """As the leader of its partitions would: followers fall behind and catch up."""
@@ -212,7 +241,7 @@ class BrokerNode:
                 self._simulation.metadata.altered(self._name, item, state)
 
     async def _lose(self) -> None:
-        """Now and then some replicas are found damaged; once that is told, nothing from before may count."""
+        """Now and then some replicas are found damaged; once that is reported, nothing from before may count."""
         while True:
             await asyncio.sleep(self._random.expovariate(1 / 2.0))
             epoch, image = self.agent.broker_epoch, self.tail.image
@@ -220,17 +249,17 @@ class BrokerNode:
             if epoch is None or not held:
                 continue
             lost = tuple(self._random.sample(held, min(len(held), self._random.choice((1, 1, 3)))))
-            request = ReportLost(broker=self.agent.broker, broker_epoch=epoch, replicas=lost)
+            request = ReplicasLost(broker=self.agent.broker, broker_epoch=epoch, replicas=lost)
             try:
                 async with asyncio.timeout(3):
                     reply = await self.agent.ask(request)
             except (TransportError, RemoteError, TimeoutError):
                 continue
-            for place, outcome, told in zip(lost, reply.items, reply.partition_epochs, strict=True):
+            for place, outcome, reported in zip(lost, reply.items, reply.partition_epochs, strict=True):
                 if outcome.error is None:
                     before = image.partition(*place)
                     assert before is not None, "it is held"
-                    self._simulation.metadata.lost(self._name, self.agent.broker, place, before, told)
+                    self._simulation.metadata.lost(self._name, self.agent.broker, place, before, reported)
 
     def _changes(self, image: ClusterImage) -> list[AlteredPartition]:
         items = []
@@ -281,6 +310,7 @@ class MetadataSimulation(RaftSimulation):
         self.departures_max = draw.choice((1, 3, 2_500))
         self.checker = RaftChecker(self.fail, world.scheduler.trace)
         self.metadata = MetadataChecker(self.checker.history, self.fail)
+        self.invariants = Invariants(self.fail)
         self.cluster = Cluster(world)
         self._ids = world.random("ids")
         program = self.stack.program(self)
@@ -298,7 +328,7 @@ class MetadataSimulation(RaftSimulation):
             _lose_power_at_crash_point(station)
         self.observers: list[Station] = []
         """The brokers are; the nemesis leaves them to `_harm_brokers`."""
-        self._controllers = nodes
+        self.controllers = nodes
         self._harms: list[asyncio.Task[None]] = []
         self.broker_faults: dict[str, int] = {}
         self.admin_checker = AdminChecker(self.metadata, self.fail)
@@ -321,38 +351,25 @@ class MetadataSimulation(RaftSimulation):
         self.nemesis = Nemesis(self, self.plan, MORE_FAULTS)
 
     async def _broker(self, context: Context) -> None:
-        node = context.node
-        tail = MetadataTail(
-            disk=node.disk(),
-            path="metadata",
-            transport=context.transport,
-            sources=lambda: self._controllers,
-            work=node.work,
-            random=node.random,
-            snapshot_bytes=self.tail_snapshot_bytes,
-        )
-        await tail.open()
-        self.metadata.seen(context.station.name, tail.offset, tail.image)
         broker = int(context.node_id)
-        registration = Register(
-            cluster_id=CLUSTER_ID,
-            broker=broker,
-            incarnation=UUID(int=node.random.getrandbits(128), version=4),
-            endpoints=(("CLIENT", "PLAINTEXT", context.station.name, 9092),),
-            rack=f"rack-{broker % 3}",
-            directories=(UUID(int=broker),),
-            features=supported(),
-        )
-        agent = BrokerAgent(
-            with_clean_stop(registration, node.store()),
+        failure = Failure(context)
+        world = simulated_world(
+            context.node,
             context.transport,
-            tail,
-            lambda: self._controllers,
-            BrokerConfig(),
-            node.random,
+            cluster_id=CLUSTER_ID,
+            controllers=lambda: self.controllers,
+            metadata=METADATA,
+            logs={},
+            on_failure=failure,
         )
-        app = context.app = BrokerNode(self, context, tail, agent)
-        tail.subscribe(app.handed)
+        endpoint = ("CLIENT", "PLAINTEXT", context.station.name, 9092)
+        config = broker_config(endpoints=(endpoint,), rack=f"rack-{broker % 3}")
+        config = replace(config, metadata_snapshot_bytes=self.tail_snapshot_bytes)
+        membership = await BrokerMembership.open(world, config)
+        self.metadata.seen(context.station.name, membership.tail.offset, membership.tail.image)
+        membership.prepare_registration((DirectoryId(UUID(int=broker)),))
+        app = context.app = BrokerNode(self, context, membership)
+        membership.tail.subscribe(app.handed)
         await app.run()
 
     # -- the brokers' own faults
@@ -439,7 +456,7 @@ class MetadataSimulation(RaftSimulation):
 
     async def _strand_leader(self, draw: Random) -> None:
         """Now and then the leader is cut off from the other controllers, not from brokers and clients, and takes long
-        to find out: whoever asks it must not be told what is over."""
+        to find out: its answers must not be of the time before."""
         await asyncio.sleep(draw.uniform(2.0, max(3.0, self.shape.fault_s - 5.0)))
         leader = self.checker.leader_now()
         if leader is None or draw.random() < 0.5:
@@ -495,12 +512,12 @@ class MetadataSimulation(RaftSimulation):
         self._demand("nobody leads", self._is_led, LEADER_S)
         self._demand_fencing()
         self._demand_answers()
-        self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
-        self._demand("not all brokers are let in", self._are_brokers_live, SETTLE_S)
+        self._demand("the membership is not whole", self._is_repaired, CONVERGE_S)
+        self._demand("not all brokers are let in", self._are_brokers_live, CONVERGE_S)
         for admin in self.admins:
             admin.is_stopping = True
         self._demand_answers()
-        self._demand("images are not equal", self._has_converged, SETTLE_S)
+        self._demand("images are not equal", self._has_converged, CONVERGE_S)
         repair.cancel()
         self.metadata.advance()
         self.admin_checker.check_end()
@@ -528,14 +545,14 @@ class MetadataSimulation(RaftSimulation):
             found = self.metadata.image.brokers.get(number)
             return found is None or found.fenced
 
-        self._demand(f"broker {number} is dead, and not fenced", is_fenced, SETTLE_S)
+        self._demand(f"broker {number} is dead, and not fenced", is_fenced, CONVERGE_S)
         station.start()
 
     def _demand_answers(self) -> None:
         for admin in self.admins:
             admin.must_do = ANSWERS_AFTER
         answered = lambda: all(admin.must_do <= 0 for admin in self.admins)  # noqa: E731
-        self._demand("operations are not answered", answered, SETTLE_S)
+        self._demand("operations are not answered", answered, CONVERGE_S)
 
     def _are_brokers_live(self) -> bool:
         return all(

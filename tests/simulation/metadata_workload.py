@@ -14,14 +14,14 @@ from uuid import UUID
 
 from simulation.cluster import Context
 from simulation.metadata_checker import MetadataChecker
-from tidelog.metadata.broker_side import BrokerConfig, ControllerClient
 from tidelog.metadata.brokers import Drain
-from tidelog.metadata.describe import DescribeTopics
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.controller_client import ControllerClient, ControllerClientConfig
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.partitions import ElectLeaders
-from tidelog.metadata.reassignments import AlterReassignments, Reassigned
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
-from tidelog.metadata.topics import AddPartitions, CreateTopics, DeleteTopics, MoreOfTopic, NewTopic
+from tidelog.metadata.queries import DescribeTopics
+from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
+from tidelog.metadata.topics import AddPartitions, CreateTopics, DeleteTopics, NewPartitions, NewTopic
 from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId
 
@@ -112,7 +112,7 @@ class Admin:
     async def run(self, context: Context) -> None:
         context.app = self
         client = ControllerClient(
-            context.transport, lambda: self._controllers, BrokerConfig(call_timeout_ms=1500), self._random
+            context.transport, lambda: self._controllers, ControllerClientConfig(call_timeout_ms=1500), self._random
         )
         name = context.station.name
         while True:
@@ -178,7 +178,7 @@ class Admin:
 
     async def _grow(self, who: str, client: ControllerClient, name: str) -> None:
         total = min(self._checker.topics[name].partitions + self._random.choice((1, 2, 4)), PARTITIONS_MAX)
-        (outcome,) = (await client.call(AddPartitions(topics=(MoreOfTopic(name=name, total=total),)))).items
+        (outcome,) = (await client.call(AddPartitions(topics=(NewPartitions(name=name, total=total),)))).items
         if outcome.error is None:
             self._checker.grown(who, name, total)
 
@@ -197,7 +197,9 @@ class Admin:
             request = Drain(broker=broker, on=self._random.random() < 0.5)
         else:
             replicas = where if kind == "reassign" else None
-            request = AlterReassignments(partitions=(Reassigned(topic=name, partition=partition, replicas=replicas),))
+            request = AlterReassignments(
+                partitions=(ReassignmentTarget(topic=name, partition=partition, replicas=replicas),)
+            )
         await client.call(request)
 
     async def _read(self, who: str, client: ControllerClient) -> None:

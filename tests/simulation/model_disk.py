@@ -45,7 +45,7 @@ class ModelDisk:
         self.set_aside: set[SnapshotId] = set()
         """Those that were read and failed it."""
         self.reset_points: dict[Offset, tuple[SnapshotId, Membership]] = {}
-        """Snapshots that a log was, or is to be, begun anew behind: a newer one may take their place before it is."""
+        """Snapshots that a log was, or is to be, reset to: a newer one may take their place before it is."""
         self._draw = draw
         self._under_way: list[Persist] = []
         self._stalled: list[Callable[[], None]] = []
@@ -109,14 +109,14 @@ class ModelDisk:
     def _cut(self, persist: Persist) -> None:
         """The synced end is lowered before the log is."""
         if persist.reset_to is not None:
-            self._begin_anew(*self.reset_points[persist.reset_to])
+            self._begin_again(*self.reset_points[persist.reset_to])
         elif persist.truncate_to is not None:
             self.synced_end = min(self.synced_end, persist.truncate_to)
             if self.damaged_at is not None and self.damaged_at >= persist.truncate_to:
                 self.damaged_at = None
             del self.entries[persist.truncate_to - self.start :]
 
-    def _begin_anew(self, snapshot: SnapshotId, membership: Membership) -> None:
+    def _begin_again(self, snapshot: SnapshotId, membership: Membership) -> None:
         self.entries.clear()
         self.damaged_at = None
         self.start, self.start_epoch, self.start_membership = snapshot.offset, snapshot.epoch, membership
@@ -179,9 +179,9 @@ class ModelDisk:
             self.recovering_until = max(self.recovering_until or Offset(0), self.synced_end, newest[0].offset)
             self.loss_epoch = self.hard_state.epoch
             self.snapshots = [(SnapshotId(Offset(0), Epoch(0)), newest[1], EMPTY_SNAPSHOT)]
-            self._begin_anew(*self.snapshots[0][:2])
+            self._begin_again(*self.snapshots[0][:2])
         elif newest[0].offset > max(self.end, self.snapshots[-1][0].offset):
-            # It was acknowledged as soon as it was there, before the log began anew behind it.
+            # It was acknowledged as soon as it was there, before the log was reset to it.
             self.recovering_until = max(self.recovering_until or Offset(0), newest[0].offset)
             self.loss_epoch = self.hard_state.epoch
 
@@ -198,7 +198,7 @@ class ModelDisk:
             del self.entries[good_end - self.start :]
         before = self.epoch_before(snapshot.offset)
         if before != snapshot.epoch:
-            self._begin_anew(snapshot, membership)
+            self._begin_again(snapshot, membership)
         self.synced_end = self.end
         boot = BootState(
             self.hard_state,

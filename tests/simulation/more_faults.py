@@ -68,7 +68,7 @@ def _rots(nemesis: Nemesis, station: Station, draw: Random, kinds: Sequence[str]
 
 
 def rot_what_is_sent(nemesis: Nemesis, draw: Random) -> Undo | None:
-    """A follower is cut off until it lags. When it is back, and an observer begins anew, the snapshots that the leader
+    """A follower is cut off until it lags. When it is back, and an observer begins again, the snapshots that the leader
     would send them rot, for a while also each new one, before or while it is sent: those must be refused, and another
     one be sent."""
     simulation = nemesis.simulation

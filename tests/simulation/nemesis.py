@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from simulation.cluster import Station
+from simulation.coverage import Coverage
 from tidelog.model.ids import NodeId
 from tidelog.raft.effects import Role
 from tidelog.world.simulated import Latency, Loss
@@ -93,18 +94,28 @@ class Nemesis:
         self.plan = plan
         self.is_over = False
         self.counts: dict[str, int] = {}
+        self.coverage = Coverage(simulation.cluster.stations.values)
+        self._traced: list[str] = []
+        """By the fault that is beginning."""
         self._undo: dict[int, Undo] = {}
         self._functions = {name: function for name, _, function in (*FAULTS, *more)}
         loop = simulation.world.loop
         for step in plan:
             loop.call_later(step.at_s, self._begin, step)
 
+    def add(self, more: Sequence["FaultRow"]) -> None:
+        """Faults that the plan may name besides those given."""
+        self._functions.update({name: function for name, _, function in more})
+
     def _begin(self, step: PlanStep) -> None:
         # Not a shared stream: see the module's docstring.
         draw = Random(f"{self.simulation.seed}/fault/{step.number}")
-        undo = self._functions[step.fault](self, draw)
+        self._traced.clear()
+        with self.coverage.striking(step.fault) as strike:
+            undo = self._functions[step.fault](self, draw)
         if undo is None:
             return
+        self.coverage.begun(strike, self._traced)
         self.counts[step.fault] = self.counts.get(step.fault, 0) + 1
         self._undo[step.number] = undo
         self.simulation.world.loop.call_later(step.duration_s, self._end, step)
@@ -122,6 +133,8 @@ class Nemesis:
             self._undo.pop(number)()
 
     def trace(self, text: str) -> None:
+        self._traced.append(text)
+        self.coverage.named(text)
         self.simulation.world.scheduler.trace("nemesis", text)
 
     # -- whom
@@ -359,6 +372,7 @@ def silence_streams(nemesis: Nemesis, draw: Random) -> Undo | None:
 def clock_rate(nemesis: Nemesis, draw: Random) -> Undo:
     station = nemesis.one(draw)
     rate = draw.choice((0.25, 0.5, 0.8, 1.25, 2.0, 4.0))
+    nemesis.trace(f"the clock of {station.name} runs at {rate}")
     station.machine.set_clock_rate(rate)
 
     def undo() -> None:
@@ -427,7 +441,7 @@ def remove_member(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 
 def storm_of_changes(nemesis: Nemesis, draw: Random) -> Undo:
-    """Whoever thinks that it leads is asked for changes of the membership, several at once, as soon as it leads."""
+    """Asks every node that thinks it leads for membership changes, several at once, as soon as it leads."""
     loop = nemesis.simulation.world.loop
     state = {"on": True}
     nemesis.trace("a storm of membership changes")

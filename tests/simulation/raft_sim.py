@@ -4,7 +4,7 @@
     ... plan     faults begin and end (`nemesis`)
     fault_s      all faults end, all nodes start, an operator repairs the membership
     + LEADER_S   by now somebody leads and has committed an entry of its epoch
-    + SETTLE_S   by now clients are answered, every voter is whole, and observers have what is committed
+    + CONVERGE_S by now clients are answered, every voter is whole, and observers have what is committed
     failover     in most runs a minority, with the leader, goes for good: the others must go on, and soon
     end          all are back; clients are answered, and all members have applied what was ever committed
 
@@ -13,100 +13,33 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Protocol
 
 from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Program, Station
 from simulation.more_faults import MORE_FAULTS, draw_more_steps
-from simulation.nemesis import Nemesis, PlanStep, Undo, draw_plan
+from simulation.nemesis import Nemesis, Undo, draw_plan
 from simulation.observers import OBSERVER_NODES, catch_up_s, observer_program
+from simulation.run_result import Result, Shape, Symptom, draw_shape
 from simulation.workload import ClientChecker, Clients
 from tidelog.model.errors import CorruptStateError, LostStateError, TidelogError
 from tidelog.model.ids import NodeId
-from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import Role
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Member, Membership
 from tidelog.world.simulated import Latency, MachineDied, SimulationError, SimWorld
 
 LEADER_S = 15.0
-SETTLE_S = 60.0
+CONVERGE_S = 60.0
 FAILOVER_TIMEOUTS = 6
 """How many of the longest election timeouts a healthy majority may take to find a leader."""
 OPERATIONS_AFTER = 6
 REPAIR_EVERY_S = 0.25
 CLIENT_NODES = (NodeId(101), NodeId(102))
 """Two machines with clients: a partition may leave some on either side."""
-NETWORKS = (Latency(0.0002, 0.001, 0.01, 0.01), Latency(0.001, 0.02), Latency(0.002, 0.05, 0.05, 0.1))
-DISKS = (Latency(0.0002, 0.001), Latency(0.001, 0.02, 0.02, 0.1), Latency(0.01, 0.08))
 REFUSALS = (LostStateError, CorruptStateError)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a seed decides about a run before it begins."""
-
-    stack: str
-    voters: int
-    spares: int
-    observers: int
-    fault_s: float
-    clients: int
-    client_pause_s: float
-    reads: float
-    snapshot_every: int
-    piece_bytes: int
-    segment_bytes: int
-    failover: str | None
-    latency: Latency
-    disk_latency: Latency
-    raft: RaftConfig
-
-
-def draw_shape(seed: int, stack: str | None = None) -> Shape:
-    draw = Random(f"{seed}/shape")
-    drawn_stack = "driver" if draw.random() < 0.4 else "core"
-    stack = stack or drawn_stack
-    snapshot_every = draw.choice((3, 10, 10, 30, 1000))
-    # A transfer in many pieces, of a state that a newer one replaces before it is through, would never end.
-    piece_bytes, pause_s = draw.choice((64, 256, 4096)), draw.choice((0.04, 0.12, 0.4))
-    if snapshot_every < 30:
-        piece_bytes, pause_s = 4096, max(pause_s, 0.1)
-    heartbeat_ms = draw.choice((100, 150, 250))
-    shortest_ms = heartbeat_ms * draw.choice((3, 5))
-    return Shape(
-        stack=stack,
-        voters=draw.choice((3,) * 12 + (5, 5, 5, 5, 4, 4, 2, 1)),
-        spares=draw.choice((0, 0, 1, 1, 2)),
-        # Drawn from a stream of its own: the rest of a seed's shape is what it was before there were any.
-        observers=Random(f"{seed}/observers").choice((1, 1, 2)) if stack == "driver" else 0,
-        fault_s=draw.choice((8.0, 12.0, 20.0)),
-        clients=draw.choice((1, 1, 2)),
-        client_pause_s=pause_s,
-        reads=draw.choice((0.1, 0.3, 0.6)),
-        snapshot_every=snapshot_every,
-        piece_bytes=piece_bytes,
-        segment_bytes=draw.choice((400, 2000, 1 << 20)),
-        failover=draw.choice((None, "kill", "pause", "isolate")),
-        latency=draw.choice(
-            (Latency(0.0002, 0.001, 0.01, 0.01), Latency(0.001, 0.02), Latency(0.002, 0.05, 0.05, 0.1))
-        ),
-        disk_latency=draw.choice((Latency(0.0002, 0.001), Latency(0.001, 0.02, 0.02, 0.1), Latency(0.01, 0.08))),
-        raft=RaftConfig(
-            election_timeout_min_ms=shortest_ms,
-            election_timeout_max_ms=shortest_ms * 2,
-            heartbeat_interval_ms=heartbeat_ms,
-            disk_stall_timeout_ms=draw.choice((500, 2000)),
-            append_bytes_max=draw.choice((64, 1 << 10, 1 << 20)),
-            inflight_messages_max=draw.choice((1, 4, 64)),
-            inflight_bytes_max=draw.choice((256, 8 << 20)),
-            uncommitted_bytes_max=draw.choice((2000, 64 << 20)),
-            kept_behind_snapshot_bytes=draw.choice((0, 0, 200, 4 << 20)),
-        ),
-    )
 
 
 class Stack(Protocol):
@@ -143,37 +76,10 @@ class Stack(Protocol):
         ...
 
 
-class Symptom(Enum):
-    """How a run fails."""
-
-    CHECKER = "a checker names what is wrong"
-    PROGRESS = "something that must happen after the healing does not happen in its time"
-    CRASH = "code raises what nobody handles, or the run itself ends too early"
-
-
-@dataclass(slots=True)
-class Result:
-    seed: int
-    failure: str | None
-    virtual_s: float
-    events: int
-    digest: str
-    plan: list[PlanStep]
-    shape: Shape
-    acknowledged: int = 0
-    reads: int = 0
-    elections: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
-    trace: list[str] = field(default_factory=list)
-    symptom: Symptom | None = None
-    """What kind of failure it is."""
-    error: BaseException | None = None
-    """Of a crash."""
-
-
 class RaftSimulation:
     symptom: Symptom | None = None
     """Of the first failure, unless it is a crash."""
+    membership_changes = 0
 
     def __init__(
         self, world: SimWorld, seed: int, shape: Shape, stack: Stack, *, only: Collection[int] | None = None
@@ -242,6 +148,11 @@ class RaftSimulation:
         """How often each was done."""
         return self.nemesis.counts
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """For tests that something was there to check."""
+        return {}
+
     def run(self) -> None:
         for station in self.cluster.stations.values():
             station.start()
@@ -253,15 +164,15 @@ class RaftSimulation:
         repair = self.world.loop.create_task(self._repair())
         self._demand("nobody leads", self._is_led, LEADER_S)
         self._demand_operations()
-        self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
+        self._demand("the membership is not whole", self._is_repaired, CONVERGE_S)
         self._demand_observers()
         if self.shape.failover is not None:
             self._fail_over(self.shape.failover)
         for clients in self.clients:
             clients.is_stopping = True
         self._demand_operations()
-        self._demand("the membership is not whole", self._is_repaired, SETTLE_S)
-        self._demand("members have not applied what is committed", self._has_converged, SETTLE_S)
+        self._demand("the membership is not whole", self._is_repaired, CONVERGE_S)
+        self._demand("members have not applied what is committed", self._has_converged, CONVERGE_S)
         self._demand_observers()
         repair.cancel()
         self.clients_checker.check_end()
@@ -270,7 +181,7 @@ class RaftSimulation:
         for clients in self.clients:
             clients.must_do = OPERATIONS_AFTER
         answered = lambda: all(clients.must_do <= 0 for clients in self.clients)  # noqa: E731
-        self._demand("operations are not answered", answered, SETTLE_S)
+        self._demand("operations are not answered", answered, CONVERGE_S)
 
     def _demand_observers(self) -> None:
         """Each observer has, in time, all that is committed now."""
@@ -352,7 +263,11 @@ class RaftSimulation:
 
     def _is_led(self) -> bool:
         leader = self.checker.leader_now()
-        return leader is not None and leader[1].leading is not None and leader[1].commit > leader[1].leading.epoch_start
+        return (
+            leader is not None
+            and leader[1].leader_state is not None
+            and leader[1].commit > leader[1].leader_state.epoch_start
+        )
 
     def _is_repaired(self) -> bool:
         return self.is_whole() and self.next_repair() is None
@@ -370,14 +285,21 @@ class RaftSimulation:
 
     # -- membership, as an operator sees it
 
+    @property
+    def quorum(self) -> list[Station]:
+        """Machines that are voters or may become one."""
+        return self.stations
+
     def membership(self) -> Membership | None:
         """The one in force, if it is committed and its leader is at work."""
         leader = self.checker.leader_now()
         if leader is None:
             return None
         core = leader[1]
-        if core.leading is None or core.commit <= core.leading.epoch_start:
+        if core.leader_state is None or core.commit <= core.leader_state.epoch_start:
             return None
+        if any(station.app is not None and station.app.core.epoch > core.epoch for station in self.quorum):
+            return None  # it leads no more and does not know it: another may have changed the membership
         log = core.log
         return log.membership if len(log.memberships) == 1 or log.membership_offset < core.commit else None
 
@@ -404,7 +326,7 @@ class RaftSimulation:
 
     def is_changing(self) -> bool:
         """A change of the membership was asked for and may still be made, by a leader that is paused now, too."""
-        return any(station.context is not None and station.context.asked for station in self.stations)
+        return any(station.context is not None and station.context.asked for station in self.quorum)
 
     def is_whole_but(self, node: NodeId) -> bool:
         """All other voters are whole, and a majority."""
@@ -429,7 +351,7 @@ class RaftSimulation:
         if membership.learners:
             return None
         if len(membership.voters) < self.shape.voters:
-            for station in self.stations:
+            for station in self.quorum:
                 if membership.voter(station.node_id) is None and station.is_up:
                     return Member(station.node_id, station.durable["directory"])
         return None
@@ -437,7 +359,7 @@ class RaftSimulation:
     async def _repair(self) -> None:
         while True:
             await asyncio.sleep(REPAIR_EVERY_S)
-            for station in self.stations:
+            for station in self.quorum:
                 if station.has_refused and isinstance(station.last_error, REFUSALS):
                     # It says that it must not run on what it has: an operator gives it a new disk.
                     self.world.scheduler.trace(station.name, "is given a new disk")
@@ -466,6 +388,7 @@ class RaftSimulation:
             except TidelogError as error:
                 self.world.scheduler.trace("operator", f"{what}: {error}")
             else:
+                self.membership_changes += 1
                 self.world.scheduler.trace("operator", f"{what}: done")
             finally:
                 context.asked -= 1
@@ -483,7 +406,7 @@ class RaftSimulation:
         if gone:
             self._change(remove=gone[0])
             return lambda: None
-        candidates = [s for s in self.stations if membership.voter(s.node_id) is None and s.is_up]
+        candidates = [s for s in self.quorum if membership.voter(s.node_id) is None and s.is_up]
         if not candidates:
             return None
         station = draw.choice(candidates)
@@ -491,13 +414,13 @@ class RaftSimulation:
         return lambda: None
 
     def ask_for_any_change(self, draw: Random) -> None:
-        """Ask whoever thinks that it leads, without a look at what is under way."""
-        leaders = [s for s in self.stations if s.app is not None and s.app.core.role is Role.LEADER]
+        """Ask a node that thinks it leads, whatever is under way."""
+        leaders = [s for s in self.quorum if s.app is not None and s.app.core.role is Role.LEADER]
         if not leaders:
             return
         station = draw.choice(leaders)
         membership = station.app.core.log.membership
-        others = [s for s in self.stations if membership.voter(s.node_id) is None]
+        others = [s for s in self.quorum if membership.voter(s.node_id) is None]
         if others and (len(membership.voters) < 3 or draw.random() < 0.5):
             other = draw.choice(others)
             self._change(station, add=Member(other.node_id, other.durable["directory"]))
@@ -544,6 +467,14 @@ def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | Non
         from simulation.broker_sim import run_broker_seed
 
         return run_broker_seed(seed, only=only)
+    if stack == "lab":
+        from simulation.lab_sim import run_lab_seed
+
+        return run_lab_seed(seed, only=only)
+    if stack == "product":
+        from simulation.broker_sim import run_product_seed
+
+        return run_product_seed(seed, only=only)
     if stack == "groups":
         from simulation.groups_sim import run_groups_seed
 
@@ -556,16 +487,26 @@ def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | Non
     )
 
 
+@contextmanager
+def silent_logs() -> Iterator[None]:
+    """What nodes log under faults is meant for operators; the trace tells more."""
+    logger = logging.getLogger("tidelog")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def run_simulation(seed: int, shape: Shape, make: Callable[[SimWorld], RaftSimulation]) -> Result:
     """One run, and how it ended. Nothing that goes wrong inside of it escapes."""
-    # What nodes log under faults is meant for operators; the trace tells more.
-    logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
     failure: str | None = None
     cause: BaseException | None = None
     world = SimWorld(seed)
     simulation: RaftSimulation | None = None
     try:
-        with world:
+        with silent_logs(), world:
             simulation = make(world)
             simulation.run()
     except (Exception, MachineDied) as error:
@@ -586,6 +527,8 @@ def run_simulation(seed: int, shape: Shape, make: Callable[[SimWorld], RaftSimul
         reads=simulation.reads,
         elections=simulation.checker.elections,
         faults=simulation.faults,
+        counts=simulation.counts,
+        coverage=simulation.nemesis.coverage.counts,
         trace=list(scheduler.trace_lines),
         symptom=symptom,
         error=cause if symptom is Symptom.CRASH else None,

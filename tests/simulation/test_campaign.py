@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from simulation import campaign
-from simulation.raft_sim import Result, draw_shape
+from simulation.run_result import Result, draw_shape
 
 pytestmark = pytest.mark.sim
 
@@ -15,7 +15,7 @@ DEADLY = (3, 4)
 
 
 def work_and_die(connection: Connection, stack: str | None) -> None:
-    """In the place of `campaign._work`: two of the seeds kill whoever runs them."""
+    """In the place of `campaign._work`: two of the seeds kill the process that runs them."""
     while True:
         try:
             seed = connection.recv()

@@ -10,10 +10,10 @@ from tidelog.raft.config import BootState
 from tidelog.raft.effects import HardState, Persist
 from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
+from tidelog.raft.pending_requests import PendingRequests
+from tidelog.raft.persistent_state import merge
 from tidelog.raft.persister import ENTRIES_AT_ONCE_MAX, Persister
 from tidelog.raft.storage import RaftStorage
-from tidelog.raft.stored import merge
-from tidelog.raft.waiting import Waiting
 from tidelog.world.simulated import Loss, SimNode, SimWorld
 
 
@@ -40,13 +40,13 @@ def test_a_later_persist_cuts_what_is_stored_too() -> None:
 
 
 def test_a_node_that_stops_does_not_know_what_becomes_of_what_it_accepted() -> None:
-    """Seed 2 (driver): a client was told that nothing was done; the next leader committed it."""
+    """Seed 2 (driver): a client was answered that nothing was done; the next leader committed it."""
 
     async def stop(_node: SimNode) -> None:
-        waiting = Waiting()
-        token, accepted = waiting.ask()
+        waiting = PendingRequests()
+        token, accepted = waiting.add()
         waiting.accepted(token, Offset(3), Epoch(1))
-        _, asked = waiting.ask()
+        _, asked = waiting.add()
         waiting.end(RaftStoppedError("node 1 stops"))
         with pytest.raises(UnknownOutcomeError):
             await accepted
@@ -153,7 +153,7 @@ def test_entries_are_forgotten_only_after_what_was_to_be_written_before_them() -
 
 
 def test_a_snapshot_counts_as_acknowledged_as_soon_as_it_is_in_the_catalogue() -> None:
-    """Seed 3483 (driver): one that a leader had sent was acknowledged and rotted before the log began anew behind it;
+    """Seed 3483 (driver): one that a leader had sent was acknowledged and rotted before the log was reset to it;
     the next life fell back on the one before, and took itself for a sound voter."""
 
     async def install(node: SimNode) -> None:

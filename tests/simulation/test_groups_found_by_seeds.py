@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from consumer_world import ConsumerWorld, Program, SimConsumer
+from support.clients.consumers import ConsumerWorld, Program, SimConsumer
 
 from simulation import groups_workload
 from simulation.groups_checker import Life
 from simulation.groups_workload import Member, MemberPlan
-from tidelog.client.consumer_errors import WakeupError
+from tidelog.client.consumer.errors import WakeupError
 from tidelog.client.group_offsets import GroupOffsets, Nobody
 from tidelog.client.record import OffsetAndMetadata, TopicPartition
 from tidelog.coordinator.limits import GroupLimits
@@ -23,7 +23,7 @@ from tidelog.coordinator.state import EMPTY
 from tidelog.model.errors import CallTimeoutError, ErrorCode, TidelogError
 from tidelog.model.group_errors import UnknownMemberIdError
 from tidelog.model.ids import Offset, PartitionId, TopicId
-from tidelog.rpc.errors import coded
+from tidelog.rpc.grpc.errors import coded
 from tidelog.rpc.v1 import groups_pb2 as pb
 
 TOPIC = TopicId(UUID(int=7))
@@ -47,7 +47,7 @@ class Topics:
 
 def test_a_topic_that_grows_while_a_join_waits_is_dealt_as_it_is() -> None:
     """Seed 33: the group joined with two partitions, and the third came before that had committed. No index had the
-    group yet, so nobody dealt it anew."""
+    group yet, so nobody assigned it again."""
     host: Any = SimpleNamespace(limits=GroupLimits(), view=Topics(2))
     machine = _Machine(host)
     join = Heartbeat(group="g", member_id="m", member_epoch=0, view=host.view, now_ms=0, topics=("t",))
@@ -60,16 +60,16 @@ def test_a_topic_that_grows_while_a_join_waits_is_dealt_as_it_is() -> None:
     assert len(reply.assignment) == 3, "as topics are when it is decided, not as they were when it was asked"
 
 
-def _poll_until_told(program: Program, count: int) -> None:
+def _poll_until_called_back(program: Program, count: int) -> None:
     async def poll(consumer: SimConsumer) -> None:
-        while len(program.told) < count:
-            await consumer.poll(100)
+        while len(program.callbacks) < count:
+            await consumer.poll(0.1)
 
     program.run(poll)
 
 
 def _remove(world: ConsumerWorld, member_id: str) -> None:
-    """By whoever coordinates the group."""
+    """By the coordinator of the group."""
     for broker in (11, 12, 13):
         try:
             world.api(broker, "Groups", "RemoveMembers", pb.RemoveMembersRequest(group="g", member_ids=[member_id]))
@@ -86,7 +86,7 @@ def test_a_member_that_is_put_out_while_it_holds_nothing_joins_again_by_itself()
         one = world.consumer("g").start("t")
         world.until(lambda: len(one.reading) == 1)
         two = world.consumer("g").start("t")
-        world.until(lambda: two.told == [("assigned", [])])
+        world.until(lambda: two.callbacks == [("assigned", [])])
         membership = two.consumer.core._membership
         assert membership is not None
         before = membership.member_id
@@ -96,47 +96,47 @@ def test_a_member_that_is_put_out_while_it_holds_nothing_joins_again_by_itself()
 
 def test_callbacks_hear_nothing_of_what_was_taken_away_before_they_heard_of_it() -> None:
     """Seeds 11 and 21: given and taken away again between two polls, or given just before the consumer was closed; its
-    program was told that it was revoked, and never that it was assigned. Lost in the same way it is not told either."""
+    program learned of its revocation, and never of its assignment. A loss in the same way is not reported either."""
     with ConsumerWorld(1) as world:
         world.make_topic("t", partitions=1)
         one = world.consumer("g")
         one.run(lambda consumer: consumer.subscribe(["t"], **one.listener()))
-        _poll_until_told(one, 1)
-        (held,) = one.consumer.core.positions
+        _poll_until_called_back(one, 1)
+        (held,) = one.consumer.core.subscription
         mine, other = {held.partition: "t"}, {PartitionId(held.partition.topic_id, 1): "t"}
 
         async def give_and_take(consumer: SimConsumer) -> None:
-            consumer.core.told({**mine, **other})
-            consumer.core.told(mine)
+            consumer.core.reconciler.assigned({**mine, **other})
+            consumer.core.reconciler.assigned(mine)
             await consumer.poll(0)
 
         one.run(give_and_take)
-        assert [what for what, names in one.told if names] == ["assigned"]
+        assert [what for what, names in one.callbacks if names] == ["assigned"]
 
         async def give_and_close(consumer: SimConsumer) -> None:
-            consumer.core.told({**mine, **other})
-            await consumer.close(timeout_ms=1_000)
+            consumer.core.reconciler.assigned({**mine, **other})
+            await consumer.close(timeout=1.0)
 
         one.run(give_and_close)
-        assert [(what, len(names)) for what, names in one.told if names] == [("assigned", 1), ("revoked", 1)]
+        assert [(what, len(names)) for what, names in one.callbacks if names] == [("assigned", 1), ("revoked", 1)]
 
 
-def test_what_is_lost_while_the_callback_of_its_assignment_runs_is_told_as_lost_after_it() -> None:
+def test_partitions_lost_during_the_assignment_callback_are_reported_lost_after_it() -> None:
     with ConsumerWorld(1) as world:
         world.make_topic("t", partitions=1)
         one = world.consumer("g")
 
         async def subscribe(consumer: SimConsumer) -> None:
             async def assigned(names: list[Any]) -> None:
-                one.told.append(("assigned", names))
-                if names and len(one.told) <= 2:
-                    consumer.core.lost(UnknownMemberIdError("put out"))
+                one.callbacks.append(("assigned", names))
+                if names and len(one.callbacks) <= 2:
+                    consumer.core.reconciler.lost(UnknownMemberIdError("put out"))
 
             await consumer.subscribe(["t"], **{**one.listener(), "on_assigned": assigned})
 
         one.run(subscribe)
-        _poll_until_told(one, 2)
-        assert [what for what, names in one.told if names][:2] == ["assigned", "lost"]
+        _poll_until_called_back(one, 2)
+        assert [what for what, names in one.callbacks if names][:2] == ["assigned", "lost"]
 
 
 class FewRecords:
@@ -162,8 +162,8 @@ class FewRecords:
         self._woken.clear()
         raise WakeupError("woken")
 
-    async def commit(self, _offsets: Any, *, timeout_ms: int) -> None:
-        assert timeout_ms > 0
+    async def commit(self, _offsets: Any, *, timeout: float) -> None:
+        assert timeout > 0
         self.commits.append(self._given)
         if len(self.commits) == 1:
             raise CallTimeoutError("nobody coordinates the group")
@@ -176,12 +176,10 @@ def test_a_member_that_iterates_commits_what_is_left_when_no_more_comes(monkeypa
     monkeypatch.setattr(groups_workload, "WAKE_S", 0.01)
     plan = MemberPlan(group="g", is_static=False, is_auto=False, is_iterating=True, pattern="", restless=0, slow=0)
     checker: Any = SimpleNamespace(gave=lambda *_: None, done=lambda *_: None)
-    simulation: Any = SimpleNamespace(
-        groups_checker=checker, world=SimpleNamespace(scheduler=SimpleNamespace(trace=lambda *_: None))
-    )
+    groups: Any = SimpleNamespace(checker=checker, trace=lambda *_: None)
 
     async def scenario() -> list[int]:
-        member = Member(simulation, 1, plan, Random(1))
+        member = Member(groups, 1, plan, Random(1))
         consumer: Any = FewRecords()
         member.life = Life("m1.1", "g", is_static=False, consumer=consumer)
         context: Any = SimpleNamespace(node=SimpleNamespace(loop=asyncio.get_running_loop()))
@@ -212,18 +210,16 @@ def test_a_commit_that_is_refused_holds_up_no_other_of_the_same_request() -> Non
         await first.wait()  # until the two others wait behind it
         answer = pb.CommitOffsetsResponse()
         for row in request.offsets:
-            told = answer.offsets.add(partition=row.partition)
+            reported = answer.offsets.add(partition=row.partition)
             if row.partition == gone.partition and len(asked) > 1:
-                told.error.CopyFrom(coded(ErrorCode.STALE_MEMBER_EPOCH, "others have it"))
+                reported.error.CopyFrom(coded(ErrorCode.STALE_MEMBER_EPOCH, "others have it"))
         return answer
 
     async def find(_group: str, *, timeout_ms: int) -> Any:
         assert timeout_ms > 0
         return SimpleNamespace(address="b")
 
-    cluster: Any = SimpleNamespace(
-        connections=SimpleNamespace(call=call), backoff=lambda: SimpleNamespace(next_s=lambda: 0.01)
-    )
+    cluster: Any = SimpleNamespace(call_at=call, backoff=lambda: SimpleNamespace(next_s=lambda: 0.01))
     coordinators: Any = SimpleNamespace(find=find, forget=lambda _group: None)
 
     async def scenario() -> None:

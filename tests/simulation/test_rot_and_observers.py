@@ -12,7 +12,8 @@ from simulation.machine import ChainMachine, link
 from simulation.more_faults import ROT, draw_more_steps
 from simulation.nemesis import draw_plan
 from simulation.observers import OBSERVER_NODES, ObserverMachine
-from simulation.raft_sim import RaftSimulation, draw_shape
+from simulation.raft_sim import RaftSimulation
+from simulation.run_result import draw_shape
 from simulation.stacks import make_stack
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.effects import SnapshotPiece

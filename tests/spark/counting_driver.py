@@ -40,7 +40,7 @@ def count(
         for batch in batches:
             yield batch
             if is_failing:
-                raise RuntimeError("a task that was told to fail, after it has read")
+                raise RuntimeError("a task that fails on purpose, after it has read")
 
     def write(batch: Any, number: int) -> None:
         rows = [(row.partition, row.offset, bytes(row.value).decode()) for row in batch.collect()]

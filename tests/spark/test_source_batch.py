@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
-from spark_metrics import requests
-from spark_streams import told
+from support.spark.metrics import requests
+from support.spark.streams import message_of
 
 import tidelog
 from tidelog.testing import LocalCluster
@@ -164,27 +164,30 @@ class TestBatch:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"subscribe": "table", "minPartitions": "few"}, "minPartitions='few': a whole number, 1 or more"),
+            ({"subscribe": "table", "minPartitions": "few"}, "minPartitions='few': an integer, 1 or more"),
             ({"subscribe": "table", "startingOffset": "latest"}, "did you mean 'startingOffsets'?"),
             ({"subscribe": "nowhere"}, "subscribe: there is no topic 'nowhere'"),
-            ({"subscribe": "table", "kafka__linger__ms": "5"}, "linger.ms is no option of a consumer"),
-            ({"subscribe": "table", "bootstrap__servers": "localhost:1"}, "no cluster at localhost:1"),
+            ({"subscribe": "table", "kafka__linger__ms": "5"}, "linger.ms belongs to a producer, not to a consumer"),
+            (
+                {"subscribe": "table", "bootstrap__servers": "localhost:1", "kafka__bootstrap__wait__ms": "0"},
+                "no cluster at localhost:1",
+            ),
         ],
     )
-    def test_what_is_wrong_is_told_in_one_line_before_a_job_starts(
+    def test_errors_are_reported_in_one_line_before_a_job_starts(
         self, spark: SparkSession, bootstrap: str, table: str, options: dict[str, str], words: str
     ) -> None:
         given = {"bootstrap.servers": bootstrap} | {k.replace("__", "."): v for k, v in options.items()}
         with pytest.raises(Exception) as error:
             spark.read.format("tidelog").options(**given).load().collect()
-        lines = [line for line in told(error.value).splitlines() if words in line]
+        lines = [line for line in message_of(error.value).splitlines() if words in line]
         assert len(lines) == 1, str(error.value)
 
     def test_a_column_of_another_type_is_refused(self, spark: SparkSession, bootstrap: str, table: str) -> None:
         reader = spark.read.format("tidelog").options(**{"bootstrap.servers": bootstrap, "subscribe": table})
         with pytest.raises(Exception) as error:
             reader.schema("value string").load().collect()
-        assert "schema: column 'value' is binary, not string; cast it in the query" in told(error.value)
+        assert "schema: column 'value' is binary, not string; cast it in the query" in message_of(error.value)
         with pytest.raises(Exception) as error:
             reader.schema("wert binary").load().collect()
-        assert "schema: there is no column 'wert'" in told(error.value)
+        assert "schema: there is no column 'wert'" in message_of(error.value)

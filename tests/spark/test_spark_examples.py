@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_there import need
+from support.spark.availability import need
 
 import tidelog
 from tidelog.cli import demo_spark
@@ -75,7 +75,7 @@ def test_clicks_become_sessions(spark: SparkSession, bootstrap: str, tmp_path: P
     ]
 
 
-@pytest.mark.source("b:EX-34")
+@pytest.mark.requirement("b:EX-34")
 def test_every_payment_gets_one_decision(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
     example = load("fraud")
     lines: list[str] = example.main(spark, bootstrap, str(tmp_path))
@@ -127,13 +127,13 @@ def records_of(bootstrap: str, topic: str) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=lambda row: (row["partition"], row["offset"]))
 
 
-@pytest.mark.source("b:EX-29", "b:S-05")
+@pytest.mark.requirement("b:EX-29", "b:S-05")
 def test_what_programs_log_is_in_files_and_in_sqlite(logged: Logged) -> None:
     """Logger, topic, stream job, two sinks; files and SQLite stand for HDFS and Cassandra."""
     teams = logged.example.TEAMS
-    told = {f"example-for-{teams[program]}: {n} {level}" for (program, level), n in logged.wanted.items()}
-    assert set(logged.lines) == told
-    assert len(logged.lines) == len(told)
+    reported = {f"example-for-{teams[program]}: {n} {level}" for (program, level), n in logged.wanted.items()}
+    assert set(logged.lines) == reported
+    assert len(logged.lines) == len(reported)
     stored: Counter[tuple[str, str, str]] = Counter()
     for file in (logged.home / "lines").glob("batch=*/*.json"):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -146,7 +146,7 @@ def test_what_programs_log_is_in_files_and_in_sqlite(logged: Logged) -> None:
     assert total == 2 * LINES
 
 
-@pytest.mark.source("b:S-01")
+@pytest.mark.requirement("b:S-01")
 def test_a_stream_goes_from_several_topics_to_several_topics(logged: Logged, bootstrap: str) -> None:
     read = {topic: len(records_of(bootstrap, topic)) for topic in logged.example.PROGRAMS}
     assert read == {"example-log-shop": LINES, "example-log-bank": LINES}
@@ -154,7 +154,7 @@ def test_a_stream_goes_from_several_topics_to_several_topics(logged: Logged, boo
     assert {topic: len(records_of(bootstrap, topic)) for topic in written} == dict.fromkeys(written, LINES)
 
 
-@pytest.mark.source("b:S-03")
+@pytest.mark.requirement("b:S-03")
 def test_a_stream_counts_sorts_for_others_and_joins_two_sources(logged: Logged, bootstrap: str) -> None:
     counts: Counter[str] = Counter()
     for record in records_of(bootstrap, logged.example.COUNTS):
@@ -171,7 +171,7 @@ def test_a_stream_counts_sorts_for_others_and_joins_two_sources(logged: Logged, 
             assert counts[f"example-for-{team} {level}"] == logged.wanted[program, level]
 
 
-@pytest.mark.source("b:S-04")
+@pytest.mark.requirement("b:S-04")
 def test_a_job_reads_operates_and_writes_back_for_the_next_one(logged: Logged, bootstrap: str) -> None:
     """The second job has read what the first one wrote, and its result is in the log again."""
     between = sum(len(records_of(bootstrap, f"example-for-{team}")) for team in logged.example.TEAMS.values())

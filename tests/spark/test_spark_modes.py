@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from spark_there import need
+from support.spark.availability import need
 
 import tidelog
 

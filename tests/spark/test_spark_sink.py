@@ -99,20 +99,24 @@ def test_many_rows_arrive_once_and_in_order_per_key(spark: SparkSession, bootstr
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "told"),
+    ("columns", "options", "reported"),
     [
         (["CAST(id AS STRING) AS key"], {}, "there is no column 'value'"),
         (["id AS value"], {}, "column 'value' is bigint, not binary or string"),
         (["'1' AS value", "id AS partition"], {}, "column 'partition' is bigint, not int"),
-        (["'1' AS value", "id"], {}, "column 'id' is none of the sink's"),
+        (["'1' AS value", "id"], {}, "column 'id' is not a column of the sink"),
         (["'1' AS value"], {"topic": "no-such-topic"}, "topic=no-such-topic: there is no topic 'no-such-topic'"),
-        (["'1' AS value"], {"bootstrap.servers": "localhost:1"}, "no cluster at localhost:1"),
-        (["'1' AS value"], {"linger.ms": "soon"}, "linger.ms='soon': a number"),
+        (
+            ["'1' AS value"],
+            {"bootstrap.servers": "localhost:1", "bootstrap.wait.ms": "0"},
+            "no cluster at localhost:1",
+        ),
+        (["'1' AS value"], {"linger.ms": "soon"}, "linger.ms='soon': must be a number"),
         (["'1' AS value"], {"delivery": "exactly-once"}, "delivery=exactly-once: there are no transactions yet"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_any_job(
-    spark: SparkSession, bootstrap: str, columns: list[str], options: dict[str, str], told: str
+    spark: SparkSession, bootstrap: str, columns: list[str], options: dict[str, str], reported: str
 ) -> None:
     from pyspark.errors import AnalysisException
 
@@ -121,9 +125,9 @@ def test_what_is_wrong_is_one_line_before_any_job(
     with pytest.raises(AnalysisException) as caught:
         write(spark.range(3).selectExpr(*columns), bootstrap, **{"topic": "t", **options})
     text = str(caught.value)
-    assert told in text
+    assert reported in text
     assert "Traceback" not in text
-    assert len([line for line in text.splitlines() if told in line]) == 1
+    assert len([line for line in text.splitlines() if reported in line]) == 1
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup(group)
 
 
@@ -132,7 +136,7 @@ def test_a_log_is_not_overwritten(spark: SparkSession, bootstrap: str, topic: Ma
 
     options = {"bootstrap.servers": bootstrap, "topic": topic("sink-over")}
     frame = spark.range(1).selectExpr("'1' AS value")
-    with pytest.raises(AnalysisException, match=r"mode\('overwrite'\): a log is appended to"):
+    with pytest.raises(AnalysisException, match=r"mode\('overwrite'\): a log is append-only"):
         frame.write.format("tidelog").options(**options).mode("overwrite").save()
 
 
@@ -255,7 +259,7 @@ def test_tasks_that_fail_lose_nothing_and_repeat_only_what_is_replayed(
         assert replays(found, list(range(int(key), 1200, 5))), found
 
 
-def test_what_is_told_apart_is_repeated_and_lost_rows() -> None:
+def test_repeated_and_lost_rows_are_distinguished() -> None:
     assert replays([0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3])
     assert not replays([0, 2, 3], [0, 1, 2, 3])
     assert not replays([0, 1, 2], [0, 1, 2, 3])
@@ -292,8 +296,8 @@ def test_a_task_knows_its_query_its_batch_and_its_attempt(
 
         for batch in batches:
             me = attempt()
-            told = json.dumps([me.owner, me.batch_id, me.task, me.attempt])
-            yield pyarrow.RecordBatch.from_pydict({"value": [told] * batch.num_rows})
+            reported = json.dumps([me.owner, me.batch_id, me.task, me.attempt])
+            yield pyarrow.RecordBatch.from_pydict({"value": [reported] * batch.num_rows})
 
     frame = files(spark, tmp_path / "in", [["a"], ["b"]]).mapInArrow(who, "value string")
     query = run(frame, bootstrap, name, tmp_path / "checkpoint")

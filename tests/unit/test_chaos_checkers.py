@@ -10,11 +10,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from chaos.checks import AckGaps, CommitOrder, Progress
-from chaos.history import MemberLog, Tail, WriterLog
-from chaos.judge import judge
-from chaos.plan import KINDS, QUIET, QUIET_SHARE, draw
-from chaos.worker import WorkerSpec
+from chaos.tracebacks import unexpected_tracebacks
+
+from tidelog.testing.chaos.checks import AckGaps, CommitOrder, Progress
+from tidelog.testing.chaos.history import MemberLog, Tail, WriterLog
+from tidelog.testing.chaos.judge import ReadFailedError, judge, read_last
+from tidelog.testing.chaos.plan import KINDS, QUIET, QUIET_SHARE, draw
+from tidelog.testing.chaos.worker_spec import WorkerSpec
 
 TOPICS = {"events": 1}
 STUCK_S, RECOVERY_S = 60.0, 15.0
@@ -27,6 +29,7 @@ def progress() -> Progress:
 # Readers that stop.
 
 
+@pytest.mark.requirement("a:S-10")
 def test_reader_is_stuck_when_records_wait_for_too_long_on_a_healthy_cluster() -> None:
     checker = progress()
     checker.read("alone", "member-1", "events", 0, 4)
@@ -160,7 +163,7 @@ def histories(path: Path) -> list[WorkerSpec]:
     writer = WriterLog(path / "producer.jsonl", "producer")
     for number in range(10):
         writer.sent("events", 0, number)
-        writer.acked("events", 0, number, number)
+        writer.acked("events", 0, number, number, began_ms=0)
     writer.close()
     member = MemberLog(path / "reader.jsonl", "reader")
     member.assigned([("events", 0)])
@@ -214,6 +217,7 @@ def test_broken_log_is_found(tmp_path: Path, found: list[tuple[int, int]], kinds
     assert counts(tmp_path, rows) == kinds
 
 
+@pytest.mark.requirement("a:S-10")
 def test_record_that_a_group_was_not_given_is_found(tmp_path: Path) -> None:
     rows = histories(tmp_path)
 
@@ -248,6 +252,17 @@ def test_log_that_was_not_read_to_its_end_is_no_good_run(tmp_path: Path) -> None
     assert not judge(tmp_path, rows, {("events", 0): 10}).is_good
 
 
+def test_log_that_nobody_could_read_is_no_good_run(tmp_path: Path) -> None:
+    rows = histories(tmp_path)
+    (tmp_path / "events-last.jsonl").unlink()
+    assert not judge(tmp_path, rows, {("events", 0): 10}).is_good
+
+
+def test_reading_of_a_cluster_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ReadFailedError, match="the last reading of events failed"):
+        read_last("localhost:1", "events", tmp_path / "history.jsonl")
+
+
 # Histories.
 
 
@@ -274,6 +289,33 @@ def test_tail_leaves_a_line_that_is_not_complete(tmp_path: Path) -> None:
     assert [event["event"] for event in tail.events()] == ["end"]
 
 
+# Logs of nodes.
+
+CHAIN = """12:00 ERROR raft stops
+Traceback (most recent call last):
+  File "disk.py", line 1, in fdatasync
+OSError: [Errno 5] Input/output error
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "persister.py", line 2, in run
+    await self._persist()
+tidelog.model.errors.StorageError: sync raft: Input/output error (EIO)
+12:01 INFO goes on
+"""
+
+
+def test_traceback_of_a_failed_disk_is_expected_on_that_node_only() -> None:
+    assert unexpected_tracebacks(CHAIN, disk_has_failed=True) == []
+    assert len(unexpected_tracebacks(CHAIN, disk_has_failed=False)) == 2
+
+
+def test_other_traceback_is_a_failure_on_every_node() -> None:
+    log = CHAIN + 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 7\n'
+    assert unexpected_tracebacks(log, disk_has_failed=True) == ["KeyError: 7"]
+
+
 # The plan.
 
 
@@ -293,5 +335,5 @@ def test_plan_has_every_kind_and_about_a_quarter_of_quiet_time() -> None:
 
 
 def test_plan_has_only_the_kinds_that_are_asked_for() -> None:
-    faults = islice(draw(Random(7), ("freeze",)), 200)
+    faults = islice(draw(Random(7), {"freeze": KINDS["freeze"]}), 200)
     assert {fault.kind for fault in faults} == {"freeze", QUIET}

@@ -1,1 +1,1 @@
-"""The world that production uses: files, LMDB, the system's clock, helper processes. Threads live here only."""
+"""The environment of production: files, LMDB, the system clock, helper processes. Threads exist only here."""

@@ -1,18 +1,18 @@
 """A log directory on a real file system. The contract is in `world.disk`.
 
-How it keeps it:
+Implementation:
 
-- A file is written with `pwritev` at a size that the handle tracks. A write that fails in the middle is cut back with
-  `ftruncate` before the error is raised; if even that fails, the handle is broken and every later append raises.
-- `sync_many` counts what it is given. Up to `PARALLEL_SYNCS_MAX` files are synced with `fdatasync`, side by side on a
-  bounded pool of threads, then the directories with `fsync`. Above that, one `syncfs(2)` writes the whole file system.
-  Measured on ext4: 16 dirty files 1.6 ms on 16 threads; 100 files 9 ms on threads, 2 ms by `syncfs`; 1,000 files 88 ms
-  and 14 ms. `syncfs` also writes what other programs have dirtied, hence not for a few files.
-- `syncfs` reports writeback errors since Linux 5.8, by a mark that is taken when the descriptor is opened. So the root
-  directory is opened once and held; an older kernel, or a file system without it, gets threads only.
-- A file that is closed during a sync or a read on a thread keeps its descriptor until that has ended: a descriptor
-  number that is used again would sync the wrong file.
-- Pickled, it is its root; pools and descriptors are made where they are first used.
+- Files are written with `pwritev` at a size that the handle tracks. A failed partial write is removed with `ftruncate`
+  before the error is raised; if that fails too, the handle is broken and every later append raises.
+- `sync_many` syncs up to `PARALLEL_SYNCS_MAX` files with `fdatasync` in parallel on a bounded thread pool, then the
+  directories with `fsync`. Above that, one `syncfs(2)` writes the whole file system. Measured on ext4: 16 dirty files
+  1.6 ms on 16 threads; 100 files 9 ms on threads, 2 ms by `syncfs`; 1,000 files 88 ms and 14 ms. `syncfs` also writes
+  the dirty pages of other programs, so it is not used for a few files.
+- `syncfs` reports writeback errors since Linux 5.8, counted from when its descriptor was opened. So the root directory
+  is opened once and held. An older kernel, or a file system without it, uses threads only.
+- A file that is closed during a sync or read on a thread keeps its descriptor until that has ended: a reused descriptor
+  number would sync the wrong file.
+- Pickling keeps only the root; pools and descriptors are created where they are first used.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ LOGGER = logging.getLogger(__name__)
 
 PARALLEL_SYNCS_MAX = 16
 READER_THREADS_MAX = 4
-# One for the group that runs and some for start-up; a group waits on `syncs`, never on its own pool.
+# One for the running group and some for startup; a group waits on `syncs`, never on its own pool.
 GROUP_THREADS_MAX = 4
 # Without RWF_NOWAIT a read of this size may still run on the loop: one page of an index, a batch header.
 SMALL_READ_BYTES_MAX = 4096
@@ -51,7 +51,7 @@ SYNCFS_MISSING = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 class RealFile:
-    """An open file; see `world.disk.File`. Used by one thread, its syncs and slow reads run on others."""
+    """An open file; see `world.disk.File`. One thread uses it; its syncs and slow reads run on others."""
 
     __slots__ = ("_broken", "_closed", "_descriptor", "_disk", "_path", "_pins", "_size")
 
@@ -93,7 +93,7 @@ class RealFile:
         return position
 
     def _append_rest(self, data: memoryview, written: int) -> None:
-        """A short write is no error yet: the next one says why (no space), or finishes."""
+        """Writes the rest of a short write: the next call reports the reason (no space), or finishes."""
         while written < len(data):
             count = os.pwritev(self._descriptor, [data[written:]], self._size + written)
             if count == 0:
@@ -125,14 +125,14 @@ class RealFile:
             raise storage_error("read", self._path, error) from error
 
     def read_nowait(self, position: int, length: int) -> bytes | None:
-        wanted = min(length, max(0, self._size - position))
+        length = min(length, max(0, self._size - position))
         if not self._disk.has_nowait:
-            return self.read(position, length) if wanted <= SMALL_READ_BYTES_MAX else None
-        if wanted > READ_CALL_BYTES_MAX:
+            return self.read(position, length) if length <= SMALL_READ_BYTES_MAX else None
+        if length > READ_CALL_BYTES_MAX:
             return None
-        scratch = self._disk.scratch(wanted)
+        scratch = self._disk.scratch(length)
         try:
-            count = os.preadv(self._open_descriptor(), [scratch[:wanted]], position, os.RWF_NOWAIT) if wanted else 0
+            count = os.preadv(self._open_descriptor(), [scratch[:length]], position, os.RWF_NOWAIT) if length else 0
         except BlockingIOError:
             return None
         except OSError as error:
@@ -140,7 +140,7 @@ class RealFile:
                 self._disk.give_up_nowait(error)
                 return self.read_nowait(position, length)
             raise storage_error("read", self._path, error) from error
-        return bytes(scratch[:wanted]) if count == wanted else None
+        return bytes(scratch[:length]) if count == length else None
 
     async def read_async(self, position: int, length: int) -> bytes:
         pool = self._disk.readers()
@@ -163,7 +163,7 @@ class RealFile:
                 os.close(self._descriptor)
 
     def pin(self) -> None:
-        """Hold the descriptor for a thread, even past `close`."""
+        """Keeps the descriptor open for a thread, even after `close`."""
         with self._disk.pin_lock:
             assert not self._closed, f"{self._path} is closed"
             self._pins += 1
@@ -175,20 +175,20 @@ class RealFile:
                 os.close(self._descriptor)
 
     def fdatasync(self) -> None:
-        """Blocking, for the threads of a group that has pinned the file."""
+        """Blocks; for threads of a group that has pinned the file."""
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
             raise storage_error("sync", self._path, error) from error
 
     def _open_descriptor(self) -> int:
-        # A pinned file may be closed already; its thread still owns the descriptor.
+        # A pinned file may be closed already; its thread still uses the descriptor.
         assert not self._closed or self._pins, f"{self._path} is closed"
         return self._descriptor
 
 
 class RealDisk:
-    """Implements `world.disk.Disk` in the directory `root`, which must exist (or `create` makes it)."""
+    """Implements `world.disk.Disk` in the directory `root`, which exists, or which `create` creates."""
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = False) -> None:
         self._root = os.path.abspath(root)
@@ -198,7 +198,7 @@ class RealDisk:
 
     def _prepare(self) -> None:
         try:
-            # Held from before the first write, so that syncfs(2) tells of every error since.
+            # Held from before the first write, so that syncfs(2) reports every error since.
             self._root_descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise storage_error("open log directory", self._root, error) from error
@@ -240,16 +240,16 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            # Not to be taken for a file that is missing: that would count as damage.
+            # Must not look like a missing file: that would count as damage.
             raise storage_error("exists", path, error) from error
         return True
 
     def size(self, path: str) -> int:
         try:
-            found = os.stat(self._locate(path))
-            if stat.S_ISDIR(found.st_mode):
+            status = os.stat(self._locate(path))
+            if stat.S_ISDIR(status.st_mode):
                 raise OSError(errno.EISDIR, "a directory has no size")
-            return found.st_size
+            return status.st_size
         except OSError as error:
             raise storage_error("size", path, error) from error
 
@@ -280,7 +280,7 @@ class RealDisk:
             raise storage_error("remove", path, error) from error
 
     def remove_directory(self, path: str) -> None:
-        """Also what is below it, deepest first."""
+        """Removes everything below it first."""
         assert path, "the log directory itself is not removed"
         try:
             _remove_tree(self._locate(path))
@@ -290,12 +290,12 @@ class RealDisk:
             raise storage_error("remove directory", path, error) from error
 
     def free_bytes(self) -> int:
-        found = self._space()
-        return found.f_bavail * found.f_frsize
+        space = self._space()
+        return space.f_bavail * space.f_frsize
 
     def total_bytes(self) -> int:
-        found = self._space()
-        return found.f_blocks * found.f_frsize
+        space = self._space()
+        return space.f_blocks * space.f_frsize
 
     def _space(self) -> os.statvfs_result:
         try:
@@ -323,7 +323,7 @@ class RealDisk:
         await ended
 
     def close(self) -> None:
-        """End the threads; a sync or read under way is waited for."""
+        """Waits for running syncs and reads, then ends the threads."""
         if self._groups is not None:
             self._groups.close()
         for pool in (self._syncs, self._readers):
@@ -332,7 +332,7 @@ class RealDisk:
         self._groups = self._syncs = self._readers = None
 
     def _sync_pinned(self, files: Sequence[RealFile], directories: Sequence[str]) -> None:
-        """Lets go of the files in any case, on whichever thread it runs."""
+        """Unpins the files in any case."""
         try:
             self._sync_group(files, directories)
         finally:
@@ -345,12 +345,12 @@ class RealDisk:
             files[0].fdatasync()
         elif files:
             _run_all(self._sync_threads(), [handle.fdatasync for handle in files])
-        # Names last: a name that survives without its bytes is worse than bytes without a name.
+        # Names last: a name without its bytes is worse than bytes without a name.
         for path in directories:
             self._sync_directory(path)
 
     def _syncfs(self) -> bool:
-        """True when the whole file system is on the device; False where there is no such call."""
+        """Returns True when the whole file system is synced, False where `syncfs` is missing."""
         if _LIBC.syncfs(self._root_descriptor) == 0:
             return True
         number = ctypes.get_errno()
@@ -375,7 +375,7 @@ class RealDisk:
     async def run_pinned(
         self, pool: ThreadPoolExecutor, files: Sequence[RealFile], fn: Callable[..., T], *values: object
     ) -> T:
-        """Run `fn` on a thread; the files' descriptors live until it has ended, even if the caller is cancelled."""
+        """Runs `fn` on a thread; the descriptors stay open until it has ended, even if the caller is cancelled."""
         _pin(files)
         try:
             running = pool.submit(fn, *values)
@@ -398,7 +398,7 @@ class RealDisk:
         return self._syncs
 
     def scratch(self, length: int) -> memoryview:
-        """A buffer of at least `length` bytes that this thread may use until its next call."""
+        """Returns a buffer of at least `length` bytes for this thread, valid until its next call."""
         held: bytearray | None = getattr(self._local, "scratch", None)
         if held is None or len(held) < length:
             held = bytearray(length)
@@ -408,7 +408,7 @@ class RealDisk:
 
     def give_up_nowait(self, error: OSError) -> None:
         self.has_nowait = False
-        LOGGER.warning("disk=%s no RWF_NOWAIT here (%s): reads that may wait go to threads", self._root, error.strerror)
+        LOGGER.info("disk=%s no RWF_NOWAIT here (%s): reads that may wait go to threads", self._root, error.strerror)
 
     def _locate(self, path: str) -> str:
         return "/".join((self._root, *path_parts(path)))
@@ -442,7 +442,7 @@ def _unpin(files: Sequence[RealFile]) -> None:
 
 
 def _run_all(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -> None:
-    """Run all, wait for all, raise the first error: no sync is left running behind the group."""
+    """Runs all calls, waits for all, raises the first error: no sync runs on after its group."""
     running = [pool.submit(call) for call in calls]
     errors = [error for future in running if (error := future.exception()) is not None]
     if errors:

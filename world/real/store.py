@@ -1,23 +1,23 @@
 """The state store on LMDB. The contract is in `world.store`, the stored form of a value in `world.sealing`.
 
-One writer thread. A commit joins those that wait; when the thread is free it takes all of them into one transaction
-and one sync, in the order of the calls. The loop only reads, in read transactions that end at once.
+One thread writes. When it is free, it takes all pending commits into one transaction and one sync, in the order of the
+calls. The event loop only reads, in read transactions that end at once.
 
-    idle --commit--> writing --done, none waits--> idle
-                     writing --done, some wait---> writing (the next transaction takes all of them)
-                     writing --no room-----------> as done: this transaction was aborted, its commits are told
-                     writing --error-------------> failed (for ever: all that wait and all later commits raise)
+    idle --commit--> writing --done, none pending--> idle
+                     writing --done, some pending--> writing (the next transaction takes all of them)
+                     writing --no space------------> as done: the transaction was aborted, its commits fail
+                     writing --error---------------> failed (final: all pending and all later commits raise)
 
-Room: the map is as large as the blocks that the file system has given to the file (`posix_fallocate`), so LMDB says
-that its map is full before it would meet a full disk in the middle of a write; there it would take a short write for an
-error of the device. The map grows when a transaction does not fit, and when a quarter of it is left, which is the
-reserve. So a full disk is met by the growth alone: nothing was begun then, and what fits into the reserve is committed
-as before. LMDB forbids a resize while a transaction is open: readers and the resize share a lock.
+Space: the map is as large as the blocks that the file system has allocated to the file (`posix_fallocate`), so LMDB
+reports a full map before a write could meet a full disk; LMDB would report such a short write as a device error. The
+map grows when a transaction does not fit, and when less than a quarter of it, the reserve, is free. So only growth
+meets a full disk: before a transaction starts. What fits into the reserve still commits. LMDB forbids a resize while a
+transaction is open: readers and the resize share a lock.
 
-Where blocks cannot be given in advance, or are not overwritten in place (copy on write), LMDB itself may meet the full
-disk. It then aborts the transaction: its pages count as free, the meta page was not touched. Only if the meta page
-could not be written the outcome is unknown, LMDB refuses everything from then on, and so does this store. A known gap:
-a short write on such a file system is told by LMDB as EIO, and is final here.
+Where blocks cannot be allocated in advance, or are not overwritten in place (copy on write), LMDB itself may meet the
+full disk. It then aborts the transaction: its pages count as free, the meta page is unchanged. If LMDB could not write
+the meta page, the outcome is unknown; LMDB then rejects everything, and so does this store. Known gap: LMDB reports a
+short write on such a file system as EIO, which is final here.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ from tidelog.world.storage_errors import NO_SPACE, storage_error
 LOGGER = logging.getLogger(__name__)
 
 MAP_BYTES = 4 << 20
-"""At first; all of it is taken from the disk at once."""
+"""Initial size; allocated on the disk at once."""
 MAP_GROWTH_BYTES_MAX = 64 << 20
-"""The map doubles up to this, and grows by this from there on."""
+"""The map doubles until its growth reaches this, then grows by it."""
 MAP_BYTES_MAX = 64 << 30
 RESERVE_PART = 4
-"""A map of which less than such a part is left grows."""
+"""A map grows when less than 1/RESERVE_PART of it is free."""
 PAGE_BYTES_MAX = 64 << 10
 NOT_IN_ADVANCE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 READERS_MAX = 64
@@ -52,7 +52,7 @@ Writes = Mapping[bytes, bytes | None]
 
 
 class LmdbStore:
-    """Implements `world.store.StateStore` in the directory `path`, which is made if it is missing."""
+    """Implements `world.store.StateStore` in the directory `path`, which is created if missing."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LmdbStore:
             fresh = not read_only and not os.path.exists(data)
             if fresh:
                 os.makedirs(self._path, exist_ok=True)
-            # Of the size that it has; LMDB takes more if what is stored needs it.
+            # The present size; LMDB uses more if the data needs it.
             size = map_bytes if fresh or read_only else max(os.path.getsize(data), PAGE_BYTES_MAX)
             self._environment = lmdb.open(
                 self._path, map_size=size, max_readers=READERS_MAX, readonly=read_only, create=not read_only
@@ -90,7 +90,7 @@ class LmdbStore:
         self._page_bytes = self._environment.stat()["psize"]
         try:
             if not read_only:
-                self._take_first_room(data, map_bytes, must=fresh)
+                self._allocate_initial(data, map_bytes, must=fresh)
             if fresh:
                 _sync_directory(self._path)
                 _sync_directory(os.path.dirname(self._path))
@@ -123,21 +123,21 @@ class LmdbStore:
 
     def _stored(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         assert not self._closed, "the store is closed"
-        found: list[tuple[bytes, bytes]] = []
+        pairs: list[tuple[bytes, bytes]] = []
         try:
             with self._map_lock, self._environment.begin() as transaction, transaction.cursor() as cursor:
                 if cursor.set_range(prefix) if prefix else cursor.first():
                     for key, stored in cursor:
                         if not key.startswith(prefix):
                             break
-                        found.append((key, stored))
+                        pairs.append((key, stored))
         except lmdb.Error as error:
             raise self._error(f"scan {prefix!r} of", error) from error
-        return found
+        return pairs
 
     async def commit(self, writes: Writes) -> None:
         assert not self._closed, "the store is closed"
-        assert not self._read_only, "the store was opened to read"
+        assert not self._read_only, "the store is read-only"
         if self._failed is not None:
             raise self._failed
         sealed = {key: None if value is None else seal(key, value) for key, value in writes.items()}
@@ -154,7 +154,7 @@ class LmdbStore:
         running.add_done_callback(lambda ended: self._finish([done for _, done in batch], ended))
 
     def _finish(self, batch: list[asyncio.Future[None]], ended: "asyncio.Future[None]") -> None:
-        """On the loop, when a transaction has ended."""
+        """Runs on the event loop when a transaction has ended."""
         self._writing = False
         error = StorageError(f"state store {self._path}: closed") if ended.cancelled() else ended.exception()
         if error is None:
@@ -177,7 +177,7 @@ class LmdbStore:
         _resolve([done for _, done in waiting], error)
 
     def _write(self, batch: list[dict[bytes, bytes | None]]) -> None:
-        """On the writer thread: one transaction for all, again with a larger map if it does not fit."""
+        """Runs on the writer thread: one transaction for all, repeated with a larger map if it does not fit."""
         self._keep_reserve()
         while True:
             try:
@@ -195,45 +195,45 @@ class LmdbStore:
                 raise self._commit_error(error) from error
 
     def _commit_error(self, error: Exception) -> StorageError:
-        found = self._error("commit to", error)
-        if isinstance(found, DiskFullError):
+        failure = self._error("commit to", error)
+        if isinstance(failure, DiskFullError):
             try:
                 self._environment.begin().abort()
             except lmdb.Error as panic:
-                # The meta page was not written: whether the transaction has happened only the next start can tell.
-                return StorageError(f"{found} ({panic})", path=self._path)
-        return found
+                # The meta page was not written: only the next start can tell whether the transaction committed.
+                return StorageError(f"{failure} ({panic})", path=self._path)
+        return failure
 
-    def _take_first_room(self, data: str, map_bytes: int, *, must: bool) -> None:
-        """A store that is there opens on a full disk too, with the room that it has."""
-        wanted = max(map_bytes, self._map_bytes)
+    def _allocate_initial(self, data: str, map_bytes: int, *, must: bool) -> None:
+        """An existing store opens on a full disk, too, with the space that it has."""
+        target_bytes = max(map_bytes, self._map_bytes)
         try:
-            # Written through a map: a page of it that finds no room would be a SIGBUS.
+            # Written through a memory map: a page without space would raise SIGBUS.
             self._allocate(os.path.join(self._path, "lock.mdb"), None)
-            self._allocate(data, wanted)
+            self._allocate(data, target_bytes)
         except OSError as error:
             if must or error.errno not in NO_SPACE:
                 raise
-            LOGGER.warning("%s; there is no reserve for now", self._error("reserve room for", error))
+            LOGGER.warning("%s; there is no reserve for now", self._error("reserve space for", error))
             return
-        if wanted > self._map_bytes:
-            self._map_bytes = wanted
-            self._environment.set_mapsize(wanted)
+        if target_bytes > self._map_bytes:
+            self._map_bytes = target_bytes
+            self._environment.set_mapsize(target_bytes)
 
     def _allocate(self, path: str, size: int | None) -> None:
-        """The file has all of its blocks up to `size` (None: its size). `OSError` if there is no room for them."""
+        """Allocates all blocks of the file up to `size` (None: its size). Raises `OSError` if there is no space."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size if size is None else size)
         except OSError as error:
-            # LMDB then takes blocks when it needs them.
+            # LMDB then allocates blocks when it needs them.
             if error.errno not in NOT_IN_ADVANCE:
                 raise
         finally:
             os.close(descriptor)
 
     def _keep_reserve(self) -> None:
-        """Grow before it is needed. If there is no room, the reserve is what is left."""
+        """Grows the map before it is full. Without space, the reserve is what is left."""
         used_bytes = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
         if self._map_bytes - used_bytes >= self._map_bytes // RESERVE_PART or self._map_bytes >= self._map_bytes_max:
             return
@@ -248,17 +248,17 @@ class LmdbStore:
     def _grow(self) -> None:
         if self._map_bytes >= self._map_bytes_max:
             raise DiskFullError(f"state store {self._path}: full at {self._map_bytes} bytes", path=self._path)
-        wanted = min(self._map_bytes + min(self._map_bytes, MAP_GROWTH_BYTES_MAX), self._map_bytes_max)
+        target_bytes = min(self._map_bytes + min(self._map_bytes, MAP_GROWTH_BYTES_MAX), self._map_bytes_max)
         try:
-            self._allocate(os.path.join(self._path, "data.mdb"), wanted)
+            self._allocate(os.path.join(self._path, "data.mdb"), target_bytes)
         except OSError as error:
             raise self._error("enlarge", error) from error
         with self._map_lock:
-            self._environment.set_mapsize(wanted)
-        self._map_bytes = wanted
+            self._environment.set_mapsize(target_bytes)
+        self._map_bytes = target_bytes
 
     def close(self) -> None:
-        """A transaction under way is waited for; commits that still wait for one fail."""
+        """Waits for the running transaction; pending commits fail."""
         if self._closed:
             return
         self._closed = True
@@ -270,7 +270,7 @@ class LmdbStore:
         if isinstance(error, OSError):
             return storage_error(f"{action} state store", self._path, error)
         for number in NO_SPACE:
-            # LMDB hands the system's errors on in its text only.
+            # LMDB reports system errors only in its text.
             if os.strerror(number) in str(error):
                 return storage_error(f"{action} state store", self._path, OSError(number, str(error)))
         return StorageError(f"{action} state store {self._path}: {error}", path=self._path)

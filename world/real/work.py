@@ -1,11 +1,11 @@
-"""Where CPU work runs in production: spawned helper processes; a thread or the spot for tools and tests.
+"""CPU work in production: spawned helper processes; inline execution for tools and tests.
 
-A helper ignores Ctrl-C (its parent decides) and ends when its parent has died, however that died. Whatever the
-function raises comes back as it is if it can be pickled both ways, else as `WorkFailedError` with its text.
+A helper ignores Ctrl-C (its parent decides) and ends when its parent dies. An exception of the function is raised as it
+is if it can be pickled both ways, else as `WorkFailedError` with its text.
 
-When a helper dies, the pool gives up all of its calls, and does not say which one the helper ran. So the pool holds no
-more calls than it has helpers, and the others wait here. Each call that the pool gives up is run again in a helper of
-its own: a second death is then its own doing, and fails no other (`world.work`).
+When a helper dies, the pool fails all of its calls and does not tell which one the helper ran. So the pool holds at
+most as many calls as it has helpers; the others wait here. Each call that the pool fails runs again in a helper of its
+own: a second death is then its own fault and fails no other call (`world.work`).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TypeVar, cast
@@ -46,7 +46,7 @@ class ProcessWork:
         async with self._slots:
             for attempt in range(ATTEMPTS_MAX):
                 if self._closed:
-                    raise WorkFailedError(f"{name} was not run: the helper processes are closed")
+                    raise WorkFailedError(f"{name} did not run: the helper processes are closed")
                 try:
                     failed, value = await self._try(fn, values, is_alone=attempt > 0)
                     break
@@ -54,7 +54,7 @@ class ProcessWork:
                     LOGGER.warning("a helper process died while it ran %s, or beside it: %s", name, error)
                     death = error
                 except (pickle.PicklingError, AttributeError, TypeError) as error:
-                    raise WorkFailedError(f"{name}: its values or its result cannot be sent: {error}") from error
+                    raise WorkFailedError(f"{name}: its arguments or its result cannot be pickled: {error}") from error
             else:
                 raise WorkFailedError(f"a helper process died while it ran {name}, {ATTEMPTS_MAX} times") from death
         if failed:
@@ -62,7 +62,7 @@ class ProcessWork:
         return cast(T, value)
 
     async def _try(self, fn: Callable[..., T], values: tuple[object, ...], *, is_alone: bool) -> tuple[bool, object]:
-        """`BrokenProcessPool` if a helper died, or could not be started."""
+        """Raises `BrokenProcessPool` if a helper died or could not be started."""
         pool = self._take_pool(is_alone=is_alone)
         try:
             try:
@@ -93,14 +93,14 @@ class ProcessWork:
         return pool
 
     def _drop(self, pool: ProcessPoolExecutor) -> None:
-        """No more calls for this pool; its helpers end when they are done."""
+        """Shuts the pool down; its helpers end when they are done."""
         self._alone.discard(pool)
         if self._pool is pool:
             self._pool = None
         pool.shutdown(wait=False)
 
     async def close(self) -> None:
-        """Waits for what runs; what has not begun is cancelled."""
+        """Waits for running calls; cancels those that have not started."""
         self._closed = True
         pools = [*self._alone] if self._pool is None else [self._pool, *self._alone]
         self._pool = None
@@ -109,21 +109,8 @@ class ProcessWork:
             await asyncio.shield(ended)
 
 
-class ThreadWork:
-    """The same on threads, for functions that release the GIL."""
-
-    def __init__(self, threads: int = 1) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="work")
-
-    async def run(self, fn: Callable[..., T], *values: object) -> T:
-        return await asyncio.wrap_future(self._pool.submit(fn, *values))
-
-    async def close(self) -> None:
-        self._pool.shutdown()
-
-
 class InlineWork:
-    """The same on the spot, for commands that have nothing else to do meanwhile."""
+    """Runs the function inline; for commands that have nothing else to do meanwhile."""
 
     __slots__ = ()
 
@@ -147,11 +134,12 @@ def _begin_helper() -> None:
 
 
 def _call(fn: Callable[..., T], values: tuple[object, ...]) -> tuple[bool, object]:
-    """In the helper: (False, result) or (True, error). An error that does not unpickle would break the whole pool."""
+    """Runs in the helper; returns (False, result) or (True, error). An error that does not unpickle would break the
+    whole pool."""
     try:
         return False, fn(*values)
     except (MemoryError, OSError) as error:
-        # Of this process, and not of the values: an error of a disk is a `StorageError`.
+        # An error of this process, not of the values: a disk error is a `StorageError`.
         return True, WorkFailedError(f"{fn.__module__}.{fn.__qualname__}: {type(error).__name__}: {error}")
     except Exception as error:
         try:

@@ -1,7 +1,7 @@
-"""The simulated world: a whole machine room in one process, on one seed, with an exact replay.
+"""The simulated environment: several machines in one process, on one seed, with an exact replay.
 
-`machine` is where to begin (`SimWorld`, `SimMachine`, `SimNode`); `scheduler` and `loop` are virtual time, `device` is
-what a disk remembers through a loss of power, `disk` and `store` are the handles that the code under test gets.
+Start with `machine` (`SimWorld`, `SimMachine`, `SimNode`). `scheduler` and `loop` implement virtual time, `device` is
+what a disk keeps through a power loss, `disk` and `store` are the handles that the code under test gets.
 """
 
 from tidelog.world.simulated.device import Loss

@@ -1,8 +1,8 @@
-"""The wall clock of a simulated machine: it can be wrong, run wrong, and jump. `loop.time()` is another clock."""
+"""The wall clock of a simulated machine: it can be wrong, drift, and jump. `loop.time()` is another clock."""
 
 from tidelog.world.simulated.scheduler import Scheduler
 
-# 2025-01-01: a time like any other, and the same in every run.
+# 2025-01-01, in every run.
 START_MS = 1_735_689_600_000
 NS_PER_MS = 1_000_000
 
@@ -22,7 +22,7 @@ class SimClock:
         return self._base_ms + int((self._scheduler.now_ns - self._base_ns) * self._rate) // NS_PER_MS
 
     def jump(self, milliseconds: int) -> None:
-        """Forward or back, as a time server or an operator does it."""
+        """Moves the clock forward or back, as a time server or an operator does."""
         self._base_ms += milliseconds
 
     def set_rate(self, rate: float) -> None:

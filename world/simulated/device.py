@@ -1,18 +1,18 @@
-"""What a simulated disk is made of: inodes and directories, each with what is visible and what is on the device.
+"""The state of a simulated disk: inodes and directories, each with what is visible and what is on the device.
 
     Inode      data      what a reader sees (page cache)
-               durable   what survives a loss of power
+               durable   what survives a power loss
                pending   operations on `data` that `durable` does not have yet, in order, numbered
     Directory  entries   names that a reader sees
                durable   names that survive
-    Names      pending   operations on names, in order, each one atomic over the directories that it touches
+    Names      pending   operations on names, in order, each one atomic over the directories that it changes
 
     append, truncate          -> data, pending
     create, rename, remove    -> entries, Names.pending
     sync that succeeds        -> the operations that were pending when it began move into `durable`
     sync that fails           -> they leave `pending` without reaching `durable`: the pages count as clean, read back
-                                 well, are never written again, and are gone after a loss of power
-    loss of power             -> `durable`, plus as much of `pending` as the kind of loss says, becomes what is visible
+                                 well, are never written again, and are gone after a power loss
+    power loss                -> `durable`, plus as much of `pending` as the kind of loss says, becomes what is visible
 
 Invariant: with nothing pending and no sync ever failed, visible and durable are equal (`validate`).
 """
@@ -25,7 +25,7 @@ PAGE_BYTES = 4096
 
 
 class Loss(Enum):
-    """What a loss of power takes of the writes that were not synced."""
+    """What a power loss takes of the unsynced writes."""
 
     ALL = "all unsynced writes and names"
     SOME = "any of them: per file a prefix of the writes, a torn write, or any set of pages; names likewise"
@@ -45,7 +45,7 @@ class Inode:
 
     @property
     def pending_end(self) -> int:
-        """The number of the next operation: what a sync that begins now has to cover."""
+        """The number of the next operation: a sync that begins now covers those below it."""
         return self.first_pending + len(self.pending)
 
     def append(self, data: bytes) -> None:
@@ -56,17 +56,17 @@ class Inode:
         self.pending.append((size, None))
         del self.data[size:]
 
-    def settle(self, end: int) -> None:
-        """A sync that covers operations below `end` has succeeded."""
+    def make_durable(self, end: int) -> None:
+        """A sync of the operations below `end` has succeeded."""
         for operation in self._take(end):
             _apply(self.durable, operation)
 
     def lose(self, end: int) -> None:
-        """A sync that covers operations below `end` has failed: they count as written, and are not."""
+        """A sync of the operations below `end` has failed: they count as written, and are not."""
         self._take(end)
 
     def evict(self) -> None:
-        """Pages that a failed sync left behind as clean leave the cache: a reader now sees what the device has."""
+        """Drops pages that a failed sync left as clean from the cache: readers now see what the device has."""
         data = bytearray(self.durable)
         for operation in self.pending:
             _apply(data, operation)
@@ -85,10 +85,10 @@ class Inode:
 
     def _take(self, end: int) -> list[tuple[int, bytes | None]]:
         count = max(0, min(end - self.first_pending, len(self.pending)))
-        taken = self.pending[:count]
+        operations = self.pending[:count]
         del self.pending[:count]
         self.first_pending += count
-        return taken
+        return operations
 
     def _some_image(self, draw: random.Random) -> bytearray:
         kind = draw.randrange(5)
@@ -109,7 +109,7 @@ class Inode:
         return image
 
     def _torn_image(self, count: int, draw: random.Random) -> bytearray:
-        """The first `count` operations, and the beginning of the next one if that is a write."""
+        """Returns the first `count` operations, and the beginning of the next one if it is a write."""
         image = self._prefix_image(count)
         position, data = self.pending[count]
         if data:
@@ -117,10 +117,10 @@ class Inode:
         return image
 
     def _paged_image(self, draw: random.Random) -> bytearray:
-        """The final size, and of each page that was written since either the new bytes or what was there before.
+        """Returns the final size and, for each page written since, either the new or the old bytes.
 
-        What was there before is nothing (zeros) past the lowest size that the file was cut to meanwhile: a file system
-        that has recorded the new size does not show bytes of the old one.
+        Old bytes are zeros past the lowest size that the file was truncated to meanwhile: a file system that has
+        recorded the new size does not show bytes of the old one.
         """
         final = self._prefix_image(len(self.pending))
         lowest = min([len(self.durable)] + [size for size, data in self.pending if data is None])
@@ -157,7 +157,7 @@ Change = tuple[Directory, str, Node | None]
 
 
 class Names:
-    """The pending operations on names of a whole disk. One operation is a tuple of changes that happen together."""
+    """The pending operations on names of a disk. An operation is a tuple of changes that apply together."""
 
     __slots__ = ("pending",)
 
@@ -170,20 +170,20 @@ class Names:
         self.pending.append(changes)
 
     def covered(self, directories: list[Directory]) -> list[tuple[Change, ...]]:
-        """What a sync of these directories has to make durable: every operation that touches one of them, and the
-        earlier ones on the other directories of these operations (a journal does not write a move without the
-        creation before it)."""
+        """Returns what a sync of these directories makes durable: every operation on one of them, and the earlier ones
+        on the other directories of these operations (a journal does not write a move without the creation before it).
+        """
         needed = {id(directory) for directory in directories}
-        found: list[tuple[Change, ...]] = []
+        covered: list[tuple[Change, ...]] = []
         for operation in reversed(self.pending):
             touched = {id(directory) for directory, _, _ in operation}
             if touched & needed:
                 needed |= touched
-                found.append(operation)
-        found.reverse()
-        return found
+                covered.append(operation)
+        covered.reverse()
+        return covered
 
-    def settle(self, operations: list[tuple[Change, ...]]) -> None:
+    def make_durable(self, operations: list[tuple[Change, ...]]) -> None:
         for operation in self._take(operations):
             for directory, name, node in operation:
                 _set_name(directory.durable, name, node)
@@ -192,18 +192,18 @@ class Names:
         self._take(operations)
 
     def crash(self, loss: Loss, draw: random.Random) -> None:
-        """Decide which pending names survive; the rest is forgotten. `restore` then makes them visible."""
+        """Decides which pending names survive; the rest is lost. `restore` then makes them visible."""
         if loss is Loss.TORN:
-            self.settle(list(self.pending))
+            self.make_durable(list(self.pending))
         elif loss is Loss.SOME and self.pending:
             if draw.random() < 0.5:
-                self.settle(self.pending[: draw.randrange(len(self.pending) + 1)])
+                self.make_durable(self.pending[: draw.randrange(len(self.pending) + 1)])
             else:
-                self._settle_some_directories(draw)
+                self._keep_some_directories(draw)
         self.pending.clear()
 
-    def _settle_some_directories(self, draw: random.Random) -> None:
-        """Each directory's journal was written up to some point of its own."""
+    def _keep_some_directories(self, draw: random.Random) -> None:
+        """Writes the journal of each directory up to a random point."""
         seen: list[Directory] = []
         for operation in self.pending:
             for directory, _, _ in operation:
@@ -211,18 +211,18 @@ class Names:
                     seen.append(directory)
         kept = [directory for directory in seen if draw.random() < 0.5]
         operations = self.covered(kept)
-        self.settle(operations[: draw.randrange(len(operations) + 1)])
+        self.make_durable(operations[: draw.randrange(len(operations) + 1)])
 
     def _take(self, operations: list[tuple[Change, ...]]) -> list[tuple[Change, ...]]:
-        """Those of the operations that are still pending; another sync may have been faster."""
-        wanted = {id(operation) for operation in operations}
-        taken = [operation for operation in self.pending if id(operation) in wanted]
-        self.pending = [operation for operation in self.pending if id(operation) not in wanted]
-        return taken
+        """Returns those of the operations that are still pending; another sync may have been faster."""
+        ids = {id(operation) for operation in operations}
+        selected = [operation for operation in self.pending if id(operation) in ids]
+        self.pending = [operation for operation in self.pending if id(operation) not in ids]
+        return selected
 
 
 def restore(directory: Directory, loss: Loss, draw: random.Random) -> None:
-    """After a loss of power: what is durable becomes what is visible, in all directories and files below."""
+    """After a power loss: makes the durable state visible, in all directories and files below."""
     directory.entries = dict(directory.durable)
     for _, node in sorted(directory.entries.items()):
         if isinstance(node, Directory):
@@ -232,7 +232,7 @@ def restore(directory: Directory, loss: Loss, draw: random.Random) -> None:
 
 
 def walk(directory: Directory, prefix: str = "") -> Iterator[tuple[str, Inode]]:
-    """All visible files below, by path, in order."""
+    """Yields all visible files below, by path, in order."""
     for name, node in sorted(directory.entries.items()):
         if isinstance(node, Directory):
             yield from walk(node, f"{prefix}{name}/")
@@ -243,7 +243,7 @@ def walk(directory: Directory, prefix: str = "") -> Iterator[tuple[str, Inode]]:
 def _apply(image: bytearray, operation: tuple[int, bytes | None]) -> None:
     position, data = operation
     if position > len(image):
-        # An earlier write never reached the device: the hole reads as zeros.
+        # An earlier write never reached the device: the gap reads as zeros.
         image += bytes(position - len(image))
     if data is None:
         del image[position:]

@@ -1,13 +1,13 @@
-"""A simulated disk: `SimDevice` is the thing in the machine, which outlives every process; `SimDisk` is one process's
-handle to it, which dies with the process; `SimFile` an open file of that handle. The contract is in `world.disk`, what
-happens to bytes and names in `world.simulated.device`.
+"""A simulated disk. `SimDevice` is the device of a machine, which outlives every process; `SimDisk` is one process's
+handle to it, which dies with the process; `SimFile` is an open file of that handle. The contract is in `world.disk`,
+the state of bytes and names in `world.simulated.device`.
 
-- `append`, `truncate`, `rename`, ... take no virtual time; `sync_many` and `read_async` take what their latency says.
-- A sync covers what was written before it was called. Its data is on the device when the device says so, even if the
-  process is paused or dead by then; a loss of power before that counts it as unsynced.
+- `append`, `truncate`, `rename`, ... take no virtual time; `sync_many` and `read_async` take their latency.
+- A sync covers what was written before the call. Its data is durable when the device completes it, even if the process
+  is paused or dead by then; a power loss before that counts it as unsynced.
 - Every call on a handle of a dead node raises `MachineDied`.
-- More than one handle may read a file. One writes at a time: a write through a handle that has not seen another's
-  write is our own error, and asserted.
+- Several handles may read a file. One writes at a time: a write through a handle that has not seen another's write is a
+  bug and asserts.
 """
 
 import errno
@@ -18,7 +18,7 @@ from typing import NoReturn
 from tidelog.model.errors import StorageError
 from tidelog.world.disk import Buffer, File
 from tidelog.world.simulated.device import Change, Directory, Inode, Loss, Names, Node, restore, walk
-from tidelog.world.simulated.faults import Faults, Latency, Stall, answer
+from tidelog.world.simulated.faults import Faults, Latency, Stall, resolve
 from tidelog.world.simulated.loop import SimLoop
 from tidelog.world.simulated.scheduler import MachineDied
 from tidelog.world.storage_errors import path_parts, storage_error
@@ -28,7 +28,7 @@ CHANGING = frozenset({"append", "truncate", "create", "make directory", "rename"
 
 
 class SimDevice:
-    """One disk of one machine. Its attributes and the methods under "faults" are the nemesis's to use."""
+    """One disk of one machine. The nemesis uses its attributes and the methods under "faults"."""
 
     def __init__(self, world_loop: SimLoop, label: str, stream: random.Random) -> None:
         self.label = label
@@ -42,6 +42,8 @@ class SimDevice:
         self.operations = 0
         self.crash_at_operation: int | None = None
         self.on_crash_point: Callable[[], None] | None = None
+        self.on_call: Callable[[str, tuple[str, ...]], None] | None = None
+        """Called with every call of a process before it has an effect; it may arm a fault, or end the process."""
         self.syncs = 0
         self.root = Directory()
         self.names = Names()
@@ -63,7 +65,7 @@ class SimDevice:
         self.stall.begin(everything=everything)
 
     def heal(self) -> None:
-        """Space, no errors to come, an end of the stall. What was damaged stays damaged."""
+        """Restores space, drops armed errors and ends the stall. Damage stays."""
         self.capacity_bytes = None
         self.is_read_only = False
         self.faults.clear()
@@ -77,11 +79,11 @@ class SimDevice:
         return bytes(self._inode(path).data)
 
     def durable(self, path: str) -> bytes:
-        """What a loss of all unsynced bytes would leave of this file."""
+        """Returns what a loss of all unsynced bytes would leave of this file."""
         return bytes(self._inode(path).durable)
 
     def overwrite(self, path: str, position: int, data: bytes) -> None:
-        """The device's bytes change by themselves: rot, or a chunk that goes back to what it was."""
+        """Changes bytes on the device: bit rot, or a block that reverts to an old state."""
         inode = self._inode(path)
         for image in (inode.data, inode.durable):
             if position < len(image):
@@ -91,7 +93,7 @@ class SimDevice:
         self.overwrite(path, position, bytes([self._inode(path).data[position] ^ (1 << bit)]))
 
     def cut(self, path: str, size: int) -> None:
-        """The file is shorter by itself."""
+        """Shortens the file on the device."""
         inode = self._inode(path)
         self.used_bytes -= max(0, len(inode.data) - size)
         inode.lose(inode.pending_end)
@@ -99,21 +101,21 @@ class SimDevice:
         inode.durable = bytearray(inode.data)
 
     def evict(self) -> None:
-        """What failed syncs left in the page cache as clean leaves it: readers see what the device has."""
+        """Drops what failed syncs left in the page cache as clean: readers see what the device has."""
         for _, inode in walk(self.root):
             inode.evict()
         self._count_used()
 
     def wipe(self) -> None:
-        """Another, empty disk in its place. Only while no process uses it."""
+        """Replaces the disk by an empty one. Only while no process uses it."""
         self.root = Directory()
         self.names = Names()
         self.used_bytes = 0
 
     def lose_power(self, loss: Loss) -> None:
-        """Every process of the machine is dead. Nothing under way ends any more."""
+        """Every process of the machine is dead. No running operation completes."""
         self._power_cycles += 1
-        self.stall.drop_line()
+        self.stall.drop_queue()
         self.names.crash(loss, self._stream)
         restore(self.root, loss, self._stream)
         self._count_used()
@@ -127,25 +129,27 @@ class SimDevice:
     # -- for the handles
 
     def begin(self, operation: str, *paths: str) -> None:
-        """Every call of a process passes here. One that changes something is counted and may be where the power goes;
-        every one may fail."""
+        """Every call of a process passes here. A changing call is counted and may be the crash point; every call may
+        fail."""
+        if self.on_call is not None:
+            self.on_call(operation, paths)
         if operation in CHANGING:
             self.operations += 1
             if self.crash_at_operation is not None and self.operations >= self.crash_at_operation:
                 self.crash_at_operation = None
                 assert self.on_crash_point is not None, "a machine that can lose its power"
                 self.on_crash_point()
-                raise MachineDied(f"the power went before operation {self.operations}: {operation} {paths}")
+                raise MachineDied(f"power lost before operation {self.operations}: {operation} {paths}")
         if self.is_read_only and operation in CHANGING:
             _raise(operation, paths[0] if paths else "", errno.EROFS)
-        # A sync and a slow read fail when the device answers, not when it is asked.
+        # Syncs and slow reads fail when the device completes them, not when they are submitted.
         if operation not in ("sync", "read_async"):
             error = self.faults.take(operation, paths)
             if error is not None:
                 raise storage_error(operation, paths[0] if paths else "", error)
 
     def submit(self, latency: Latency, complete: Callable[[], None]) -> None:
-        """`complete` runs when the device gets to it, unless the power goes first; it belongs to no process."""
+        """Runs `complete` after the latency, unless power is lost first; it belongs to no process."""
         power_cycles = self._power_cycles
 
         def arrive() -> None:
@@ -158,7 +162,7 @@ class SimDevice:
         return self.cold_read_probability > 0 and self._stream.random() < self.cold_read_probability
 
     def capture(self, files: Sequence["SimFile"], directories: Sequence[str]) -> "SyncScope":
-        """What a sync that is called now has to make durable."""
+        """Returns what a sync that is called now makes durable."""
         nodes = [self.directory("sync directory", path) for path in directories]
         return SyncScope(
             [(file.path, file.inode, file.inode.pending_end) for file in files],
@@ -167,20 +171,20 @@ class SimDevice:
         )
 
     def finish_sync(self, scope: "SyncScope") -> StorageError | None:
-        """The device has done it, or failed: then at least one part of it is lost without a trace."""
+        """Completes or fails a sync. A failed sync silently loses at least one part of it."""
         self.syncs += 1
         error = self.faults.take("sync", scope.paths)
         if error is None:
             for _, inode, end in scope.files:
-                inode.settle(end)
-            self.names.settle(scope.names)
+                inode.make_durable(end)
+            self.names.make_durable(scope.names)
             return None
         victim = self._stream.randrange(max(1, len(scope.files)))
         for index, (_, inode, end) in enumerate(scope.files):
             if index == victim or self._stream.random() < 0.5:
                 inode.lose(end)
             else:
-                inode.settle(end)
+                inode.make_durable(end)
         self.names.lose(scope.names)
         return storage_error("sync", scope.paths[0], error)
 
@@ -214,7 +218,7 @@ class SimDevice:
         return self.directory(action, "/".join(parts[:-1])), parts[-1]
 
     def forget(self, node: Node) -> None:
-        """A node that has lost its name no longer counts as used."""
+        """A node without a name does not count as used."""
         if isinstance(node, Inode):
             self.used_bytes -= len(node.data)
         else:
@@ -289,9 +293,9 @@ class SimFile:
         def complete() -> None:
             error = device.faults.take("read", (self._path,))
             if error is not None:
-                loop.call_soon(answer, done, None, storage_error("read", self._path, error))
+                loop.call_soon(resolve, done, None, storage_error("read", self._path, error))
             else:
-                loop.call_soon(answer, done, bytes(self.inode.data[position : position + length]), None)
+                loop.call_soon(resolve, done, bytes(self.inode.data[position : position + length]), None)
 
         device.submit(device.read_latency, complete)
         data: bytes = await done
@@ -407,7 +411,7 @@ class SimDisk:
         device.names.change((directory, name, None))
 
     def remove_directory(self, path: str) -> None:
-        """One name after the other: a crash in the middle leaves some of them."""
+        """Removes one name after the other: a crash in between leaves some of them."""
         assert path, "the log directory itself is not removed"
         device = self.enter("remove directory", path)
         node = device.find(path)
@@ -432,7 +436,7 @@ class SimDisk:
         return UNLIMITED_BYTES if device.capacity_bytes is None else device.capacity_bytes
 
     def sync(self, files: Sequence[File], directories: Sequence[str] = ()) -> None:
-        """At once in virtual time: start-up and helper processes use it, where nobody waits beside them."""
+        """Takes no virtual time: startup and helper processes use it."""
         device, scope = self._begin_sync(files, directories)
         error = device.finish_sync(scope)
         if error is not None:
@@ -445,7 +449,7 @@ class SimDisk:
         done = self.loop.create_future()
 
         def complete() -> None:
-            self.loop.call_soon(answer, done, None, device.finish_sync(scope))
+            self.loop.call_soon(resolve, done, None, device.finish_sync(scope))
 
         device.submit(device.sync_latency, complete)
         await done

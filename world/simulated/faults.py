@@ -1,4 +1,4 @@
-"""What a nemesis can do to a simulated disk or store beside cutting the power: errors, slowness, stalls."""
+"""Faults that a nemesis injects into a simulated disk or store beside power loss: errors, slowness, stalls."""
 
 import errno
 import random
@@ -26,7 +26,7 @@ class Latency:
 
 @dataclass(slots=True)
 class Fault:
-    """The next `times` operations of this kind fail (on this path, if one is given)."""
+    """The next `times` operations of this kind fail (on this path, if set)."""
 
     operation: str
     number: int
@@ -35,7 +35,7 @@ class Fault:
 
 
 class Faults:
-    """Errors that wait for their operation."""
+    """Armed errors, each for an operation."""
 
     __slots__ = ("_armed",)
 
@@ -43,14 +43,14 @@ class Faults:
         self._armed: list[Fault] = []
 
     def arm(self, operation: str, *, number: int = errno.EIO, times: int = 1, path: str | None = None) -> None:
-        assert times >= 1, "a fault that happens"
+        assert times >= 1, "a fault occurs at least once"
         self._armed.append(Fault(operation, number, times, path))
 
     def clear(self) -> None:
         self._armed.clear()
 
     def take(self, operation: str, paths: tuple[str, ...]) -> OSError | None:
-        """The error that this operation meets, if one is armed for it."""
+        """Returns the error of this operation, if one is armed for it."""
         for fault in self._armed:
             if fault.operation == operation and (fault.path is None or fault.path in paths):
                 fault.times -= 1
@@ -61,17 +61,17 @@ class Faults:
 
 
 class Stall:
-    """A device that answers nothing until it is healed.
+    """A device that completes nothing until it is healed.
 
-    What has been handed to the device waits in line. With `everything`, a node that touches the device stands still
-    as a whole, as a process does in an uninterruptible write.
+    Submitted operations wait. With `everything`, a node that calls the device stands still as a whole, like a process
+    in an uninterruptible write.
     """
 
-    __slots__ = ("_held_loops", "_line", "_reason", "is_everything", "is_stalled")
+    __slots__ = ("_held_loops", "_queue", "_reason", "is_everything", "is_stalled")
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
-        self._line: list[Callable[[], None]] = []
+        self._queue: list[Callable[[], None]] = []
         self._held_loops: list[SimLoop] = []
         self.is_stalled = False
         self.is_everything = False
@@ -82,33 +82,33 @@ class Stall:
 
     def end(self) -> None:
         self.is_stalled = self.is_everything = False
-        line, self._line = self._line, []
+        queue, self._queue = self._queue, []
         loops, self._held_loops = self._held_loops, []
-        for complete in line:
+        for complete in queue:
             complete()
         for loop in loops:
             loop.resume(self._reason)
 
     def touch(self, loop: SimLoop) -> None:
-        """A node called the device: it stands still if everything is stalled."""
+        """A node called the device: pauses the node if everything is stalled."""
         if self.is_everything:
             loop.pause(self._reason)
             self._held_loops.append(loop)
 
     def wait(self, complete: Callable[[], None]) -> bool:
-        """True if the completion was taken into the line; False if the device answers."""
+        """Returns True if the completion has to wait, False if the device works."""
         if self.is_stalled:
-            self._line.append(complete)
+            self._queue.append(complete)
         return self.is_stalled
 
-    def drop_line(self) -> None:
-        """The power is gone, and with it what waited."""
-        self._line.clear()
+    def drop_queue(self) -> None:
+        """Drops the waiting operations after a power loss."""
+        self._queue.clear()
         self._held_loops.clear()
 
 
-def answer(done: SimFuture, value: object, error: StorageError | None) -> None:
-    """On the node's loop: what it asked of a device has ended. The one who waited may be gone."""
+def resolve(done: SimFuture, value: object, error: StorageError | None) -> None:
+    """Runs on the node's loop: a device operation has ended. The waiting task may be gone."""
     if done.done():
         return
     if error is None:

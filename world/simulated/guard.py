@@ -1,8 +1,8 @@
-"""Real clocks, real randomness and real threads raise while a simulation runs.
+"""Makes real clocks, real randomness and real threads raise while a simulation runs.
 
-Installed once for a run; it bites only while the scheduler is running and only on the thread that runs it, so that a
-test runner beside it keeps its clocks. A module of ours that holds such a function by name gets the guarded one too.
-`logging` may ask for the time: it only prints it.
+Installed once for a run. It is active only while the scheduler runs, and only on its thread, so that a test runner
+keeps its clocks. A module of ours that holds such a function by name gets the guarded one, too. `logging` may read the
+time: it only prints it.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ ALLOWED_CALLERS = ("logging",)
 
 
 class NondeterminismError(Exception):
-    """Code under simulation asked the real world for something that a replay would not give again."""
+    """Code under simulation used a source that a replay would not reproduce."""
 
 
 def _is_simulating() -> bool:
@@ -56,7 +56,7 @@ def _is_simulating() -> bool:
 
 def _guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def banned(*args: Any, **kwargs: Any) -> Any:
-        # The running loop is a property of the thread: other threads never see a simulated one.
+        # The running loop is per thread: other threads never see a simulated one.
         if _is_simulating() and sys._getframe(1).f_globals.get("__name__") not in ALLOWED_CALLERS:
             raise NondeterminismError(f"{name} in a simulation")
         return original(*args, **kwargs)
@@ -73,7 +73,7 @@ _REAL_DATETIME = datetime.datetime
 
 
 class _GuardedDatetime(datetime.datetime, metaclass=_GuardedDatetimeType):
-    """`datetime.datetime`, except that it does not know what time it is."""
+    """`datetime.datetime` whose `now` raises in a simulation."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> Any:
@@ -88,7 +88,8 @@ _depth = 0
 
 @contextmanager
 def forbid_nondeterminism() -> Iterator[None]:
-    """For the length of a run; may be nested. The collector is off meanwhile: it runs finalisers at its own time."""
+    """Active for the length of a run; may be nested. Disables the garbage collector, which would run finalizers at its
+    own time."""
     global _depth
     with _lock:
         _depth += 1

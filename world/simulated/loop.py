@@ -1,16 +1,16 @@
-"""The event loop of one incarnation of one simulated node. It owns no time: the scheduler drives it.
+"""The event loop of one incarnation of one simulated node. The scheduler drives it.
 
     running --pause(reason)--> paused --resume(reason), no reason left--> running      (events wait in the backlog)
     running or paused --die()--> dead                                                  (events are dropped, for ever)
 
-- `time()` is the node's own monotonic clock: it begins anywhere and runs at its own rate.
+- `time()` is the node's monotonic clock: it starts anywhere and runs at its own rate.
 - Tasks and futures hash by a sequence number: a set of them (`TaskGroup`, `asyncio.wait`) has the same order in every
   run, whatever the addresses are.
-- A dead node's tasks are held, not closed, so that no `finally` acts for the dead; `bury` closes them at the end of
-  the run, when nothing that they could do matters, and nothing of it is heard.
-- A task that failed and whose error nobody took, or a callback that raised, is a failure of the run.
+- A dead node's tasks are kept, not closed, so that no `finally` of a dead node runs; `bury` closes them at the end of
+  the run, when they have no effect.
+- A task whose error nobody retrieves, or a callback that raises, fails the run.
 
-There is no executor, no socket, no signal, no subprocess: asking for one raises.
+There is no executor, socket, signal or subprocess: using one raises.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, NoReturn, TypeVar
 
-from tidelog.world.simulated.scheduler import NS_PER_SECOND, MachineDied, Scheduler, SimHandle
+from tidelog.world.simulated.scheduler import NS_PER_SECOND, MachineDied, NodeLoop, Scheduler, SimHandle
 
 T = TypeVar("T")
 
 SWEEP_TASKS_MIN = 512
-# A `finally` that awaits is closed again and again; one that never ends is left to the collector.
+# A `finally` that awaits is closed repeatedly; one that never ends is left to the collector.
 CLOSE_ATTEMPTS_MAX = 16
 
 
@@ -65,8 +65,8 @@ class SimTask(asyncio.Task[Any]):
         return self is other
 
 
-class SimLoop(asyncio.AbstractEventLoop):
-    """See the module's docstring. `number` is what the digest knows it by."""
+class SimLoop(NodeLoop):
+    """See the module's docstring."""
 
     def __init__(self, scheduler: Scheduler, name: str, *, start_s: float = 0.0, rate: float = 1.0) -> None:
         assert rate > 0, "a clock runs forward"
@@ -92,16 +92,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._base_s + (self.scheduler.now_ns - self._base_ns) * self._rate / NS_PER_SECOND
 
     def true_ns(self, when: float) -> int:
-        """The true time at which this node's clock shows `when`; in the future if `when` is, else now."""
+        """Returns the true time at which this node's clock shows `when`: in the future if `when` is, else now."""
         now_ns = self.scheduler.now_ns
         due_ns = self._base_ns + math.ceil((when - self._base_s) * NS_PER_SECOND / self._rate)
         if due_ns > now_ns:
             return due_ns
-        # Rounding must not make a wait of a fraction of a nanosecond a wait of nothing: that would never end.
+        # Rounding must not turn a wait of a fraction of a nanosecond into no wait: that would never end.
         return now_ns + 1 if when > self.time() else now_ns
 
     def set_rate(self, rate: float) -> None:
-        """The node's clock goes faster or slower from now on; its timers follow it."""
+        """Changes the rate of the node's clock; its timers follow."""
         assert rate > 0, "a clock runs forward"
         self._base_s, self._base_ns = self.time(), self.scheduler.now_ns
         self._rate = rate
@@ -117,7 +117,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._ready.append(handle)
         return handle
 
-    # Only the one thread of the run calls it, so it is the same.
+    # Only the one thread of the run calls it.
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
@@ -157,18 +157,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def _sweep(self) -> None:
-        """Forget tasks that ended well or whose error was taken; the rest may still be pending, or a failure."""
+        """Drops tasks that ended well or whose error was retrieved; the rest may be pending, or a failure."""
         self._tasks = [task for task in self._tasks if not task.done() or _is_error_untaken(task)]
         self._sweep_at = max(SWEEP_TASKS_MIN, 2 * len(self._tasks))
 
     def report_untaken_errors(self) -> None:
-        """At the end of a run: every task that failed and that nobody asked is a failure."""
+        """At the end of a run: a task whose error nobody retrieved is a failure."""
         self._sweep()
         if self.is_dead:
             return
         for task in self._tasks:
             if task.done() and _is_error_untaken(task):
-                self.scheduler.fail(self.name, f"nobody took the error of task {task.get_name()}", task.exception())
+                self.scheduler.fail(
+                    self.name, f"nobody retrieved the error of task {task.get_name()}", task.exception()
+                )
 
     def get_task_factory(self) -> None:
         return None
@@ -202,7 +204,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- life and death
 
     def pause(self, reason: str = "stopped") -> None:
-        """As SIGSTOP: nothing of this node runs until every reason to pause is gone. The world goes on."""
+        """Like SIGSTOP: nothing of this node runs until every reason to pause is gone. The rest of the simulation
+        continues."""
         if not self.is_dead:
             self._pauses.add(reason)
             self.is_held = True
@@ -215,17 +218,17 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.backlog.clear()
 
     def die(self) -> None:
-        """As kill -9. The caller has killed the node's disk, store and transport handles before."""
+        """Like kill -9. The caller has killed the node's disk, store and transport handles before."""
         self.is_dead = True
         self.is_held = True
         self.backlog.clear()
 
     def bury(self) -> None:
-        """Close what the node left behind. Warnings are off (the caller sees to it), and so is everything else."""
-        assert self.is_dead, "only the dead are buried"
+        """Closes the tasks of a dead node. The caller disables warnings."""
+        assert self.is_dead, "only a dead loop is buried"
         asyncio_events._set_running_loop(self)
         try:
-            # A `finally` may make more tasks; they are buried with the rest.
+            # A `finally` may create more tasks; they are closed, too.
             while self._tasks:
                 task = self._tasks.pop()
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -289,5 +292,5 @@ def _is_error_untaken(task: SimTask, *, take: bool = False) -> bool:
 
 
 def make_loop(scheduler: Scheduler, name: str, *, start_s: float = 0.0, rate: float = 1.0) -> SimLoop:
-    """The one place that makes one: the base class declares abstract what a simulated node must not have."""
+    """The only place that creates a `SimLoop`: the base class declares abstract what a simulated node must not have."""
     return SimLoop(scheduler, name, start_s=start_s, rate=rate)  # type: ignore[abstract]

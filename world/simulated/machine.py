@@ -1,15 +1,15 @@
-"""A machine room on one seed: machines that boot, are killed, lose power and are paused, and the world around them.
+"""Simulated machines on one seed: they boot, are killed, lose power and are paused.
 
     SimWorld     the run: seed, scheduler, machines; its own loop, for faults and checks, which never dies
     SimMachine   what outlives a process: disks, stores, wall clock, monotonic clock
     SimNode      one incarnation of a process on a machine: its loop, its handles, its random stream
 
-    off --boot--> up --kill (kill -9)-----------> off      the page cache stays; what the device was told to do goes on
-                  up --lose_power(loss)---------> off      what was not synced is lost, as `loss` says
-                  up --pause--> paused --resume--> up      SIGSTOP: devices, network and other nodes go on
+    off --boot--> up --kill (kill -9)-----------> off      the page cache stays; submitted device operations complete
+                  up --lose_power(loss)---------> off      unsynced data is lost, as `loss` says
+                  up --pause--> paused --resume--> up      SIGSTOP: devices, network and other nodes continue
 
-Death has an order: first the handles (disk, store, transport) stop answering, then the events are dropped. Whatever
-still runs on the node, which is at most the callback that caused the death, meets `MachineDied` at its next call.
+Death has an order: first the handles (disk, store, transport) fail, then the events are dropped. What still runs on the
+node, at most the callback that caused the death, gets `MachineDied` at its next call.
 
     with SimWorld(seed=7) as world:
         machine = world.machine("a")
@@ -17,8 +17,8 @@ still runs on the node, which is at most the callback that caused the death, mee
         machine.lose_power(Loss.SOME)
         world.run(machine.boot(), read_it_back)
 
-Leaving the `with` reports failures that nobody has seen, closes everything and keeps the process quiet. The network of
-a node joins by `SimNode.attach`: anything with `die()`.
+Leaving the `with` reports unhandled failures and closes everything. A node's network handle joins by `SimNode.attach`:
+anything with `die()`.
 """
 
 import gc
@@ -45,13 +45,13 @@ RUN_TIMEOUT_S = 3600.0
 
 
 class Mortal(Protocol):
-    """A node's handle to the world, which stops answering when the node dies."""
+    """A node's handle to its environment, which fails when the node dies."""
 
     def die(self) -> None: ...
 
 
 class SimNode:
-    """One incarnation of a process. Made by `SimMachine.boot`."""
+    """One incarnation of a process. Created by `SimMachine.boot`."""
 
     def __init__(self, machine: "SimMachine", loop: SimLoop, incarnation: int) -> None:
         self.machine = machine
@@ -77,7 +77,7 @@ class SimNode:
         return self._stores[label]
 
     def attach(self, handle: "M") -> "M":
-        """This handle dies with the node."""
+        """Attaches a handle that dies with the node."""
         assert self.is_alive, "a dead node gets no handles"
         self._handles.append(handle)
         return handle
@@ -103,7 +103,7 @@ M = TypeVar("M", bound=Mortal)
 
 
 class SimMachine:
-    """Made by `SimWorld.machine`."""
+    """Created by `SimWorld.machine`."""
 
     def __init__(self, world: "SimWorld", name: str) -> None:
         self.world = world
@@ -113,13 +113,13 @@ class SimMachine:
         self.incarnations = 0
         self.crash_loss = Loss.SOME
         self._rate = 1.0
-        # Monotonic clocks of two machines have nothing in common; code that compares them is found this way.
+        # Monotonic clocks of two machines differ; this finds code that compares them.
         self._monotonic_start_s = float(world.scheduler.random("clock").randrange(1_000, 100_000))
         self._disks: dict[str, SimDevice] = {}
         self._stores: dict[str, SimStoreDevice] = {}
 
     def disk(self, label: str = "data") -> SimDevice:
-        """The device; made empty when first asked for."""
+        """Returns the device; created empty on first use."""
         if label not in self._disks:
             stream = self.world.scheduler.random(f"disk/{self.name}/{label}")
             device = self._disks[label] = SimDevice(self.world.loop, f"{self.name}:{label}", stream)
@@ -144,11 +144,11 @@ class SimMachine:
         return self.node
 
     def kill(self) -> None:
-        """kill -9: what was written to the page cache stays, synced or not."""
+        """kill -9: the page cache stays, synced or not."""
         self._end_node("kill")
 
     def lose_power(self, loss: Loss) -> None:
-        """The machine may be down already: then the page cache that the last process left is what is lost."""
+        """Also loses the page cache of a machine that is down already."""
         self._end_node(f"lose power, {loss.name}")
         for _, device in sorted(self._disks.items()):
             device.lose_power(loss)
@@ -164,7 +164,7 @@ class SimMachine:
             self.node.loop.resume()
 
     def set_clock_rate(self, rate: float) -> None:
-        """Of both clocks: `loop.time()` and the wall clock."""
+        """Sets the rate of both clocks: `loop.time()` and the wall clock."""
         self.world.scheduler.trace(self.name, f"clock rate {rate}")
         self._rate = rate
         self.clock.set_rate(rate)
@@ -172,7 +172,7 @@ class SimMachine:
             self.node.loop.set_rate(rate)
 
     def heal(self) -> None:
-        """All devices work again, and the process goes on; what was damaged stays damaged."""
+        """Heals all devices and resumes the process; damage stays."""
         for _, device in sorted(self._disks.items()):
             device.heal()
         for _, store in sorted(self._stores.items()):
@@ -231,19 +231,12 @@ class SimWorld:
     def run(
         self, node: SimNode, main: Callable[[SimNode], Coroutine[Any, Any, T]], *, timeout: float = RUN_TIMEOUT_S
     ) -> T:
-        """Run everything until this function has returned on this node; its result, or its error. `NodeDiedError` if
-        the node dies first."""
+        """Runs everything until this function has returned on this node; returns its result or raises its error. Raises
+        `NodeDiedError` if the node dies first."""
         task = node.spawn(main(node))
         self.run_until(lambda: task.done() or not node.is_alive, timeout=timeout)
         if not task.done() or (not task.cancelled() and isinstance(task.exception(), MachineDied)):
             raise NodeDiedError(f"{node.name} died before it was done")
-        result: T = task.result()
-        return result
-
-    def run_coroutine(self, coroutine: Coroutine[Any, Any, T], *, timeout: float = RUN_TIMEOUT_S) -> T:
-        """The same on the world's own loop: a nemesis or a check, which no fault touches."""
-        task = self.loop.create_task(coroutine)
-        self.scheduler.run_until_done(task, timeout=timeout)
         result: T = task.result()
         return result
 
@@ -254,13 +247,13 @@ class SimWorld:
         self.scheduler.run_until(condition, timeout=timeout)
 
     def check(self) -> None:
-        """Raise what went wrong and nobody handled."""
+        """Raises the failures that nobody handled."""
         for loop in self.scheduler.loops:
             loop.report_untaken_errors()
         self.scheduler.raise_failures()
 
     def close(self) -> None:
-        """Bury everybody. The coroutines are closed here, after all checks, with every handle dead."""
+        """Closes all coroutines, after all checks, with every handle dead."""
         if self.scheduler.closed:
             return
         self.scheduler.closed = True
@@ -278,7 +271,7 @@ class SimWorld:
                 for loop in self.scheduler.loops:
                     loop.bury()
                 self.scheduler.clear()
-                # Everything that the run made is in the youngest generation: the collector was off.
+                # Everything that the run created is in the youngest generation: the collector was off.
                 gc.collect(0)
             finally:
                 sys.unraisablehook = hook

@@ -1,20 +1,20 @@
-"""The simulated network: nodes that call each other and open streams, and everything that goes wrong between them.
+"""The simulated network: calls and streams between nodes, and their faults.
 
 The unit of fault is the stream. Inside of one, messages arrive in order, each once; between two streams, and between
-streams and calls, there is no order at all.
+streams and calls, there is no order.
 
-    open    --cut-------------->  broken      a suffix of what is under way is lost; each end learns of it a bit later
-    open    --a link is blocked->  silent     nothing arrives, nobody is told; senders stop at the end of their window
-    silent  --unblocked-------->  open        what waited arrives late (the wire repeats), or the stream is cut
-    silent  --keep-alive------->  broken      each end finds out by itself, after seconds
+    open    --cut-------------->  broken      a suffix of what is in flight is lost; each end learns of it a bit later
+    open    --a link is blocked->  silent     nothing arrives, no end is notified; senders stop at a full window
+    silent  --unblocked-------->  open        what waited arrives late (retransmission), or the stream is cut
+    silent  --keep-alive------->  broken      each end finds out on its own, after seconds
     open    --a process dies--->  broken      at the peer, after a moment, a suffix lost; or silent, as when power goes
     open    --close------------>  closed      the peer reads what was sent before, then `StreamClosedError`
 
-A link is one direction between two nodes: a one-way partition blocks one of the two. Calls have no connection of their
-own: request and answer are lost one by one, by a blocked link or by the draw (`loss`). A node that does not run
-refuses; one whose machine is off (or whose death was silent) does not even that.
+A link is one direction between two nodes: a one-way partition blocks one of the two. Calls have no connection: request
+and response are lost one by one, by a blocked link or by the draw (`loss`). A node that does not run refuses
+connections; one whose machine is off (or that died silently) does not respond.
 
-Everything that passes is `bytes`: what a node sends is encoded and what it receives is decoded, as on a real wire.
+All payloads are `bytes`: nodes encode and decode their messages as on a real network.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Link = tuple[NodeId, NodeId]
 
 
 class SimNetwork:
-    """The wires between the nodes of one run. Its attributes and the methods under "faults" are for a nemesis."""
+    """The network between the nodes of one run. The nemesis uses its attributes and the methods under "faults"."""
 
     def __init__(self, world: SimWorld) -> None:
         self.latency = Latency(0.0002, 0.001, spike_probability=0.01, spike_s=0.01)
@@ -49,13 +49,15 @@ class SimNetwork:
         """Until an end learns that its stream is silent."""
         self.connect_timeout = Latency(1.0, 2.0)
         self.loss = 0.0
-        """Of each request and each answer of a call."""
+        """Probability of losing a request or a response of a call."""
         self.silent_death_probability = 0.3
         self.repeat_probability = 0.5
-        """That a stream which was silent goes on, late, when its link works again; else it is cut."""
+        """Probability that a silent stream continues when its link works again; else it is cut."""
+        self.repeat_call: Callable[[NodeId, NodeId], float | None] | None = None
+        """Seconds after which a call arrives a second time; None if it does not."""
         self.window_bytes = 1 << 22
         self.on_send: Callable[[NodeId, NodeId, bytes], None] | None = None
-        """Sees every stream message as it leaves."""
+        """Called with every stream message that is sent."""
         self.messages = 0
         self._loop: SimLoop = world.loop
         self._context = Context()
@@ -70,10 +72,10 @@ class SimNetwork:
         self._connection_number = 0
 
     def join(self, node: SimNode, node_id: NodeId) -> "SimTransport":
-        """The transport of this incarnation; it dies with the node."""
+        """Returns the transport of this incarnation; it dies with the node."""
         transport = node.attach(SimTransport(self, node_id, node.loop))
         self._transports[node_id] = transport
-        # Whoever still talks to the last incarnation learns that there is another one now.
+        # Peers of the last incarnation learn that there is a new one.
         for connection in self._of(lambda end: end.me == node_id and end.transport is not transport):
             connection.cut()
         self._silent_dead.pop(node_id, None)
@@ -82,7 +84,7 @@ class SimNetwork:
     # -- faults
 
     def block(self, source: NodeId, target: NodeId) -> None:
-        """Nothing passes from `source` to `target` any more."""
+        """Blocks the link from `source` to `target`."""
         if (source, target) in self._blocked:
             return
         self._block_number += 1
@@ -104,17 +106,18 @@ class SimNetwork:
             connection.cut()
 
     def silence_streams(self, one: NodeId, other: NodeId) -> None:
-        """The streams that are open now go silent; new ones work."""
+        """Silences the streams that are open now; new ones work."""
         for connection in self._between(one, other):
             connection.is_silenced = True
             self._watch(connection, lambda: True)
 
     def heal(self) -> None:
-        """All links work, at their usual pace. A stream that was silenced stays so until keep-alive finds it."""
+        """Restores all links and latencies. A silenced stream stays silent until keep-alive finds it."""
         for source, target in list(self._blocked):
             self.unblock(source, target)
         self._slow.clear()
         self.loss = 0.0
+        self.repeat_call = None
 
     def is_blocked(self, source: NodeId, target: NodeId) -> bool:
         return (source, target) in self._blocked
@@ -129,7 +132,7 @@ class SimNetwork:
         return self._slow.get((source, target), self.latency).draw(self.random)
 
     def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
-        """As the world's `call_later`, by a shorter way: it is half of all events. Its clock is the true time."""
+        """Like the world's `call_later`, but faster, since it is half of all events. Uses the true time."""
         scheduler = self.scheduler
         handle = SimHandle(self._loop, callback, args, self._context, 0.0, True)
         scheduler.add_timer(scheduler.now_ns + int(delay_s * NS_PER_SECOND), handle)
@@ -138,20 +141,20 @@ class SimNetwork:
         return self.random.random()
 
     def draw_count(self, most: int) -> int:
-        """From 0 to `most`."""
+        """Returns a number from 0 to `most`."""
         return self.random.randrange(most + 1)
 
     def passes(self, source: NodeId, target: NodeId) -> bool:
-        """Does a part of a call that leaves now arrive?"""
+        """Whether a request or response that is sent now arrives."""
         return not self.is_blocked(source, target) and not (self.loss and self.random.random() < self.loss)
 
     def find(self, node: NodeId) -> "SimTransport | None":
-        """The transport that listens at this node, if its process runs."""
+        """Returns the transport that listens at this node, if its process runs."""
         transport = self._transports.get(node)
         return transport if transport is not None and not transport.is_dead else None
 
     def is_mute(self, node: NodeId) -> bool:
-        """It is down in a way that does not even refuse."""
+        """Whether the node is down in a way that does not refuse connections."""
         return node in self._silent_dead
 
     def connect(self, opener: "SimTransport", acceptor: "SimTransport") -> Connection:
@@ -178,15 +181,15 @@ class SimNetwork:
                 connection.cut()
 
     def _watch(self, connection: Connection, is_still_silent: Callable[[], bool]) -> None:
-        """Keep-alive: each end, by itself, gives up a stream that stays silent, or whose other end has done so."""
+        """Keep-alive: each end gives up a stream that stays silent, or whose other end has done so."""
 
-        def look(end: SimStream, other: SimStream) -> None:
+        def check(end: SimStream, other: SimStream) -> None:
             if is_still_silent() or other.is_over:
                 end.broke()
 
         first, second = connection.ends
-        self.later(self.keepalive.draw(self.random), look, first, second)
-        self.later(self.keepalive.draw(self.random), look, second, first)
+        self.later(self.keepalive.draw(self.random), check, first, second)
+        self.later(self.keepalive.draw(self.random), check, second, first)
 
     def _of(self, matches: Callable[[SimStream], bool]) -> list[Connection]:
         return [c for c in list(self._connections.values()) if matches(c.ends[0]) or matches(c.ends[1])]
@@ -197,7 +200,7 @@ class SimNetwork:
 
 
 class SimTransport:
-    """One incarnation's way to the others. Implements `world.transport.Transport`."""
+    """The transport of one incarnation. Implements `world.transport.Transport`."""
 
     def __init__(self, network: SimNetwork, me: NodeId, loop: SimLoop) -> None:
         self.network = network
@@ -213,7 +216,7 @@ class SimTransport:
         self.check_alive("start")
 
     async def close(self) -> None:
-        """Streams break, handlers end, calls are refused."""
+        """Breaks streams, cancels handlers, refuses calls."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -233,7 +236,7 @@ class SimTransport:
             self.network.died(self)
 
     def set_address(self, node: NodeId, address: str) -> None:
-        """Simulated nodes are found by their id."""
+        """Does nothing: simulated nodes are found by id."""
 
     def serve(self, method: str, handler: CallHandler) -> None:
         self._methods[method] = handler
@@ -246,7 +249,7 @@ class SimTransport:
             raise MachineDied(f"{action} after death")
 
     def run_handler(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """On this node; an error that is not of the catalogue fails the run, because nobody takes it."""
+        """Runs a handler on this node; an error outside of the catalogue fails the run, because nobody retrieves it."""
         task = self.loop.create_task(coroutine, name=name)
         self._handlers[task.sequence] = task
         task.add_done_callback(self._handler_done)
@@ -264,11 +267,16 @@ class SimTransport:
         self.check_alive("call")
         answer = self.loop.create_future()
         timer = self.loop.call_later(
-            timeout_ms / 1000, _fail, answer, CallTimeoutError(f"{method} to node {node}", node=node)
+            timeout_ms / 1000, _resolve, answer, CallTimeoutError(f"{method} to node {node}", node=node)
         )
         network = self.network
         if network.passes(self.me, node):
             network.later(network.delay_s(self.me, node), self._call_arrives, node, method, bytes(request), answer)
+            again_s = None if network.repeat_call is None else network.repeat_call(self.me, node)
+            if again_s is not None:
+                nobody = self.loop.create_future()
+                nobody.set_result(b"")
+                network.later(again_s, self._call_arrives, node, method, bytes(request), nobody)
         try:
             data: bytes = await answer
         finally:
@@ -296,10 +304,10 @@ class SimTransport:
         self._answer(target.me, answer, result)
 
     def _answer(self, node: NodeId, answer: SimFuture, result: "bytes | TidelogError") -> None:
-        """The result leaves `node`; it arrives at the caller, or not."""
+        """Sends the result from `node`; it arrives at the caller, or is lost."""
         network = self.network
         if network.passes(node, self.me):
-            network.later(network.delay_s(node, self.me), _settle, answer, result)
+            network.later(network.delay_s(node, self.me), _resolve, answer, result)
 
     # -- streams
 
@@ -308,8 +316,8 @@ class SimTransport:
         opened = self.loop.create_future()
         network = self.network
         timeout_s = network.connect_timeout.draw(network.random)
-        error = CallTimeoutError(f"node {node} does not answer", node=node)
-        timer = self.loop.call_later(timeout_s, _fail, opened, error)
+        error = CallTimeoutError(f"node {node} does not respond", node=node)
+        timer = self.loop.call_later(timeout_s, _resolve, opened, error)
         if not network.is_blocked(self.me, node):
             network.later(network.delay_s(self.me, node), self._open_arrives, node, service, opened)
         try:
@@ -327,11 +335,13 @@ class SimTransport:
         if target is None or target._is_closed:
             if not network.is_mute(node):
                 refused = _refusal(node)
-                network.later(back_s, _settle, opened, refused)
+                network.later(back_s, _resolve, opened, refused)
             return
         handler = target._services.get(service)
         if handler is None:
-            network.later(back_s, _settle, opened, UnreachableError(f"node {node} does not serve {service}", node=node))
+            network.later(
+                back_s, _resolve, opened, UnreachableError(f"node {node} does not serve {service}", node=node)
+            )
             return
         connection = network.connect(self, target)
         target.run_handler(_serve_stream(handler, connection.ends[1]), f"{service} from {self.me}")
@@ -353,20 +363,15 @@ def _refusal(node: NodeId) -> UnreachableError:
 
 def _opened(opened: SimFuture, connection: Connection) -> None:
     if opened.done():
-        connection.cut()  # nobody waits for it any more
+        connection.cut()  # the caller is gone
     else:
         opened.set_result(connection.ends[0])
 
 
-def _settle(answer: SimFuture, result: "bytes | TidelogError") -> None:
+def _resolve(answer: SimFuture, result: "bytes | TidelogError") -> None:
     if answer.done():
         return
     if isinstance(result, TidelogError):
         answer.set_exception(result)
     else:
         answer.set_result(result)
-
-
-def _fail(answer: SimFuture, error: TidelogError) -> None:
-    if not answer.done():
-        answer.set_exception(error)

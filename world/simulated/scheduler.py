@@ -1,7 +1,7 @@
-"""Virtual time: one queue of events for all nodes of a run, in one order that a seed decides.
+"""Virtual time: one queue of events for all nodes of a run, in an order that the seed decides.
 
 State
-    now_ns    the one true time of the run; each node sees it through its own clock (`SimLoop`)
+    now_ns    the true time of the run; each node sees it through its own clock (`SimLoop`)
     ready     handles that run at `now_ns`, first in first out
     timers    a heap of (due_ns, sequence, handle); the sequence makes the order total, so handles are never compared
 
@@ -9,15 +9,15 @@ Transitions
     a step    takes the first ready handle. Its node is alive: the callback runs with that node's loop as the running
               loop. Paused: the handle joins the node's backlog. Dead: it is dropped.
     time      moves only when nothing is ready, to the next timer, and all timers of that instant become ready in the
-              order in which they were made
+              order in which they were created
 
 Invariants
     - time never moves back; at one instant at most `INSTANT_EVENTS_MAX` events run (more is a livelock, and an error)
     - one callback runs at a time, and nothing else decides an order: no thread, no address, no hash of a string
     - two runs with the same seed and the same program have the same `digest`
 
-Randomness comes from named streams, each with a seed derived from the run's: one part that draws more does not change
-what another part draws. Checks draw from none.
+Randomness comes from named streams, each with a seed derived from the run's: a component that draws more does not
+change what another one draws. Checks draw from none.
 """
 
 import asyncio
@@ -31,10 +31,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tidelog.world.simulated.loop import SimLoop
+from typing import Any
 
 NS_PER_SECOND = 1_000_000_000
 INSTANT_EVENTS_MAX = 1_000_000
@@ -45,20 +42,20 @@ _MULTIPLIER = 6364136223846793005
 
 
 class SimulationError(Exception):
-    """The run itself went wrong: a livelock, nothing left to happen, a failure in a task or callback of a node."""
+    """The run failed: a livelock, no events left, or a failure in a task or callback of a node."""
 
 
 class NodeDiedError(SimulationError):
-    """The node that was to do something died before it had done it: often just what a test wanted."""
+    """The node died before it was done: often what a test expects."""
 
 
 class MachineDied(BaseException):
-    """Raised by every handle of a node that was killed. Not an `Exception`: no handler shall act for the dead."""
+    """Raised by every handle of a killed node. Not an `Exception`: no handler may act for a dead node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that nobody on the node handled."""
+    """An error that nothing on the node handled."""
 
     now_ns: int
     node: str
@@ -69,19 +66,47 @@ class Failure:
         return f"t={self.now_ns / NS_PER_SECOND:.6f} {self.node}: {self.message}: {self.error!r}"
 
 
+class NodeLoop(asyncio.AbstractEventLoop):
+    """What the scheduler needs of the event loop of a node (`SimLoop`)."""
+
+    scheduler: "Scheduler"
+    name: str
+    number: int
+    """Identifies the loop in the digest."""
+    is_held: bool
+    """Paused or dead: callbacks do not run."""
+    is_dead: bool
+    backlog: deque["SimHandle"]
+
+    def true_ns(self, when: float) -> int:
+        raise NotImplementedError
+
+    def callback_failed(self, callback: Callable[..., object], error: BaseException) -> None:
+        raise NotImplementedError
+
+    def report_untaken_errors(self) -> None:
+        raise NotImplementedError
+
+    def die(self) -> None:
+        raise NotImplementedError
+
+    def bury(self) -> None:
+        raise NotImplementedError
+
+
 class SimHandle(asyncio.TimerHandle):
-    """A callback that waits for its turn. Slots of the base are set directly: one is made for every event."""
+    """A scheduled callback. Sets the slots of its base directly: there is one for every event."""
 
     __slots__ = ()
     _callback: Callable[..., object] | None
     _args: tuple[Any, ...] | None  # type: ignore[assignment]
     _context: Context
-    _loop: "SimLoop"
+    _loop: NodeLoop
     _scheduled: bool
 
     def __init__(
         self,
-        loop: "SimLoop",
+        loop: NodeLoop,
         callback: Callable[..., object],
         args: tuple[Any, ...],
         context: Context,
@@ -117,9 +142,10 @@ class Scheduler:
         self.events_run = 0
         self.failures: list[Failure] = []
         self.trace_lines: deque[str] = deque(maxlen=TRACE_LINES_MAX)
-        self.on_step: Callable[[SimLoop], None] | None = None
+        self.on_step: Callable[[Any], None] | None = None
+        """Called after each callback with the loop of the node that ran it."""
         self.ready: deque[SimHandle] = deque()
-        self.loops: list[SimLoop] = []
+        self.loops: list[NodeLoop] = []
         self.closed = False
         self._timers: list[tuple[int, int, SimHandle]] = []
         self._timer_sequence = 0
@@ -133,7 +159,7 @@ class Scheduler:
     # -- randomness and trace
 
     def random(self, name: str) -> random.Random:
-        """The stream of this name; the same object for the whole run."""
+        """Returns the stream of this name; the same object for the whole run."""
         stream = self._streams.get(name)
         if stream is None:
             digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
@@ -147,11 +173,11 @@ class Scheduler:
 
     @property
     def digest(self) -> str:
-        """Of all events and trace lines so far."""
+        """Digest of all events and trace lines so far."""
         return f"{self._event_digest:016x}{self._trace_digest:08x}"
 
     def next_sequence(self) -> int:
-        """What tasks and futures hash by."""
+        """Returns the number that a task or future hashes by."""
         self._object_sequence += 1
         return self._object_sequence
 
@@ -163,21 +189,21 @@ class Scheduler:
 
     @property
     def next_due_ns(self) -> int | None:
-        """When something happens next; None: nothing waits. For who paces a run by a real clock."""
+        """Time of the next event; None if there is none. For callers that pace a run by a real clock."""
         if self.ready:
             return self.now_ns
         return self._timers[0][0] if self._timers else None
 
     def note_cancelled_timer(self) -> None:
-        """Timeouts are mostly cancelled: when they are half of the heap, it is built anew without them."""
+        """Timeouts are mostly cancelled: when they are half of the heap, it is rebuilt without them."""
         self._cancelled_timers += 1
         if self._cancelled_timers > COMPACT_CANCELLED_MIN and self._cancelled_timers * 2 > len(self._timers):
             self._timers[:] = [timer for timer in self._timers if timer[2]._callback is not None]
             heapq.heapify(self._timers)
             self._cancelled_timers = 0
 
-    def retime(self, loop: "SimLoop") -> None:
-        """The rate of a node's clock has changed: its timers are due at other true times now."""
+    def retime(self, loop: NodeLoop) -> None:
+        """Recomputes the due times of a node's timers after a change of its clock rate."""
         self._timers[:] = [
             (loop.true_ns(handle._when) if handle._loop is loop else due_ns, sequence, handle)
             for due_ns, sequence, handle in self._timers
@@ -187,7 +213,7 @@ class Scheduler:
     # -- running
 
     def fail(self, node: str, message: str, error: BaseException | None) -> None:
-        """Something went wrong that nobody handled: the run stops and says so."""
+        """Records an unhandled error and stops the run."""
         self.failures.append(Failure(self.now_ns, node, message, error))
         self.trace(node, f"FAILURE {message}: {error!r}")
         self._stopping = True
@@ -213,16 +239,8 @@ class Scheduler:
             if not condition():
                 self._raise_late("the condition does not hold", limit_ns)
 
-    def run_until_done(self, future: "asyncio.Future[Any]", *, timeout: float) -> None:
-        limit_ns = self.now_ns + math.ceil(timeout * NS_PER_SECOND)
-        if not future.done():
-            self._drive(limit_ns, future.done)
-            self.raise_failures()
-            if not future.done():
-                self._raise_late(f"{future!r} is not done", limit_ns)
-
     def _raise_late(self, what: str, limit_ns: int) -> None:
-        why = "time is up" if self.now_ns >= limit_ns else "nothing is left to happen"
+        why = "time is up" if self.now_ns >= limit_ns else "no events are left"
         raise SimulationError(f"{what} at t={self.now_ns / NS_PER_SECOND:.6f}: {why}")
 
     def raise_failures(self) -> None:
@@ -231,7 +249,7 @@ class Scheduler:
             raise SimulationError("\n".join(map(str, self.failures))) from first.error
 
     def clear(self) -> None:
-        """At the end of a run: nothing waits any more."""
+        """Drops all events at the end of a run."""
         self.ready.clear()
         self._timers.clear()
 
@@ -250,7 +268,7 @@ class Scheduler:
             asyncio_events._set_running_loop(None)
 
     def _move_time(self, limit_ns: int) -> bool:
-        """To the next timer, or to the limit: then False. All timers of the instant become ready."""
+        """Moves time to the next timer, or to the limit: then returns False. All timers of the instant become ready."""
         timers, ready = self._timers, self.ready
         while timers and timers[0][2]._callback is None:
             heapq.heappop(timers)
@@ -269,12 +287,12 @@ class Scheduler:
         return True
 
     def _run_instant(self, until: Callable[[], bool] | None) -> bool:
-        """Everything that is ready at this instant; True when the run shall end."""
+        """Runs everything that is ready at this instant; returns True when the run is to end."""
         ready = self.ready
         on_step = self.on_step
         set_running = asyncio_events._set_running_loop
         now_ns = self.now_ns
-        current: SimLoop | None = None
+        current: NodeLoop | None = None
         digest = self._event_digest
         count = 0
         try:
@@ -292,7 +310,7 @@ class Scheduler:
                     current = loop
                     set_running(loop)
                 count += 1
-                # Which task it is belongs in: two that changed places at one instant are another run.
+                # The task is part of the digest: two that swap places at one instant are another run.
                 task = getattr(getattr(callback, "__self__", None), "sequence", 0)
                 digest = ((digest ^ now_ns) * _MULTIPLIER + (task << 16) + loop.number) & _MASK
                 try:

@@ -1,13 +1,13 @@
-"""A simulated state store: `SimStoreDevice` outlives every process, `SimStore` is one process's handle. The contract is
+"""A simulated state store. `SimStoreDevice` outlives every process, `SimStore` is one process's handle. The contract is
 in `world.store`, the stored form of a value in `world.sealing`.
 
-    commit()            joins those that wait
-    device is free      takes all that wait into one transaction, which takes virtual time
-    transaction done    its writes become visible and durable, all at once; the commits return; the next begins
-    process or power gone before that    the transaction has happened or not, by the draw; what waited has not
-    no room             the transaction has not happened, its commits are told, and the next begins
+    commit()            joins the pending commits
+    device is free      takes all pending commits into one transaction, which takes virtual time
+    transaction done    its writes become visible and durable, all at once; the commits return; the next starts
+    process or power gone before that    the transaction has happened or not, by the draw; pending commits have not
+    no space            the transaction has not happened, its commits fail, and the next starts
     error               the transaction has happened or not, by the draw, and becomes visible only to the next process;
-                        the handle fails for ever
+                        the handle has failed for good
 """
 
 import errno
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from tidelog.model.errors import DiskFullError, StorageError
 from tidelog.world.sealing import seal, unseal
-from tidelog.world.simulated.faults import Faults, Latency, Stall, answer
+from tidelog.world.simulated.faults import Faults, Latency, Stall, resolve
 from tidelog.world.simulated.loop import SimFuture, SimLoop
 from tidelog.world.simulated.scheduler import MachineDied
 from tidelog.world.storage_errors import NO_SPACE, storage_error
@@ -25,7 +25,7 @@ Writes = dict[bytes, bytes | None]
 
 
 class SimStoreDevice:
-    """The stored bytes of one store of one machine, and what the nemesis may do to them."""
+    """The stored bytes of one store of one machine, and its faults."""
 
     def __init__(self, world_loop: SimLoop, label: str, stream: random.Random) -> None:
         self.label = label
@@ -38,6 +38,8 @@ class SimStoreDevice:
         self.stored: dict[bytes, bytes] = {}
         self.crash_at_commit: int | None = None
         self.on_crash_point: Callable[[], None] | None = None
+        self.on_call: Callable[[str, tuple[str, ...]], None] | None = None
+        """As `SimDevice.on_call`, with `get` and `commit`."""
         self._world_loop = world_loop
         self._stream = stream
         self._in_flight: list[Writes] | None = None
@@ -46,11 +48,11 @@ class SimStoreDevice:
     # -- faults
 
     def fail(self, operation: str = "commit", *, number: int = errno.EIO, times: int = 1) -> None:
-        """The next `commit` or `get` (a scan is one too) raises."""
+        """The next `commit` or `get` (or scan) raises."""
         self.faults.arm(operation, number=number, times=times)
 
     def fill(self, refusal_probability: float = 1.0) -> None:
-        """The disk is full. A store has room in reserve: it refuses all transactions, some of them, or none."""
+        """The disk is full. A store has a reserve: it rejects all transactions, some of them, or none."""
         self.refusal_probability = refusal_probability
 
     def begin_stall(self, *, everything: bool = False) -> None:
@@ -62,7 +64,7 @@ class SimStoreDevice:
         self.stall.end()
 
     def flip_bit(self, key: bytes, position: int, bit: int = 0) -> None:
-        """Of the stored form: the CRC first, then the value."""
+        """Flips a bit of the stored form: the CRC first, then the value."""
         stored = bytearray(self.stored[key])
         stored[position] ^= 1 << bit
         self.stored[key] = bytes(stored)
@@ -71,9 +73,9 @@ class SimStoreDevice:
         self.stored.clear()
 
     def end_of_process(self) -> None:
-        """The process died, or the power went: a transaction under way may have happened."""
+        """The process died, or power was lost: a running transaction may have happened."""
         self._flights += 1
-        self.stall.drop_line()
+        self.stall.drop_queue()
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None and self._stream.random() < 0.5:
             self._apply(in_flight)
@@ -81,7 +83,7 @@ class SimStoreDevice:
     # -- for the handle
 
     def begin(self, batch: list[Writes], complete: Callable[[StorageError | None], None]) -> None:
-        """One transaction; `complete` runs when it has ended, unless the process ends first."""
+        """Starts a transaction; `complete` runs when it has ended, unless the process ends first."""
         assert self._in_flight is None, "one transaction at a time"
         self._in_flight = batch
         flight = self._flights
@@ -101,7 +103,7 @@ class SimStoreDevice:
                 self.refusals += 1
                 complete(storage_error("commit to state store", self.label, error))
             else:
-                # Shown to nobody yet: this process has failed, and the next one may find it or not.
+                # Not visible yet: this process has failed, and the next one may find it or not.
                 self._in_flight = batch
                 complete(storage_error("commit to state store", self.label, error))
 
@@ -111,14 +113,14 @@ class SimStoreDevice:
         return self.refusal_probability > 0 and self._stream.random() < self.refusal_probability
 
     def crash_point(self) -> None:
-        """As `SimDevice.crash_at_operation`, counted in commits."""
+        """Like `SimDevice.crash_at_operation`, counted in commits."""
         if self.crash_at_commit is not None:
             self.crash_at_commit -= 1
             if self.crash_at_commit <= 0:
                 self.crash_at_commit = None
                 assert self.on_crash_point is not None, "a machine that can lose its power"
                 self.on_crash_point()
-                raise MachineDied("the power went before a commit")
+                raise MachineDied("power lost before a commit")
 
     def _apply(self, batch: list[Writes]) -> None:
         for writes in batch:
@@ -186,7 +188,7 @@ class SimStore:
     def _finish(self, batch: list[SimFuture], error: StorageError | None) -> None:
         self._is_writing = False
         for done in batch:
-            answer(done, None, error)
+            resolve(done, None, error)
         if error is not None and not isinstance(error, DiskFullError):
             self._failed = error
             self._fail_waiting(error)
@@ -196,12 +198,14 @@ class SimStore:
     def _fail_waiting(self, error: StorageError) -> None:
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:
-            answer(done, None, error)
+            resolve(done, None, error)
 
     def _enter(self, operation: str) -> SimStoreDevice:
         if self._is_dead:
             raise MachineDied(f"{operation} after death")
         assert not self._is_closed, "the store is closed"
+        if self._device.on_call is not None:
+            self._device.on_call("commit" if operation == "begin commit" else operation, ())
         error = self._device.faults.take(operation, ())
         if error is not None:
             raise storage_error(f"{operation} of state store", self._device.label, error)

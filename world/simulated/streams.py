@@ -1,55 +1,79 @@
-"""Streams of the simulated network: two lanes, each in order, that are silent, cut or closed as `network` says.
+"""Streams of the simulated network: two ordered directions, which are silent, cut or closed as `network` says.
 
-Connection   a stream as a whole; the unit of fault
-SimStream    one end of it, which learns of a cut at its own time
-Lane         one direction: what is under way, what is stopped, the sender's window
+Connection        a stream as a whole; the unit of fault
+SimStream         one end of it, which learns of a cut at its own time
+StreamDirection   one direction: what is in flight, what is stopped, the sender's window
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
 
 from tidelog.model.errors import StreamBrokenError, StreamClosedError
 from tidelog.model.ids import NodeId
-from tidelog.world.simulated.loop import SimFuture
-from tidelog.world.simulated.scheduler import NS_PER_SECOND
-
-if TYPE_CHECKING:
-    from tidelog.world.simulated.network import SimNetwork, SimTransport
+from tidelog.world.simulated.faults import Latency
+from tidelog.world.simulated.loop import SimFuture, SimLoop
+from tidelog.world.simulated.scheduler import NS_PER_SECOND, Scheduler
 
 
-class Lane:
-    """One direction of a stream: what is under way, in order, and the sender's window."""
+class StreamNetwork(Protocol):
+    """What a stream needs of the network: `network.SimNetwork`."""
 
-    __slots__ = (
-        "_due_ns",
-        "_held",
-        "_network",
-        "_stopped",
-        "_under_way",
-        "_waiting",
-        "owed",
-        "receiver",
-        "sender",
-        "used",
-    )
+    scheduler: Scheduler
+    random: Random
+    messages: int
+    on_send: Callable[[NodeId, NodeId, bytes], None] | None
+    window_bytes: int
+    notice_latency: Latency
+    repeat_probability: float
 
-    def __init__(self, network: "SimNetwork", sender: "SimStream", receiver: "SimStream") -> None:
-        self._network = network
-        self.sender = sender
-        self.receiver = receiver
-        self.used = 0
-        """Bytes that the receiver has not read: the window is full when they are too many."""
-        self.owed = 0
-        """Bytes that it has read, which the sender cannot learn because the way back is blocked."""
-        # In order: what was stopped on a silent way, what is under way, what did not leave because the way is silent.
-        # None is the end of the stream.
-        self._stopped: deque[bytes | None] = deque()
-        self._under_way: deque[bytes | None] = deque()
-        self._held: deque[bytes | None] = deque()
-        self._due_ns = 0
-        self._waiting: deque[SimFuture] = deque()
+    def is_blocked(self, source: NodeId, target: NodeId) -> bool: ...
+
+    def delay_s(self, source: NodeId, target: NodeId) -> float: ...
+
+    def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None: ...
+
+    def draw(self) -> float: ...
+
+    def draw_count(self, most: int) -> int: ...
+
+    def forget(self, number: int) -> None: ...
+
+
+class StreamTransport(Protocol):
+    """What one end of a stream needs of its node: `network.SimTransport`."""
+
+    me: NodeId
+    loop: SimLoop
+    is_dead: bool
+
+    @property
+    def network(self) -> StreamNetwork: ...
+
+    def check_alive(self, action: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class StreamDirection:
+    """One direction of a stream: what is in flight, in order, and the sender's window."""
+
+    _network: StreamNetwork
+    sender: "SimStream"
+    receiver: "SimStream"
+    used: int = 0
+    """Bytes that the receiver has not read; bounded by the window."""
+    owed: int = 0
+    """Bytes that it has read, of which the sender cannot learn because the reverse link is blocked."""
+    # In order: what was stopped on a silent link, what is in flight, what was not sent because the link is silent.
+    # None is the end of the stream.
+    _stopped: deque[bytes | None] = field(default_factory=deque)
+    _in_flight: deque[bytes | None] = field(default_factory=deque)
+    _held: deque[bytes | None] = field(default_factory=deque)
+    _due_ns: int = 0
+    _waiting: deque[SimFuture] = field(default_factory=deque)
 
     def is_stopped(self) -> bool:
         connection = self.sender.connection
@@ -75,45 +99,45 @@ class Lane:
         network = self._network
         now_ns = network.scheduler.now_ns
         delay_ns = int(network.delay_s(self.sender.me, self.receiver.me) * NS_PER_SECOND)
-        # Never overtakes what left before.
+        # Never overtakes what was sent before.
         self._due_ns = max(self._due_ns, now_ns + delay_ns)
-        self._under_way.append(data)
+        self._in_flight.append(data)
         network.later((self._due_ns - now_ns) / NS_PER_SECOND, self._arrive)
 
     def _arrive(self) -> None:
-        if not self._under_way:
+        if not self._in_flight:
             return  # lost with its stream
-        data = self._under_way.popleft()
+        data = self._in_flight.popleft()
         if self._stopped or self.is_stopped():
             self._stopped.append(data)
         else:
             self.receiver.arrived(data)
 
     def go_on(self) -> None:
-        """The way works again: what was stopped is repeated."""
-        again = [*self._stopped, *self._under_way, *self._held]
-        for some in (self._stopped, self._under_way, self._held):
+        """Sends what was stopped again: the link works."""
+        again = [*self._stopped, *self._in_flight, *self._held]
+        for some in (self._stopped, self._in_flight, self._held):
             some.clear()
         for data in again:
             self._send(data)
         self.read(0)
 
     def lose_suffix(self) -> None:
-        """Of what is under way, only a beginning arrives; nothing, if what left before was stopped."""
-        survivors = self._network.draw_count(len(self._under_way))
-        while len(self._under_way) > (0 if self._stopped else survivors):
-            self._under_way.pop()
+        """Only a prefix of what is in flight arrives; nothing, if what was sent before is stopped."""
+        survivors = self._network.draw_count(len(self._in_flight))
+        while len(self._in_flight) > (0 if self._stopped else survivors):
+            self._in_flight.pop()
         self._stopped.clear()
         self._held.clear()
 
     def last_arrival_s(self) -> float:
-        """How long until the last of what is under way has arrived."""
-        if not self._under_way:
+        """Seconds until the last message in flight arrives."""
+        if not self._in_flight:
             return 0.0
         return max(0.0, (self._due_ns - self._network.scheduler.now_ns) / NS_PER_SECOND)
 
     def read(self, length: int) -> None:
-        """The receiver took bytes out: the sender may go on, if it hears of it."""
+        """The receiver has read bytes: the sender may continue, once it learns of it."""
         self.owed += length
         if self._network.is_blocked(self.receiver.me, self.sender.me):
             return
@@ -140,22 +164,22 @@ class Connection:
 
     __slots__ = ("_network", "_number", "ends", "is_cut", "is_silenced")
 
-    def __init__(self, network: "SimNetwork", number: int, opener: "SimTransport", acceptor: "SimTransport") -> None:
+    def __init__(self, network: StreamNetwork, number: int, opener: StreamTransport, acceptor: StreamTransport) -> None:
         self._network = network
         self._number = number
         self.is_silenced = False
         self.is_cut = False
         first, second = SimStream(self, opener, acceptor.me), SimStream(self, acceptor, opener.me)
         self.ends = (first, second)
-        first.outgoing = second.incoming = Lane(network, first, second)
-        second.outgoing = first.incoming = Lane(network, second, first)
+        first.outgoing = second.incoming = StreamDirection(network, first, second)
+        second.outgoing = first.incoming = StreamDirection(network, second, first)
 
     def lose_suffix(self) -> None:
         for end in self.ends:
             end.outgoing.lose_suffix()
 
     def cut(self) -> None:
-        """Each end gets a beginning of what is under way, then learns that the stream is broken."""
+        """Cuts the stream: each end gets a prefix of what is in flight, then learns that the stream is broken."""
         if self.is_cut:
             return
         self.is_cut = True
@@ -173,43 +197,27 @@ class Connection:
         elif any(end.outgoing.is_held_up for end in self.ends):
             self.cut()
 
-    def is_finished(self) -> None:
+    def forget_if_over(self) -> None:
         if self.ends[0].is_over and self.ends[1].is_over:
             self._network.forget(self._number)
 
 
+@dataclass(slots=True, eq=False)
 class SimStream:
     """One end of a stream. Implements `world.transport.Stream`."""
 
-    __slots__ = (
-        "_inbox",
-        "_is_broken",
-        "_is_closed",
-        "_peer_closed",
-        "_reader",
-        "_sink",
-        "_sinking",
-        "connection",
-        "incoming",
-        "outgoing",
-        "peer",
-        "transport",
-    )
-
-    incoming: Lane
-    outgoing: Lane
-
-    def __init__(self, connection: Connection, transport: "SimTransport", peer: NodeId) -> None:
-        self.connection = connection
-        self.transport = transport
-        self.peer = peer
-        self._inbox: deque[bytes] = deque()
-        self._reader: SimFuture | None = None
-        self._is_broken = False
-        self._is_closed = False
-        self._peer_closed = False
-        self._sinking = 0
-        self._sink: tuple[Callable[[bytes], object], Callable[[], object]] | None = None
+    connection: Connection
+    transport: StreamTransport
+    peer: NodeId
+    incoming: StreamDirection = field(init=False)
+    outgoing: StreamDirection = field(init=False)
+    _inbox: deque[bytes] = field(default_factory=deque)
+    _reader: SimFuture | None = None
+    _is_broken: bool = False
+    _is_closed: bool = False
+    _peer_closed: bool = False
+    _sinking: int = 0
+    _sink: tuple[Callable[[bytes], object], Callable[[], object]] | None = None
 
     @property
     def me(self) -> NodeId:
@@ -231,7 +239,7 @@ class SimStream:
         self.outgoing.push(data)
 
     def send_nowait(self, data: bytes) -> bool:
-        """As `send` for code without tasks: False if the window is full."""
+        """Like `send` for code without tasks: returns False if the window is full."""
         self._check_writable()
         if self.outgoing.used >= self.transport.network.window_bytes:
             return False
@@ -249,8 +257,8 @@ class SimStream:
 
     async def receive(self) -> bytes:
         self.transport.check_alive("receive")
-        assert self._reader is None, "one reader at a time"
-        assert self._sink is None, "one reader at a time"
+        assert self._reader is None, "a stream has one reader at a time"
+        assert self._sink is None, "a stream has one reader at a time"
         while not self._inbox or self._is_closed:
             if self.is_over:
                 raise self._broken()
@@ -269,8 +277,8 @@ class SimStream:
         return data
 
     def drain_to(self, on_message: Callable[[bytes], object], on_end: Callable[[], object]) -> None:
-        """As a task around `receive`, without the task; `on_end` is called once. Either may be called with another loop
-        as the running one: what it does must name the node's loop."""
+        """Passes messages to a callback without a task; `on_end` is called once. Another loop may be the running one:
+        callbacks name the node's loop."""
         self._sink = (on_message, on_end)
         while self._inbox:
             self._sinking += 1
@@ -290,7 +298,7 @@ class SimStream:
 
     def arrived(self, data: bytes | None) -> None:
         if self._is_broken:
-            self.connection.cut()  # the sender has not heard of it yet: now it does
+            self.connection.cut()  # the sender learns of it now
         if self.is_over:
             return
         if data is None:
@@ -300,7 +308,7 @@ class SimStream:
             self._wake_reader()
             self.outgoing.wake()
         elif self._sink is not None:
-            # On the spot where that is the same: nothing of this stream waits, and the node runs.
+            # Inline where that is equivalent: no message of this stream waits, and the node runs.
             if self._sinking == 0 and not self.transport.loop.is_held:
                 self.incoming.read(len(data))
                 self._sink[0](data)
@@ -319,7 +327,7 @@ class SimStream:
             self._sink[0](data)
 
     def broke(self) -> None:
-        """This end learns that the stream is broken. What it has received but not read may be lost too."""
+        """This end learns that the stream is broken. Received but unread messages may be lost, too."""
         if self.is_over:
             return
         self._is_broken = True
@@ -332,7 +340,7 @@ class SimStream:
     def _ended(self) -> None:
         self._wake_reader()
         self.outgoing.wake()
-        self.connection.is_finished()
+        self.connection.forget_if_over()
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

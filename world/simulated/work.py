@@ -1,4 +1,4 @@
-"""CPU work in the simulator: it runs on the spot, after a virtual delay, with the values that it was given."""
+"""CPU work in the simulator: runs inline after a virtual delay."""
 
 import random
 from collections.abc import Callable
@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 
 class SimWork:
-    """Implements `world.work.Work`. A `SimDisk` among the values is handed on: the helper uses the node's own."""
+    """Implements `world.work.Work`. A `SimDisk` among the values is passed on: the helper uses the node's own."""
 
     __slots__ = ("_loop", "_stream", "deaths", "dying", "latency")
 
     def __init__(self, loop: SimLoop, stream: random.Random) -> None:
         self.latency = Latency(0.001, 0.02)
         self.dying: set[str] = set()
-        """Names of functions that end their helper process, as one does that runs out of memory."""
+        """Functions that kill their helper process, as one that runs out of memory does."""
         self.deaths: dict[str, int] = {}
-        """The same for functions that end so many helpers, and then none."""
+        """Functions that kill this many helpers, and then none."""
         self._loop = loop
         self._stream = stream
 
     async def run(self, fn: Callable[..., T], *values: object) -> T:
-        assert "<" not in fn.__qualname__, f"{fn.__qualname__} could not be sent to a helper process"
+        assert "<" not in fn.__qualname__, f"{fn.__qualname__} cannot be pickled for a helper process"
         for _ in range(ATTEMPTS_MAX):
             await self._delay()
             if not self._kills_helper(fn.__qualname__):

@@ -1,4 +1,4 @@
-"""Kafka's messages, by theme, and the keys that they make up, in the order of their numbers."""
+"""Kafka's messages by area, and the APIs in the order of their keys."""
 
 from __future__ import annotations
 
@@ -58,52 +58,5 @@ LIST_CONFIG_RESOURCES = Api(admin.ListConfigResourcesRequest, admin.ListConfigRe
 DESCRIBE_TOPIC_PARTITIONS = Api(metadata.DescribeTopicPartitionsRequest, metadata.DescribeTopicPartitionsResponse)
 
 APIS: dict[int, Api[Any, Any]] = {
-    api.key: api
-    for api in (
-        PRODUCE,
-        FETCH,
-        LIST_OFFSETS,
-        METADATA,
-        OFFSET_COMMIT,
-        OFFSET_FETCH,
-        FIND_COORDINATOR,
-        JOIN_GROUP,
-        HEARTBEAT,
-        LEAVE_GROUP,
-        SYNC_GROUP,
-        DESCRIBE_GROUPS,
-        LIST_GROUPS,
-        SASL_HANDSHAKE,
-        API_VERSIONS,
-        CREATE_TOPICS,
-        DELETE_TOPICS,
-        DELETE_RECORDS,
-        INIT_PRODUCER_ID,
-        OFFSET_FOR_LEADER_EPOCH,
-        DESCRIBE_ACLS,
-        CREATE_ACLS,
-        DELETE_ACLS,
-        DESCRIBE_CONFIGS,
-        ALTER_CONFIGS,
-        ALTER_REPLICA_LOG_DIRS,
-        DESCRIBE_LOG_DIRS,
-        SASL_AUTHENTICATE,
-        CREATE_PARTITIONS,
-        DELETE_GROUPS,
-        ELECT_LEADERS,
-        INCREMENTAL_ALTER_CONFIGS,
-        ALTER_PARTITION_REASSIGNMENTS,
-        LIST_PARTITION_REASSIGNMENTS,
-        OFFSET_DELETE,
-        DESCRIBE_CLIENT_QUOTAS,
-        DESCRIBE_QUORUM,
-        UPDATE_FEATURES,
-        DESCRIBE_CLUSTER,
-        DESCRIBE_PRODUCERS,
-        UNREGISTER_BROKER,
-        CONSUMER_GROUP_HEARTBEAT,
-        CONSUMER_GROUP_DESCRIBE,
-        LIST_CONFIG_RESOURCES,
-        DESCRIBE_TOPIC_PARTITIONS,
-    )
+    api.key: api for api in sorted((one for one in vars().values() if isinstance(one, Api)), key=lambda api: api.key)
 }

@@ -1,154 +1,141 @@
-"""AlterReplicaLogDirs, UpdateFeatures, UnregisterBroker; and lists: of client quotas, of resources with settings."""
+"""AlterReplicaLogDirs, UpdateFeatures, UnregisterBroker, and lists of client quotas and config resources."""
 
 from __future__ import annotations
 
-from tidelog.rpc.kafka.schema import (
-    array,
-    boolean,
-    float64,
-    int8,
-    int8_array,
-    int16,
-    int32,
-    int32_array,
-    message,
-    response_to,
-    string,
-    struct,
-)
+from tidelog.rpc.kafka import schema as s
 
 
-@struct
+@s.struct
 class AlterReplicaLogDirTopic:
-    name: str = string()
-    partitions: list[int] = int32_array()
+    name: str = s.string()
+    partitions: list[int] = s.int32_array()
 
 
-@struct
+@s.struct
 class AlterReplicaLogDir:
-    path: str = string()
-    topics: list[AlterReplicaLogDirTopic] = array(AlterReplicaLogDirTopic)
+    path: str = s.string()
+    topics: list[AlterReplicaLogDirTopic] = s.array(AlterReplicaLogDirTopic)
 
 
-@message(key=34, versions=(1, 2), flexible_since=2)
+@s.message(key=34, versions=(1, 2), flexible_since=2)
 class AlterReplicaLogDirsRequest:
-    dirs: list[AlterReplicaLogDir] = array(AlterReplicaLogDir)
+    dirs: list[AlterReplicaLogDir] = s.array(AlterReplicaLogDir)
 
 
-@struct
+@s.struct
 class AlterReplicaLogDirPartitionResult:
-    partition_index: int = int32()
-    error_code: int = int16()
+    partition_index: int = s.int32()
+    error_code: int = s.int16()
 
 
-@struct
+@s.struct
 class AlterReplicaLogDirTopicResult:
-    topic_name: str = string()
-    partitions: list[AlterReplicaLogDirPartitionResult] = array(AlterReplicaLogDirPartitionResult)
+    topic_name: str = s.string()
+    partitions: list[AlterReplicaLogDirPartitionResult] = s.array(AlterReplicaLogDirPartitionResult)
 
 
-@response_to(AlterReplicaLogDirsRequest)
+@s.response_to(AlterReplicaLogDirsRequest)
 class AlterReplicaLogDirsResponse:
-    throttle_time_ms: int = int32()
-    results: list[AlterReplicaLogDirTopicResult] = array(AlterReplicaLogDirTopicResult)
+    throttle_time_ms: int = s.int32()
+    results: list[AlterReplicaLogDirTopicResult] = s.array(AlterReplicaLogDirTopicResult)
 
 
-@struct
+@s.struct
 class FeatureUpdateKey:
-    feature: str = string()
-    max_version_level: int = int16()
-    allow_downgrade: bool = boolean(until=0)
-    upgrade_type: int = int8(since=1, default=1)
+    feature: str = s.string()
+    max_version_level: int = s.int16()
+    allow_downgrade: bool = s.boolean(until=0)
+    upgrade_type: int = s.int8(since=1, default=1)
 
 
-@message(key=57, versions=(0, 2), flexible_since=0)
+@s.message(key=57, versions=(0, 2), flexible_since=0)
 class UpdateFeaturesRequest:
-    timeout_ms: int = int32(default=60_000)
-    feature_updates: list[FeatureUpdateKey] = array(FeatureUpdateKey)
-    validate_only: bool = boolean(since=1)
+    timeout_ms: int = s.int32(default=60_000)
+    feature_updates: list[FeatureUpdateKey] = s.array(FeatureUpdateKey)
+    validate_only: bool = s.boolean(since=1)
 
 
-@struct
+@s.struct
 class UpdatableFeatureResult:
-    feature: str = string()
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
+    feature: str = s.string()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
 
 
-@response_to(UpdateFeaturesRequest)
+@s.response_to(UpdateFeaturesRequest)
 class UpdateFeaturesResponse:
-    throttle_time_ms: int = int32()
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    results: list[UpdatableFeatureResult] = array(UpdatableFeatureResult, until=1)
+    throttle_time_ms: int = s.int32()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    results: list[UpdatableFeatureResult] = s.array(UpdatableFeatureResult, until=1)
 
 
-@message(key=64, versions=(0, 0), flexible_since=0)
+@s.message(key=64, versions=(0, 0), flexible_since=0)
 class UnregisterBrokerRequest:
-    broker_id: int = int32()
+    broker_id: int = s.int32()
 
 
-@response_to(UnregisterBrokerRequest)
+@s.response_to(UnregisterBrokerRequest)
 class UnregisterBrokerResponse:
-    throttle_time_ms: int = int32()
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
+    throttle_time_ms: int = s.int32()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
 
 
-@struct
+@s.struct
 class ComponentData:
-    entity_type: str = string()
-    match_type: int = int8()
-    match: str | None = string(nullable_since=0)
+    entity_type: str = s.string()
+    match_type: int = s.int8()
+    match: str | None = s.string(nullable_since=0)
 
 
-@message(key=48, versions=(0, 1), flexible_since=1)
+@s.message(key=48, versions=(0, 1), flexible_since=1)
 class DescribeClientQuotasRequest:
-    components: list[ComponentData] = array(ComponentData)
-    strict: bool = boolean()
+    components: list[ComponentData] = s.array(ComponentData)
+    strict: bool = s.boolean()
 
 
-@struct
+@s.struct
 class EntityData:
-    entity_type: str = string()
-    entity_name: str | None = string(nullable_since=0)
+    entity_type: str = s.string()
+    entity_name: str | None = s.string(nullable_since=0)
 
 
-@struct
+@s.struct
 class ValueData:
-    key: str = string()
-    value: float = float64()
+    key: str = s.string()
+    value: float = s.float64()
 
 
-@struct
+@s.struct
 class EntryData:
-    entity: list[EntityData] = array(EntityData)
-    values: list[ValueData] = array(ValueData)
+    entity: list[EntityData] = s.array(EntityData)
+    values: list[ValueData] = s.array(ValueData)
 
 
-@response_to(DescribeClientQuotasRequest)
+@s.response_to(DescribeClientQuotasRequest)
 class DescribeClientQuotasResponse:
-    throttle_time_ms: int = int32()
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    entries: list[EntryData] | None = array(EntryData, nullable_since=0)
+    throttle_time_ms: int = s.int32()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    entries: list[EntryData] | None = s.array(EntryData, nullable_since=0)
 
 
-@message(key=74, versions=(0, 1), flexible_since=0)
+@s.message(key=74, versions=(0, 1), flexible_since=0)
 class ListConfigResourcesRequest:
     """No types are all that there are; version 0 asks for those of client metrics."""
 
-    resource_types: list[int] = int8_array(since=1)
+    resource_types: list[int] = s.int8_array(since=1)
 
 
-@struct
+@s.struct
 class ConfigResource:
-    resource_name: str = string()
-    resource_type: int = int8(since=1, default=16)
+    resource_name: str = s.string()
+    resource_type: int = s.int8(since=1, default=16)
 
 
-@response_to(ListConfigResourcesRequest)
+@s.response_to(ListConfigResourcesRequest)
 class ListConfigResourcesResponse:
-    throttle_time_ms: int = int32()
-    error_code: int = int16()
-    config_resources: list[ConfigResource] = array(ConfigResource)
+    throttle_time_ms: int = s.int32()
+    error_code: int = s.int16()
+    config_resources: list[ConfigResource] = s.array(ConfigResource)

@@ -2,126 +2,115 @@
 
 from __future__ import annotations
 
-from tidelog.rpc.kafka.schema import (
-    array,
-    boolean,
-    int8,
-    int16,
-    int32,
-    message,
-    response_to,
-    string,
-    string_array,
-    struct,
-)
+from tidelog.rpc.kafka import schema as s
 
 
-@struct
+@s.struct
 class DescribeConfigsResource:
-    resource_type: int = int8()
-    resource_name: str = string()
-    configuration_keys: list[str] | None = string_array(nullable_since=0)
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
+    configuration_keys: list[str] | None = s.string_array(nullable_since=0)
 
 
-@message(key=32, versions=(1, 4), flexible_since=4)
+@s.message(key=32, versions=(1, 4), flexible_since=4)
 class DescribeConfigsRequest:
-    resources: list[DescribeConfigsResource] = array(DescribeConfigsResource)
-    include_synonyms: bool = boolean(since=1)
-    include_documentation: bool = boolean(since=3)
+    resources: list[DescribeConfigsResource] = s.array(DescribeConfigsResource)
+    include_synonyms: bool = s.boolean(since=1)
+    include_documentation: bool = s.boolean(since=3)
 
 
-@struct
+@s.struct
 class DescribeConfigsSynonym:
-    name: str = string()
-    value: str | None = string(nullable_since=0)
-    source: int = int8()
+    name: str = s.string()
+    value: str | None = s.string(nullable_since=0)
+    source: int = s.int8()
 
 
-@struct
+@s.struct
 class DescribeConfigsResourceResult:
-    name: str = string()
-    value: str | None = string(nullable_since=0)
-    read_only: bool = boolean()
-    config_source: int = int8(since=1, default=-1)
-    is_sensitive: bool = boolean()
-    synonyms: list[DescribeConfigsSynonym] = array(DescribeConfigsSynonym, since=1)
-    config_type: int = int8(since=3)
-    documentation: str | None = string(since=3, nullable_since=0)
+    name: str = s.string()
+    value: str | None = s.string(nullable_since=0)
+    read_only: bool = s.boolean()
+    config_source: int = s.int8(since=1, default=-1)
+    is_sensitive: bool = s.boolean()
+    synonyms: list[DescribeConfigsSynonym] = s.array(DescribeConfigsSynonym, since=1)
+    config_type: int = s.int8(since=3)
+    documentation: str | None = s.string(since=3, nullable_since=0)
 
 
-@struct
+@s.struct
 class DescribeConfigsResult:
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    resource_type: int = int8()
-    resource_name: str = string()
-    configs: list[DescribeConfigsResourceResult] = array(DescribeConfigsResourceResult)
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
+    configs: list[DescribeConfigsResourceResult] = s.array(DescribeConfigsResourceResult)
 
 
-@response_to(DescribeConfigsRequest)
+@s.response_to(DescribeConfigsRequest)
 class DescribeConfigsResponse:
-    throttle_time_ms: int = int32()
-    results: list[DescribeConfigsResult] = array(DescribeConfigsResult, large=True)
+    throttle_time_ms: int = s.int32()
+    results: list[DescribeConfigsResult] = s.array(DescribeConfigsResult, large=True)
 
 
-@struct
+@s.struct
 class AlterableConfig:
-    name: str = string()
-    value: str | None = string(nullable_since=0)
+    name: str = s.string()
+    value: str | None = s.string(nullable_since=0)
 
 
-@struct
+@s.struct
 class AlterConfigsResource:
-    resource_type: int = int8()
-    resource_name: str = string()
-    configs: list[AlterableConfig] = array(AlterableConfig)
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
+    configs: list[AlterableConfig] = s.array(AlterableConfig)
 
 
-@message(key=33, versions=(0, 2), flexible_since=2)
+@s.message(key=33, versions=(0, 2), flexible_since=2)
 class AlterConfigsRequest:
-    resources: list[AlterConfigsResource] = array(AlterConfigsResource)
-    validate_only: bool = boolean()
+    resources: list[AlterConfigsResource] = s.array(AlterConfigsResource)
+    validate_only: bool = s.boolean()
 
 
-@struct
+@s.struct
 class AlterConfigsResourceResponse:
     """Of AlterConfigs and of IncrementalAlterConfigs."""
 
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    resource_type: int = int8()
-    resource_name: str = string()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
 
 
-@response_to(AlterConfigsRequest)
+@s.response_to(AlterConfigsRequest)
 class AlterConfigsResponse:
-    throttle_time_ms: int = int32()
-    responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+    throttle_time_ms: int = s.int32()
+    responses: list[AlterConfigsResourceResponse] = s.array(AlterConfigsResourceResponse)
 
 
-@struct
+@s.struct
 class IncrementalAlterableConfig:
     """`config_operation`: 0 set, 1 delete, 2 append, 3 subtract."""
 
-    name: str = string()
-    config_operation: int = int8()
-    value: str | None = string(nullable_since=0)
+    name: str = s.string()
+    config_operation: int = s.int8()
+    value: str | None = s.string(nullable_since=0)
 
 
-@struct
+@s.struct
 class IncrementalAlterConfigsResource:
-    resource_type: int = int8()
-    resource_name: str = string()
-    configs: list[IncrementalAlterableConfig] = array(IncrementalAlterableConfig)
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
+    configs: list[IncrementalAlterableConfig] = s.array(IncrementalAlterableConfig)
 
 
-@message(key=44, versions=(0, 1), flexible_since=1)
+@s.message(key=44, versions=(0, 1), flexible_since=1)
 class IncrementalAlterConfigsRequest:
-    resources: list[IncrementalAlterConfigsResource] = array(IncrementalAlterConfigsResource)
-    validate_only: bool = boolean()
+    resources: list[IncrementalAlterConfigsResource] = s.array(IncrementalAlterConfigsResource)
+    validate_only: bool = s.boolean()
 
 
-@response_to(IncrementalAlterConfigsRequest)
+@s.response_to(IncrementalAlterConfigsRequest)
 class IncrementalAlterConfigsResponse:
-    throttle_time_ms: int = int32()
-    responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+    throttle_time_ms: int = s.int32()
+    responses: list[AlterConfigsResourceResponse] = s.array(AlterConfigsResourceResponse)

@@ -1,149 +1,137 @@
-"""Who asks, and what he may do: SaslHandshake, SaslAuthenticate, and the three requests about access rules."""
+"""SaslHandshake, SaslAuthenticate, and the three requests of access control lists."""
 
 from __future__ import annotations
 
-from tidelog.rpc.kafka.schema import (
-    array,
-    binary,
-    int8,
-    int16,
-    int32,
-    int64,
-    message,
-    response_to,
-    string,
-    string_array,
-    struct,
-)
+from tidelog.rpc.kafka import schema as s
 
 LITERAL = 3
 """Type of a pattern: the name itself."""
 
 
-@message(key=17, versions=(0, 1))
+@s.message(key=17, versions=(0, 1))
 class SaslHandshakeRequest:
-    mechanism: str = string()
+    mechanism: str = s.string()
 
 
-@response_to(SaslHandshakeRequest)
+@s.response_to(SaslHandshakeRequest)
 class SaslHandshakeResponse:
-    error_code: int = int16()
-    mechanisms: list[str] = string_array()
+    error_code: int = s.int16()
+    mechanisms: list[str] = s.string_array()
 
 
-@message(key=36, versions=(0, 2), flexible_since=2)
+@s.message(key=36, versions=(0, 2), flexible_since=2)
 class SaslAuthenticateRequest:
-    auth_bytes: bytes = binary()
+    auth_bytes: bytes = s.binary()
 
 
-@response_to(SaslAuthenticateRequest)
+@s.response_to(SaslAuthenticateRequest)
 class SaslAuthenticateResponse:
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    auth_bytes: bytes = binary()
-    session_lifetime_ms: int = int64(since=1)
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    auth_bytes: bytes = s.binary()
+    session_lifetime_ms: int = s.int64(since=1)
 
 
-@message(key=29, versions=(1, 3), flexible_since=2)
+@s.message(key=29, versions=(1, 3), flexible_since=2)
 class DescribeAclsRequest:
-    resource_type_filter: int = int8()
-    resource_name_filter: str | None = string(nullable_since=0)
-    pattern_type_filter: int = int8(since=1, default=LITERAL)
-    principal_filter: str | None = string(nullable_since=0)
-    host_filter: str | None = string(nullable_since=0)
-    operation: int = int8()
-    permission_type: int = int8()
+    resource_type_filter: int = s.int8()
+    resource_name_filter: str | None = s.string(nullable_since=0)
+    pattern_type_filter: int = s.int8(since=1, default=LITERAL)
+    principal_filter: str | None = s.string(nullable_since=0)
+    host_filter: str | None = s.string(nullable_since=0)
+    operation: int = s.int8()
+    permission_type: int = s.int8()
 
 
-@struct
+@s.struct
 class AclDescription:
-    principal: str = string()
-    host: str = string()
-    operation: int = int8()
-    permission_type: int = int8()
+    principal: str = s.string()
+    host: str = s.string()
+    operation: int = s.int8()
+    permission_type: int = s.int8()
 
 
-@struct
+@s.struct
 class DescribeAclsResource:
-    resource_type: int = int8()
-    resource_name: str = string()
-    pattern_type: int = int8(since=1, default=LITERAL)
-    acls: list[AclDescription] = array(AclDescription)
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
+    pattern_type: int = s.int8(since=1, default=LITERAL)
+    acls: list[AclDescription] = s.array(AclDescription)
 
 
-@response_to(DescribeAclsRequest)
+@s.response_to(DescribeAclsRequest)
 class DescribeAclsResponse:
-    throttle_time_ms: int = int32()
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    resources: list[DescribeAclsResource] = array(DescribeAclsResource)
+    throttle_time_ms: int = s.int32()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    resources: list[DescribeAclsResource] = s.array(DescribeAclsResource)
 
 
-@struct
+@s.struct
 class AclCreation:
-    resource_type: int = int8()
-    resource_name: str = string()
-    resource_pattern_type: int = int8(since=1, default=LITERAL)
-    principal: str = string()
-    host: str = string()
-    operation: int = int8()
-    permission_type: int = int8()
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
+    resource_pattern_type: int = s.int8(since=1, default=LITERAL)
+    principal: str = s.string()
+    host: str = s.string()
+    operation: int = s.int8()
+    permission_type: int = s.int8()
 
 
-@message(key=30, versions=(1, 3), flexible_since=2)
+@s.message(key=30, versions=(1, 3), flexible_since=2)
 class CreateAclsRequest:
-    creations: list[AclCreation] = array(AclCreation)
+    creations: list[AclCreation] = s.array(AclCreation)
 
 
-@struct
+@s.struct
 class AclCreationResult:
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
 
 
-@response_to(CreateAclsRequest)
+@s.response_to(CreateAclsRequest)
 class CreateAclsResponse:
-    throttle_time_ms: int = int32()
-    results: list[AclCreationResult] = array(AclCreationResult)
+    throttle_time_ms: int = s.int32()
+    results: list[AclCreationResult] = s.array(AclCreationResult)
 
 
-@struct
+@s.struct
 class DeleteAclsFilter:
-    resource_type_filter: int = int8()
-    resource_name_filter: str | None = string(nullable_since=0)
-    pattern_type_filter: int = int8(since=1, default=LITERAL)
-    principal_filter: str | None = string(nullable_since=0)
-    host_filter: str | None = string(nullable_since=0)
-    operation: int = int8()
-    permission_type: int = int8()
+    resource_type_filter: int = s.int8()
+    resource_name_filter: str | None = s.string(nullable_since=0)
+    pattern_type_filter: int = s.int8(since=1, default=LITERAL)
+    principal_filter: str | None = s.string(nullable_since=0)
+    host_filter: str | None = s.string(nullable_since=0)
+    operation: int = s.int8()
+    permission_type: int = s.int8()
 
 
-@message(key=31, versions=(1, 3), flexible_since=2)
+@s.message(key=31, versions=(1, 3), flexible_since=2)
 class DeleteAclsRequest:
-    filters: list[DeleteAclsFilter] = array(DeleteAclsFilter)
+    filters: list[DeleteAclsFilter] = s.array(DeleteAclsFilter)
 
 
-@struct
+@s.struct
 class DeleteAclsMatchingAcl:
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    resource_type: int = int8()
-    resource_name: str = string()
-    pattern_type: int = int8(since=1, default=LITERAL)
-    principal: str = string()
-    host: str = string()
-    operation: int = int8()
-    permission_type: int = int8()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    resource_type: int = s.int8()
+    resource_name: str = s.string()
+    pattern_type: int = s.int8(since=1, default=LITERAL)
+    principal: str = s.string()
+    host: str = s.string()
+    operation: int = s.int8()
+    permission_type: int = s.int8()
 
 
-@struct
+@s.struct
 class DeleteAclsFilterResult:
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0)
-    matching_acls: list[DeleteAclsMatchingAcl] = array(DeleteAclsMatchingAcl)
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0)
+    matching_acls: list[DeleteAclsMatchingAcl] = s.array(DeleteAclsMatchingAcl)
 
 
-@response_to(DeleteAclsRequest)
+@s.response_to(DeleteAclsRequest)
 class DeleteAclsResponse:
-    throttle_time_ms: int = int32()
-    filter_results: list[DeleteAclsFilterResult] = array(DeleteAclsFilterResult)
+    throttle_time_ms: int = s.int32()
+    filter_results: list[DeleteAclsFilterResult] = s.array(DeleteAclsFilterResult)

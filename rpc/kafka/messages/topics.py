@@ -2,133 +2,120 @@
 
 from __future__ import annotations
 
-from tidelog.rpc.kafka.schema import (
-    array,
-    boolean,
-    int8,
-    int16,
-    int32,
-    int32_array,
-    message,
-    response_to,
-    string,
-    string_array,
-    struct,
-    uuid,
-)
+from tidelog.rpc.kafka import schema as s
 
 
-@struct
+@s.struct
 class CreatableReplicaAssignment:
-    partition_index: int = int32()
-    broker_ids: list[int] = int32_array()
+    partition_index: int = s.int32()
+    broker_ids: list[int] = s.int32_array()
 
 
-@struct
+@s.struct
 class CreatableTopicConfig:
-    name: str = string()
-    value: str | None = string(nullable_since=0)
+    name: str = s.string()
+    value: str | None = s.string(nullable_since=0)
 
 
-@struct
+@s.struct
 class CreatableTopic:
     """-1 partitions or replicas are the broker's defaults, or as many as the assignments name."""
 
-    name: str = string()
-    num_partitions: int = int32()
-    replication_factor: int = int16()
-    assignments: list[CreatableReplicaAssignment] = array(CreatableReplicaAssignment)
-    configs: list[CreatableTopicConfig] = array(CreatableTopicConfig)
+    name: str = s.string()
+    num_partitions: int = s.int32()
+    replication_factor: int = s.int16()
+    assignments: list[CreatableReplicaAssignment] = s.array(CreatableReplicaAssignment)
+    configs: list[CreatableTopicConfig] = s.array(CreatableTopicConfig)
 
 
-@message(key=19, versions=(2, 7), flexible_since=5)
+@s.message(key=19, versions=(2, 7), flexible_since=5)
 class CreateTopicsRequest:
-    topics: list[CreatableTopic] = array(CreatableTopic)
-    timeout_ms: int = int32(default=60_000)
-    validate_only: bool = boolean(since=1)
+    topics: list[CreatableTopic] = s.array(CreatableTopic)
+    timeout_ms: int = s.int32(default=60_000)
+    validate_only: bool = s.boolean(since=1)
 
 
-@struct
+@s.struct
 class CreatableTopicConfigs:
-    name: str = string()
-    value: str | None = string(nullable_since=5)
-    read_only: bool = boolean()
-    config_source: int = int8(default=-1)
-    is_sensitive: bool = boolean()
+    name: str = s.string()
+    value: str | None = s.string(nullable_since=5)
+    read_only: bool = s.boolean()
+    config_source: int = s.int8(default=-1)
+    is_sensitive: bool = s.boolean()
 
 
-@struct
+@s.struct
 class CreatableTopicResult:
-    name: str = string()
-    topic_id: bytes = uuid(since=7)
-    error_code: int = int16()
-    error_message: str | None = string(since=1, nullable_since=0)
-    topic_config_error_code: int = int16(since=5, tag=0)
-    num_partitions: int = int32(since=5, default=-1)
-    replication_factor: int = int16(since=5, default=-1)
-    configs: list[CreatableTopicConfigs] | None = array(CreatableTopicConfigs, since=5, nullable_since=5)
+    name: str = s.string()
+    topic_id: bytes = s.uuid(since=7)
+    error_code: int = s.int16()
+    error_message: str | None = s.string(since=1, nullable_since=0)
+    topic_config_error_code: int = s.int16(since=5, tag=0)
+    num_partitions: int = s.int32(since=5, default=-1)
+    replication_factor: int = s.int16(since=5, default=-1)
+    configs: list[CreatableTopicConfigs] | None = s.array(CreatableTopicConfigs, since=5, nullable_since=5)
 
 
-@response_to(CreateTopicsRequest)
+@s.response_to(CreateTopicsRequest)
 class CreateTopicsResponse:
-    throttle_time_ms: int = int32(since=2)
-    topics: list[CreatableTopicResult] = array(CreatableTopicResult, large=True)
+    throttle_time_ms: int = s.int32(since=2)
+    topics: list[CreatableTopicResult] = s.array(CreatableTopicResult, large=True)
 
 
-@struct
+@s.struct
 class DeleteTopicState:
-    name: str | None = string(nullable_since=6, default=None)
-    topic_id: bytes = uuid()
+    name: str | None = s.string(nullable_since=6, default=None)
+    topic_id: bytes = s.uuid()
 
 
-@message(key=20, versions=(1, 6), flexible_since=4)
+@s.message(key=20, versions=(1, 6), flexible_since=4)
 class DeleteTopicsRequest:
-    topics: list[DeleteTopicState] = array(DeleteTopicState, since=6)
-    topic_names: list[str] = string_array(until=5)
-    timeout_ms: int = int32()
+    topics: list[DeleteTopicState] = s.array(DeleteTopicState, since=6)
+    topic_names: list[str] = s.string_array(until=5)
+    timeout_ms: int = s.int32()
 
 
-@struct
+@s.struct
 class DeletableTopicResult:
-    name: str | None = string(nullable_since=6)
-    topic_id: bytes = uuid(since=6)
-    error_code: int = int16()
-    error_message: str | None = string(since=5, nullable_since=5, default=None)
+    name: str | None = s.string(nullable_since=6)
+    topic_id: bytes = s.uuid(since=6)
+    error_code: int = s.int16()
+    error_message: str | None = s.string(since=5, nullable_since=5, default=None)
 
 
-@response_to(DeleteTopicsRequest)
+@s.response_to(DeleteTopicsRequest)
 class DeleteTopicsResponse:
-    throttle_time_ms: int = int32(since=1)
-    responses: list[DeletableTopicResult] = array(DeletableTopicResult)
+    throttle_time_ms: int = s.int32(since=1)
+    responses: list[DeletableTopicResult] = s.array(DeletableTopicResult)
 
 
-@struct
+@s.struct
 class CreatePartitionsAssignment:
-    broker_ids: list[int] = int32_array()
+    broker_ids: list[int] = s.int32_array()
 
 
-@struct
+@s.struct
 class CreatePartitionsTopic:
-    name: str = string()
-    count: int = int32()
-    assignments: list[CreatePartitionsAssignment] | None = array(CreatePartitionsAssignment, nullable_since=0)
+    name: str = s.string()
+    count: int = s.int32()
+    assignments: list[CreatePartitionsAssignment] | None = s.array(CreatePartitionsAssignment, nullable_since=0)
 
 
-@message(key=37, versions=(0, 3), flexible_since=2)
+@s.message(key=37, versions=(0, 3), flexible_since=2)
 class CreatePartitionsRequest:
-    topics: list[CreatePartitionsTopic] = array(CreatePartitionsTopic)
-    timeout_ms: int = int32()
-    validate_only: bool = boolean()
+    topics: list[CreatePartitionsTopic] = s.array(CreatePartitionsTopic)
+    timeout_ms: int = s.int32()
+    validate_only: bool = s.boolean()
 
 
-@struct
+@s.struct
 class CreatePartitionsTopicResult:
-    name: str = string()
-    error_code: int = int16()
-    error_message: str | None = string(nullable_since=0, default=None)
+    name: str = s.string()
+    error_code: int = s.int16()
+    error_message: str | None = s.string(nullable_since=0, default=None)
 
 
-@response_to(CreatePartitionsRequest)
+@s.response_to(CreatePartitionsRequest)
 class CreatePartitionsResponse:
-    throttle_time_ms: int = int32()
-    results: list[CreatePartitionsTopicResult] = array(CreatePartitionsTopicResult)
+    throttle_time_ms: int = s.int32()
+    results: list[CreatePartitionsTopicResult] = s.array(CreatePartitionsTopicResult)

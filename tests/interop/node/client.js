@@ -33,7 +33,7 @@ async function produce(kafka, topic, count) {
 }
 
 async function consume(kafka, topic, groupId, count) {
-  const consumer = kafka.consumer({ groupId, sessionTimeout: 10000, retry: { retries: 100 } })
+  const consumer = kafka.consumer({ groupId, sessionTimeout: 10000, maxWaitTimeInMs: 200, retry: { retries: 100 } })
   await consumer.connect()
   await consumer.subscribe({ topics: [topic], fromBeginning: true })
   const seen = new Set()

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,16 +16,20 @@ from tidelog.cli import main as cli
 from tidelog.cli import stdin_chunks
 from tidelog.cli.bench_figures import percentile, times_document
 from tidelog.cli.bench_raw import made_batch
-from tidelog.cli.consume import record_document, text_of, timestamp_of
+from tidelog.cli.consume import timestamp_of
 from tidelog.cli.elections import loss_lines
-from tidelog.cli.main import WrongCallError
+from tidelog.cli.main import UsageError
 from tidelog.cli.produce import InputError, Line, LineReader
 from tidelog.cli.reassign import read_plan
+from tidelog.cli.record_printer import record_document, text_of
 from tidelog.cli.topics import partition_filter
 from tidelog.cli.verify import Stand
+from tidelog.client.admin.conversions import topic_description
 from tidelog.client.cluster import ClusterClient
+from tidelog.client.durations import time_ms
 from tidelog.client.grpc_connections import GrpcConnections
 from tidelog.client.history import encode_event
+from tidelog.client.record import TopicPartition
 from tidelog.log.batch import read_header
 from tidelog.log.columns import Record
 from tidelog.model.errors import ErrorCode
@@ -32,35 +37,36 @@ from tidelog.rpc.v1 import admin_pb2 as pb
 from tidelog.world.real.clock import SystemClock
 
 NOBODY = "127.0.0.1:1"
+RESET = ["groups", "reset-offsets", "g"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["consume", "t", "--offset", "3"], "a number as --offset belongs to a --partition"),
-        (["consume", "t", "--max-messages", "-1"], "argument --max-messages: -1: it is 0 at least"),
-        (["consume"], "give names of topics, or --pattern REGEX that matches them, and not both"),
-        (["consume", "t", "--pattern", "x"], "give names of topics, or --pattern REGEX"),
-        (["consume", "--pattern", "("], "--pattern '(': no regular expression"),
+        (["consume", "t", "--offset", "3"], "--offset N requires --partition"),
+        (["consume", "t", "--max-messages", "-1"], "argument --max-messages: -1: must be at least 0"),
+        (["consume"], "use either names of topics or --pattern REGEX"),
+        (["consume", "t", "--pattern", "x"], "use either names of topics or --pattern REGEX"),
+        (["consume", "--pattern", "("], "--pattern '(': not a regular expression"),
         (["consume", "a", "b", "--partition", "0"], "--partition goes with one topic"),
-        (["consume", "t", "--format", "%q"], "--format: '%q' is no field; there are %t topic, %p partition"),
-        (["consume", "t", "--format", "a%"], "--format: '%' is no field"),
-        (["consume", "t", "--format", "\\q"], "is no escape; there are \\n, \\t"),
-        (["consume", "t", "--format", "%v", "--keys"], "--format says all that is printed"),
-        (["consume", "t", "--last", "-1"], "argument --last: -1: it is 0 at least"),
+        (["consume", "t", "--format", "%q"], "--format: '%q' is not a field; there are %t topic, %p partition"),
+        (["consume", "t", "--format", "a%"], "--format: '%' is not a field"),
+        (["consume", "t", "--format", "\\q"], "is not an escape; there are \\n, \\t"),
+        (["consume", "t", "--format", "%v", "--keys"], "--format cannot be combined with --output"),
+        (["consume", "t", "--last", "-1"], "argument --last: -1: must be at least 0"),
         (["consume", "t", "--last", "5", "--group", "g"], "--last does not go with --group"),
-        (["topics", "create", "t", "--partitions", "-1"], "argument --partitions: -1: it is 1 at least"),
-        (["topics", "create", "t", "--partitions", "0"], "argument --partitions: 0: it is 1 at least"),
-        (["topics", "create", "t", "--partitions", "many"], "argument --partitions: 'many' is no whole number"),
-        (["topics", "create", "t", "--replication-factor", "0"], "argument --replication-factor: 0: it is 1 at least"),
-        (["topics", "alter", "t", "--partitions", "0"], "argument --partitions: 0: it is 1 at least"),
+        (["topics", "create", "t", "--partitions", "-1"], "argument --partitions: -1: must be at least 1"),
+        (["topics", "create", "t", "--partitions", "0"], "argument --partitions: 0: must be at least 1"),
+        (["topics", "create", "t", "--partitions", "many"], "argument --partitions: 'many' is not an integer"),
+        (["topics", "create", "t", "--replication-factor", "0"], "--replication-factor: 0: must be at least 1"),
+        (["topics", "alter", "t", "--partitions", "0"], "argument --partitions: 0: must be at least 1"),
         (["configs", "alter", "--topic", "t"], "nothing to change"),
         (["configs", "alter", "--topic", "t", "--set", "retention.ms"], "--set 'retention.ms': KEY=VALUE"),
-        (["configs", "describe", "--broker", "one"], "--broker 'one': the id of a broker"),
+        (["configs", "describe", "--broker", "one"], "--broker 'one' is not a broker id"),
         (["topics", "create", "t", "--replica-assignment", "1:x"], "--replica-assignment '1:x'"),
-        (["topics", "create", "t", "--replica-assignment", "1:2", "--partitions", "3"], "leave the others out"),
-        (["delete-records", "t", "--before", "3"], "an offset belongs to a --partition"),
-        (["delete-records", "t", "--before", "soon"], "--before 'soon': an offset, or 'end'"),
+        (["topics", "create", "t", "--replica-assignment", "1:2", "--partitions", "3"], "leave out --partitions"),
+        (["delete-records", "t", "--before", "3"], "--before OFFSET requires --partition"),
+        (["delete-records", "t", "--before", "soon"], "--before 'soon': use an offset, or 'end'"),
         (["elect-leaders"], "--topic NAME, or --all"),
         (["elect-leaders", "--all", "--partition", "1"], "--partition belongs to a --topic"),
         (["produce", "t", "--input", "json", "--key-separator", ":"], "--key-separator is for lines"),
@@ -79,6 +85,48 @@ NOBODY = "127.0.0.1:1"
         (["bench", "produce", "--raw", "--bulk"], "with --raw there is none"),
         (["bench", "consume", "--raw", "--arrow"], "with --raw there is none"),
         (["topics", "list", "--bootstrap", "no port"], "--bootstrap"),
+        ([*RESET, "--to-earliest"], "--topic T[:P,P], or --all-topics"),
+        ([*RESET, "--topic", "t", "--all-topics", "--to-earliest"], "--topic T[:P,P], or --all-topics"),
+        ([*RESET, "--topic", "t"], "no target: use --to-earliest"),
+        ([*RESET, "--topic", "t:x", "--to-latest"], "--topic 't:x': write a name, or a name and partitions"),
+        ([*RESET, "--topic", "t", "--to-offset", "-1"], "--to-offset -1: from 0 on"),
+        ([*RESET, "--topic", "t", "--to-datetime", "soon"], "--to-datetime: 'soon' is not a time"),
+        ([*RESET, "--topic", "t", "--by-duration", "soon"], "--by-duration 'soon': write a duration like 90s"),
+        ([*RESET, "--from-file", "nowhere.csv"], "--from-file nowhere.csv: no such file"),
+        ([*RESET, "--topic", "t", "--to-latest", "--export", "--output", "json"], "leave --output out"),
+        ([*RESET, "--to-latest", "--to-earliest"], "not allowed with argument"),
+        (["groups", "remove-members", "g"], "--member ID, --instance ID, or --all"),
+        (["groups", "remove-members", "g", "--all", "--member", "m"], "--member ID, --instance ID, or --all"),
+        (["groups", "delete-offsets", "g"], "--topic T[:P,P], or --all-topics"),
+        (["groups", "descrbe"], "did you mean 'describe'?"),
+        (["groups", "reset-offsets", "--group", "g"], "--group; the group is an argument without an option"),
+        ([*RESET, "--topic", "t", "--to", "earliest"], "--to; use --to-earliest, --to-latest, --to-offset"),
+        (["topics", "alter", "t", "--config", "a=b"], "--config; change settings with: tidelog configs alter --topic"),
+        (["topics", "create", "--topic", "t"], "--topic; the topic is an argument without an option"),
+        (["configs", "alter", "--topic", "t", "--add-config", "a=b"], "--add-config; use --set KEY=VALUE"),
+        (
+            ["configs", "alter", "--topic", "t", "--set", "retention.ms=1x"],
+            "--set retention.ms=1x: an integer (ms), or one with a unit: 90s, 1h, 7d",
+        ),
+        (
+            ["topics", "create", "t", "--config", "segment.bytes=big"],
+            "--config segment.bytes=big: an integer (bytes), or one with a unit: 64KiB, 512MiB, 1GiB",
+        ),
+        (["completion", "bsh"], "did you mean 'bash'?"),
+        (["consume", "t", "--group", "g", "--partition", "1"], "--partition does not go with --group"),
+        (["consume", "t", "--group", "g", "--offset", "7"], "--offset '7' does not go with --group"),
+        (["query", "selekt 1"], 'syntax error at or near "selekt"'),
+        (["query", "select offset from t"], 'offset is a word of SQL: as a column write "offset"'),
+        (["query", "delete from t"], "a topic cannot be changed by a query"),
+        (["query", "create table t as select 1"], "a topic cannot be changed by a query"),
+        (["query", "select 1; select 2"], "one SELECT and nothing else"),
+        (["query", ""], "one SELECT and nothing else"),
+        (["query", "select * from orders.eu"], 'a topic with a dot in its name stands in double quotes: "orders.eu"'),
+        (["query", "select 1", "--since", "soon"], "--since: 'soon' is not a time"),
+        (["query", "select 1", "--limit", "0"], "--limit 0: 1 at least"),
+        (["query", "select 1", "--records-max", "-5"], "--records-max -5: 1 at least"),
+        (["query", "select nope"], 'column "nope"'),
+        (["query", "select 1 as a, 2 as a", "--output", "json"], "two columns are called 'a'"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_2(
@@ -91,7 +139,12 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["topics", "list"], ["consume", "t"], ["brokers", "list"], ["topics", "describe"]])
+@pytest.mark.parametrize(
+    "command",
+    [["topics", "list"], ["consume", "t"], ["brokers", "list"], ["topics", "describe"], ["groups", "list"],
+     ["groups", "describe", "g"], ["groups", "delete", "g"], ["consume", "t", "--group", "g"],
+     ["verify", "consume", "t", "--group", "g", "--history", "/dev/null"], ["query", "select * from t"]],
+)  # fmt: skip
 def test_no_cluster_is_one_line_that_says_what_to_do(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command, "--bootstrap", NOBODY]) == 1
     captured = capsys.readouterr()
@@ -132,24 +185,24 @@ def test_objects_have_keys_headers_partitions_and_bytes() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", "line 1: no JSON"),
+        (b"{", "line 1: invalid JSON"),
         (b"[]", "line 1: an object with value"),
         (b'{"valeu": 1}', "line 1: 'valeu' is none of"),
         (b'{"headers": 3}', "line 1: headers are an object"),
-        (b'{"partition": -1}', "line 1: partition is a whole number"),
-        (b'{"timestamp": "now"}', "line 1: timestamp is a whole number"),
+        (b'{"partition": -1}', "line 1: partition must be an integer"),
+        (b'{"timestamp": "now"}', "line 1: timestamp must be an integer"),
         (b'{"value": {"base64": "?"}}', "line 1: value is no base64"),
     ],
 )
-def test_an_object_that_is_no_record_is_told_with_its_line(line: bytes, message: str) -> None:
+def test_an_object_that_is_no_record_is_reported_with_its_line(line: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
         reader_of("--input", "json").read(line)
 
 
-def test_a_line_without_the_separator_is_told() -> None:
+def test_a_line_without_the_separator_is_reported() -> None:
     reader = reader_of("--key-separator", "::")
     reader.read(b"a::b")
-    with pytest.raises(InputError, match=r"line 2: no '::' in it"):
+    with pytest.raises(InputError, match=r"line 2 has no key separator '::'"):
         reader.read(b"a:b")
 
 
@@ -214,11 +267,18 @@ def test_bytes_are_text_or_base64() -> None:
     assert (text_of(None), text_of(b"a"), text_of(b"\xff")) == (None, "a", {"base64": "/w=="})
 
 
-def test_times_are_milliseconds_or_dates() -> None:
+def test_times_are_milliseconds_or_dates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timestamp_of("1000") == 1000
     assert timestamp_of("1970-01-01T00:00:01Z") == 1000
     assert timestamp_of("1970-01-01T01:00:01+01:00") == 1000
-    with pytest.raises(WrongCallError, match="yesterday"):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert timestamp_of("1970-01-01T00:00:01") == time_ms("1970-01-01T00:00:01", 0) == 1000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    with pytest.raises(UsageError, match="yesterday"):
         timestamp_of("yesterday")
 
 
@@ -231,7 +291,7 @@ def test_times_are_milliseconds_or_dates() -> None:
         ("at_min_isr", [1, 4]),
     ],
 )
-@pytest.mark.source("a:N-02")
+@pytest.mark.requirement("a:N-02")
 def test_filters_of_describe_choose_partitions(option: str, wanted: list[int]) -> None:
     rows = [
         pb.PartitionDescription(partition=0, leader=1, replicas=[1, 2, 3], isr=[1, 2, 3], min_isr=2),
@@ -244,26 +304,26 @@ def test_filters_of_describe_choose_partitions(option: str, wanted: list[int]) -
     names = ("under_replicated", "unavailable", "under_min_isr", "at_min_isr")
     asked = partition_filter(argparse.Namespace(**{name: name == option for name in names}))
     assert asked is not None
-    assert [row.partition for row in rows if asked(row)] == wanted
+    topic = topic_description(pb.TopicDescription(partitions=rows))
+    assert [row.partition for row in topic.partitions if asked(row)] == wanted
     assert partition_filter(argparse.Namespace(**dict.fromkeys(names, False))) is None
 
 
 def test_a_plan_is_read_or_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2]}]}')
-    (move,) = read_plan(str(path))
-    assert (move.topic, move.partition, list(move.replicas)) == ("t", 0, [1, 2])
+    assert read_plan(str(path)) == {TopicPartition("t", 0): [1, 2]}
     moved = '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1], "log_dirs": ["/disk-2"]}]}'
     path.write_text(moved.replace("/disk-2", "any"), encoding="utf-8")
     assert len(read_plan(str(path))) == 1, "as Kafka's tool writes it"
     for text, message in (
-        ("{", "no JSON"),
+        ("{", "invalid JSON"),
         ("{}", "no plan"),
         ('{"partitions": []}', "has no partitions"),
         (moved, "brokers move-replicas"),
     ):
         path.write_text(text)
-        with pytest.raises(WrongCallError, match=message):
+        with pytest.raises(UsageError, match=message):
             read_plan(str(path))
 
 
@@ -305,12 +365,12 @@ def test_a_partition_stands_while_it_has_records_and_acknowledges_none() -> None
     stand.acknowledged(12.0)
     assert stand.longest_s == 2.0
     stand.acknowledged(13.0)
-    stand.look(90.0)
+    stand.update(90.0)
     assert stand.longest_s == 2.0, "with nothing to acknowledge it does not stand"
     stand.sent(100.0)
     stand.failed()
     stand.sent(104.0)
-    stand.look(109.0)
+    stand.update(109.0)
     assert stand.longest_s == 9.0, "an error is no acknowledgement, and the end of the run does not hide it"
 
 
@@ -341,9 +401,10 @@ def test_an_unclean_election_names_who_has_what_may_be_lost() -> None:
         pb.PartitionDescription(partition=2, leader=-1, replicas=[1, 2]),
         pb.PartitionDescription(partition=3, leader=-1, replicas=[1, 2]),
     ]
-    topic = pb.TopicDescription(name="orders", partitions=rows)
-    sizes = {("orders", 0, 1): 1234, ("orders", 2, 1): 0, ("orders", 2, 2): 7}
-    assert loss_lines([topic], {"orders": [0, 1, 2]}, sizes) == [
+    topic = topic_description(pb.TopicDescription(name="orders", partitions=rows))
+    zero, one, two = (TopicPartition("orders", number) for number in range(3))
+    sizes = {(zero, 1): 1234, (two, 1): 0, (two, 2): 7}
+    assert loss_lines([topic], [zero, one, two], sizes) == [
         "orders-0: broker 2, 3 has every acknowledged record; logs: broker 1 1,234 bytes,"
         " broker 2 does not show its log, broker 3 does not show its log",
         "orders-2: nobody is known to have all of it; logs: broker 1 0 bytes, broker 2 7 bytes",
@@ -359,7 +420,7 @@ def test_throttle_of_a_reassignment_may_have_a_unit(text: str, rate: int) -> Non
 
 def test_throttle_of_a_reassignment_with_an_unknown_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["reassign", "execute", "--plan", "plan.json", "--throttle", "10parsecs"]) == 2
-    assert "--throttle: '10parsecs' is no whole number" in capsys.readouterr().err
+    assert "--throttle: '10parsecs' is not an integer" in capsys.readouterr().err
 
 
 def test_advice_for_an_unknown_broker_is_a_command_that_exists() -> None:

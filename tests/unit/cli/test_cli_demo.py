@@ -13,19 +13,19 @@ from tidelog.cli import demo_log as demo
 from tidelog.cli import main as cli
 
 
-@pytest.mark.source("b:D-23", "b:B-09", "a:T-22", "a:X3-41")
+@pytest.mark.requirement("b:D-23", "b:B-09", "a:T-22", "a:X3-41")
 def test_everything_acknowledged_survives_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
     assert cli.main(["demo", "log", "--records", "3000", "--data", str(data)]) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert "with SIGKILL" in told.out
-    assert "cut 40 bytes" in told.out
-    assert told.out.endswith("Nothing lost.\n")
+    text = capsys.readouterr()
+    assert text.err == ""
+    assert "with SIGKILL" in text.out
+    assert "cut 40 bytes" in text.out
+    assert text.out.endswith("Nothing lost.\n")
     assert cli.main(["log", "dump", str(data), "--verify"]) == 0
 
 
-@pytest.mark.source("b:B-16", "b:B-20", "b:B-25")
+@pytest.mark.requirement("b:B-16", "b:B-20", "b:B-25")
 def test_a_partition_is_a_directory_of_regular_files(tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert cli.main(["demo", "log", "--records", "6000", "--data", str(data)]) == 0
@@ -50,15 +50,15 @@ def test_a_lost_record_makes_the_demo_fail(
 
     monkeypatch.setattr(demo, "tear", lose)
     assert cli.main(["demo", "log", "--records", "100", "--data", str(tmp_path / "data")]) == 1
-    told = capsys.readouterr()
-    assert "Nothing lost" not in told.out
-    assert "FAILED" in told.out or "damaged" in told.err
+    text = capsys.readouterr()
+    assert "Nothing lost" not in text.out
+    assert "FAILED" in text.out or "damaged" in text.err
 
 
 def test_data_that_is_there_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "precious").write_text("x")
     assert cli.main(["demo", "log", "--data", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"tidelog: {tmp_path}: is there already; give an empty or a new directory\n"
+    assert capsys.readouterr().err == f"tidelog: {tmp_path}: is there already; use an empty or a new directory\n"
     assert os.listdir(tmp_path) == ["precious"]
 
 

@@ -26,13 +26,13 @@ def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing")
 def test_what_is_missing_is_named_with_the_way_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "spark"]) == 0
-    told = capsys.readouterr()
-    assert told.out.splitlines() == [
+    text = capsys.readouterr()
+    assert text.out.splitlines() == [
         "Now Spark, over the same kind of cluster. This needs PySpark and a Java, 17 or 21.",
         "Not shown, for it lacks PySpark (make setup-spark, or: pip install 'tidelog[spark-local]') and a Java "
         "(Spark needs a Java: install one).",
     ]
-    assert told.err == ""
+    assert text.err == ""
 
 
 @pytest.mark.usefixtures("nothing")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+
 import grpc  # type: ignore[import-untyped]
 import pytest
 from grpc import aio
 
-from tidelog.cli import session
-from tidelog.cli.main import RefusedError
-from tidelog.cli.session import named_error_text
+from tidelog.cli.clients import client_errors
+from tidelog.cli.main import CommandError
+from tidelog.cli.messages import error_text, named_error_text, print_outcomes
 from tidelog.cli.table import count
-from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import NoClusterError, UnknownTopicError
 from tidelog.client.grpc_connections import error_of
-from tidelog.model.errors import ErrorCode, RemoteError, TidelogError, UnreachableError, UnsupportedVersionError
-from tidelog.rpc.door import method_named
-from tidelog.rpc.errors import coded
-from tidelog.rpc.v1 import common_pb2 as pb
+from tidelog.model.errors import (
+    ErrorCode,
+    RemoteError,
+    TidelogError,
+    TopicAlreadyExistsError,
+    UnreachableError,
+    UnsupportedVersionError,
+)
+from tidelog.rpc.grpc.methods import method_named
 
 METADATA = method_named("Cluster", "Metadata")
 
@@ -24,11 +30,8 @@ METADATA = method_named("Cluster", "Metadata")
 def refusal_of(error: TidelogError) -> str:
     """What a command whose job ends with the error says."""
 
-    async def job(_: ClusterClient) -> int:
+    with pytest.raises(CommandError) as refusal, client_errors():
         raise error
-
-    with pytest.raises(RefusedError) as refusal:
-        session.run_at(["localhost:1"], job)
     return str(refusal.value)
 
 
@@ -37,13 +40,13 @@ def status_of(code: grpc.StatusCode, details: str) -> TidelogError:
     return error_of(aio.AioRpcError(code, metadata, metadata, details=details), "nohost:9292", METADATA)
 
 
-@pytest.mark.source("a:A-27", "b:B-11")
+@pytest.mark.requirement("a:A-27", "b:B-11")
 def test_a_missing_topic_comes_with_the_command_that_creates_it() -> None:
-    told = "there is no topic 'nope'; create it with: tidelog topics create nope"
-    assert refusal_of(UnknownTopicError("nope")) == told
+    text = "there is no topic 'nope'; create it with: tidelog topics create nope"
+    assert refusal_of(UnknownTopicError("nope")) == text
     error = RemoteError("there is no topic nope", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    assert named_error_text("nope", error, creates=True) == told
-    assert named_error_text("topic nope", error, creates=True) == told
+    assert named_error_text("nope", error, creates=True) == text
+    assert named_error_text("topic nope", error, creates=True) == text
     assert named_error_text("nope", error, creates=False) == "there is no topic 'nope' (UNKNOWN_TOPIC_OR_PARTITION)"
     assert refusal_of(UnknownTopicError("a b")).endswith("tidelog topics create 'a b'")
 
@@ -67,31 +70,38 @@ def test_a_name_stands_in_its_error_once(name: str, message: str, beginning: str
 
 
 def test_each_item_that_failed_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        ("a", pb.Outcome(name="a")),
-        ("b", pb.Outcome(name="b", error=coded(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no topic b"))),
-        ("c", pb.Outcome(name="c", error=coded(ErrorCode.TOPIC_ALREADY_EXISTS, "topic c exists"))),
-    ]
-    assert session.tell_errors(rows, but=[ErrorCode.TOPIC_ALREADY_EXISTS], creates=False) == 1
-    assert capsys.readouterr().err == "tidelog: there is no topic 'b' (UNKNOWN_TOPIC_OR_PARTITION)\n"
-    assert session.tell_errors(rows[:1]) == 0
+    rows = {
+        "a": None,
+        "b": RemoteError("there is no topic b", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        "c": TopicAlreadyExistsError("topic 'c' already exists"),
+    }
+    options = argparse.Namespace(output="table")
+    exists = (ErrorCode.TOPIC_ALREADY_EXISTS,)
+    assert print_outcomes(options, "topics", rows, "deleted", creates=False, expected=exists) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "a: deleted\n"
+    assert captured.err == "tidelog: there is no topic 'b' (UNKNOWN_TOPIC_OR_PARTITION)\n"
+    assert print_outcomes(options, "topics", {"a": None}, "deleted") == 0
 
 
-def test_another_door_is_not_taken_for_a_missing_cluster() -> None:
+def test_another_listener_is_not_taken_for_a_missing_cluster() -> None:
     http = status_of(grpc.StatusCode.UNAVAILABLE, "Trying to connect an http1.x server")
     assert isinstance(http, UnreachableError)
-    told = refusal_of(NoClusterError(["nohost:9292"], [str(http)]))
-    assert "speaks HTTP" in told
-    assert "tidelog dev" not in told
+    text = refusal_of(NoClusterError(["nohost:9292"], [str(http)]))
+    assert "speaks HTTP" in text
+    assert "tidelog dev" not in text
     assert refusal_of(NoClusterError(["h:1"], ["connection refused"])).endswith("start one with: tidelog dev")
+    default = refusal_of(NoClusterError(["localhost:9292"], ["connection refused"]))
+    assert "; start one with: tidelog dev; " in default
+    assert default.endswith("name its nodes by --bootstrap or TIDELOG_BOOTSTRAP"), "its first node may be dead"
 
 
-def test_the_door_between_nodes_is_told_without_advice_about_versions() -> None:
+def test_the_node_listener_is_named_without_advice_about_versions() -> None:
     error = status_of(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
     assert isinstance(error, UnsupportedVersionError)
-    told = refusal_of(error)
-    assert "9292 is the usual port for clients" in told
-    assert "UNSUPPORTED_VERSION" not in told
+    text = refusal_of(error)
+    assert "9292 is the usual port for clients" in text
+    assert "UNSUPPORTED_VERSION" not in text
 
 
 @pytest.mark.parametrize(
@@ -111,3 +121,9 @@ def test_the_reason_of_an_unreachable_address_has_no_stray_bracket(details: str,
 def test_numbers_and_nouns_agree() -> None:
     assert [count(number, "replica") for number in (0, 1, 2)] == ["0 replicas", "1 replica", "2 replicas"]
     assert [count(number, "batch") for number in (1, 2)] == ["1 batch", "2 batches"]
+
+
+def test_advice_is_left_out_where_it_fits_only_some_reasons() -> None:
+    live = RemoteError("broker 2 is live; stop it first", code=ErrorCode.INVALID_REQUEST)
+    assert error_text(live) == "broker 2 is live; stop it first (INVALID_REQUEST)"
+    assert error_text(RemoteError("x", code=ErrorCode.NOT_CONTROLLER)).startswith("x (NOT_CONTROLLER: ")

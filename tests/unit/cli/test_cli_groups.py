@@ -1,4 +1,4 @@
-"""`tidelog groups` and `tidelog completion`, as far as no cluster is needed: wrong calls, tables, scripts of shells."""
+"""`tidelog groups` and `tidelog completion`, as far as no cluster is needed: tables, scripts of shells."""
 
 from __future__ import annotations
 
@@ -11,55 +11,10 @@ import pytest
 
 from tidelog.cli import completion, groups
 from tidelog.cli import main as cli
-from tidelog.cli.main import WrongCallError
+from tidelog.cli.main import UsageError
 from tidelog.client.record import TopicPartition
 
-NOBODY = "127.0.0.1:1"
 RESET = ["groups", "reset-offsets", "g"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([*RESET, "--to-earliest"], "--topic T[:P,P], or --all-topics"),
-        ([*RESET, "--topic", "t", "--all-topics", "--to-earliest"], "--topic T[:P,P], or --all-topics"),
-        ([*RESET, "--topic", "t"], "where to? --to-earliest"),
-        ([*RESET, "--topic", "t:x", "--to-latest"], "--topic 't:x': a name, or a name and partitions"),
-        ([*RESET, "--topic", "t", "--to-offset", "-1"], "--to-offset -1: from 0 on"),
-        ([*RESET, "--topic", "t", "--to-datetime", "soon"], "--to-datetime 'soon': ms since 1970"),
-        ([*RESET, "--topic", "t", "--by-duration", "soon"], "--by-duration 'soon': a span like 90s"),
-        ([*RESET, "--from-file", "nowhere.csv"], "--from-file nowhere.csv: no such file"),
-        ([*RESET, "--topic", "t", "--to-latest", "--export", "--output", "json"], "leave --output out"),
-        ([*RESET, "--to-latest", "--to-earliest"], "not allowed with argument"),
-        (["groups", "remove-members", "g"], "--member ID, --instance ID, or --all"),
-        (["groups", "remove-members", "g", "--all", "--member", "m"], "--member ID, --instance ID, or --all"),
-        (["groups", "delete-offsets", "g"], "--topic T[:P,P], or --all-topics"),
-        (["groups", "descrbe"], "did you mean 'describe'?"),
-        (["completion", "bsh"], "did you mean 'bash'?"),
-        (["consume", "t", "--group", "g", "--partition", "1"], "--partition does not go with --group"),
-        (["consume", "t", "--group", "g", "--offset", "7"], "--offset '7' does not go with --group"),
-    ],
-)
-def test_a_wrong_call_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["groups", "list"], ["groups", "describe", "g"], ["groups", "delete", "g"], ["consume", "t", "--group", "g"],
-     ["verify", "consume", "t", "--group", "g", "--history", "/dev/null"]],
-)  # fmt: skip
-def test_no_cluster_is_one_line_that_says_what_to_do(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*command, "--bootstrap", NOBODY]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == f"tidelog: no cluster at {NOBODY}; start one with: tidelog dev\n"
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -83,10 +38,10 @@ def test_what_a_reset_is_about_and_where_it_goes(tmp_path: Path) -> None:
         (["--to-datetime", "2021-03-31T04:03:00.000Z"], {"to_time": 1_617_163_380_000}),
         (["--from-file", str(file)], {"to": {TopicPartition("t", 0): 5}}),
     ):
-        assert groups.asked_of(parsed(*arguments)) == asked
+        assert groups.target_of(parsed(*arguments)) == asked
     file.write_text("t,0\n")
-    with pytest.raises(WrongCallError, match=r"f\.csv:1: 't,0' is not topic,partition,offset"):
-        groups.asked_of(parsed("--from-file", str(file)))
+    with pytest.raises(UsageError, match=r"f\.csv:1: 't,0' is not topic,partition,offset"):
+        groups.target_of(parsed("--from-file", str(file)))
 
 
 # Completion.

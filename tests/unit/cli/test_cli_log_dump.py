@@ -12,7 +12,11 @@ from crc32c import crc32c
 
 from tidelog.cli import main as cli
 from tidelog.log.batch import Codec, ControlKind, Record, encode, encode_control
-from tidelog.log.checkpoint import (
+from tidelog.log.dump import StoredBatch, read_batches
+from tidelog.log.epochs import EpochHistory
+from tidelog.log.producers import ProducerState
+from tidelog.log.segment import SegmentInfo
+from tidelog.log.stored_state import (
     EPOCHS,
     PRODUCERS,
     START,
@@ -22,10 +26,6 @@ from tidelog.log.checkpoint import (
     key_prefix,
     segment_key,
 )
-from tidelog.log.dump import StoredBatch, read_batches
-from tidelog.log.epochs import EpochHistory
-from tidelog.log.producers import ProducerState
-from tidelog.log.segment import SegmentInfo
 from tidelog.log.transactions import AbortedTransaction, encode_entry
 from tidelog.model.ids import Offset, PartitionId, ProducerId, TopicId
 from tidelog.world.real.store import LmdbStore
@@ -139,7 +139,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     return found
 
 
-@pytest.mark.source("a:N-12")
+@pytest.mark.requirement("a:N-12")
 def test_a_table_of_batches_and_index_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write_log(tmp_path)
     code, out, err = dump(capsys, log)
@@ -155,7 +155,7 @@ def test_a_table_of_batches_and_index_entries(tmp_path: Path, capsys: pytest.Cap
     assert "2023-11-14 22:13:20.002" in out
 
 
-@pytest.mark.source("a:N-12")
+@pytest.mark.requirement("a:N-12")
 def test_records_are_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write_log(tmp_path)
     code, out, _ = dump(capsys, log / LOG, "--records")

@@ -29,7 +29,7 @@ def tidelog(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_the_version_is_told_on_stdout_and_quickly() -> None:
+def test_the_version_is_printed_on_stdout_quickly() -> None:
     # Processor time, not the clock on the wall: other tests run beside this one.
     spent = []
     for _ in range(3):
@@ -57,21 +57,21 @@ def test_the_version_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["lgo"], "tidelog: no such command: 'lgo'; did you mean 'log'? (see 'tidelog --help')"),
-        (["--versoin"], "tidelog: no such option: --versoin; did you mean '--version'? (see 'tidelog --help')"),
+        (["lgo"], "tidelog: unknown command: 'lgo'; did you mean 'log'? (see 'tidelog --help')"),
+        (["--versoin"], "tidelog: unknown option: --versoin; did you mean '--version'? (see 'tidelog --help')"),
         (
             ["topics", "--bootstrap", "host:9292", "list"],
-            "tidelog topics: no such option: --bootstrap; options of a command follow the command "
+            "tidelog topics: unknown option: --bootstrap; options of a command follow the command "
             "(see 'tidelog topics --help')",
         ),
-        (["log", "dmp", "x"], "tidelog log: no such command: 'dmp'; did you mean 'dump'? (see 'tidelog log --help')"),
+        (["log", "dmp", "x"], "tidelog log: unknown command: 'dmp'; did you mean 'dump'? (see 'tidelog log --help')"),
         (
             ["log", "dump"],
             "tidelog log dump: the following arguments are required: PATH (see 'tidelog log dump --help')",
         ),
         (
             ["log", "dump", "x", "--output", "jso"],
-            "tidelog log dump: no such value of --output: 'jso'; did you mean 'json'? (see 'tidelog log dump --help')",
+            "tidelog log dump: unknown value of --output: 'jso'; did you mean 'json'? (see 'tidelog log dump --help')",
         ),
         ([], "tidelog: the following arguments are required: command (see 'tidelog --help')"),
     ],
@@ -88,7 +88,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(
 def test_a_command_that_is_near_to_none_is_answered_with_all_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["xyzzy"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("tidelog: no such command: 'xyzzy'; there are: demo, log, ")
+    assert said.startswith("tidelog: unknown command: 'xyzzy'; there are: demo, log, ")
     assert said.endswith(" (see 'tidelog --help')\n")
 
 
@@ -131,7 +131,7 @@ class TestErrorsOfACommand:
     def test_a_catalogued_one_comes_with_its_name_and_advice(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.error = StorageError("disk a: gone", path="a")
         assert cli.main(["log", "dump", "x"]) == 1
-        assert capsys.readouterr().err.startswith("tidelog: disk a: gone (STORAGE_ERROR: look at the disk")
+        assert capsys.readouterr().err.startswith("tidelog: disk a: gone (STORAGE_ERROR: check the disk")
 
     def test_one_of_the_system_names_the_file(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.error = PermissionError(13, "Permission denied", "secret.log")
@@ -139,7 +139,7 @@ class TestErrorsOfACommand:
         assert capsys.readouterr().err == "tidelog: secret.log: Permission denied\n"
 
     def test_a_wrong_call_found_by_the_command_is_exit_code_2(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.error = cli.WrongCallError("x: no such file")
+        self.error = cli.UsageError("x: no such file")
         assert cli.main(["log", "dump", "x"]) == 2
         assert capsys.readouterr().err == "tidelog: x: no such file\n"
 
@@ -211,7 +211,7 @@ class TestTable:
         found = list(table.lines(["name", "size"], [["a", 1], ["long name", 12345], ["none", None]], right=["size"]))
         assert found == ["name        size", "a              1", "long name  12345", "none"]
 
-    def test_truth_is_told_in_words(self) -> None:
+    def test_booleans_are_shown_in_words(self) -> None:
         assert list(table.lines(["ok"], [[True], [False]])) == ["ok", "yes", "no"]
 
     def test_rows_are_printed_as_they_come(self) -> None:

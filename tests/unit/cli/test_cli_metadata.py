@@ -8,19 +8,19 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster, directory
+from support.metadata.controller import Cluster, directory
 
 from tidelog.cli import main as cli
 from tidelog.metadata.records import SetUser, encode_records
 from tidelog.metadata.snapshot import snapshot_bytes
 from tidelog.metadata.tail import encode_entry
 from tidelog.model.ids import Epoch, NodeId, Offset
+from tidelog.model.uuids import to_text
 from tidelog.raft.entries import encode_entries
 from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import Entry, EntryKind, SnapshotId
 from tidelog.raft.snapshots import encode_file, file_name
 from tidelog.raft.storage import METADATA_LOG_PATH
-from tidelog.server.uuids import to_text
 
 VOTERS = Membership((Member(NodeId(1), directory(1).bytes, (("CONTROLLER", "c:9192"),)),))
 EPOCH = Epoch(3)
@@ -250,7 +250,7 @@ class TestWrongCalls:
         ("arguments", "said"),
         [
             (["show", "--data", "{path}"], "no metadata here"),
-            (["show", "--data", "{path}", "--bootstrap", "h:1"], "give one of them"),
+            (["show", "--data", "{path}", "--bootstrap", "h:1"], "use one of them"),
             (["dump", "--data", "{path}/letter.txt"], "not a file of metadata"),
         ],
     )

@@ -19,7 +19,7 @@ from tidelog.cli.progress import Progress
 
 
 class Terminal(io.StringIO):
-    """As wide as it is told to be."""
+    """Has the width that the test sets."""
 
     def __init__(self, *, is_terminal: bool = True) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_the_bar_fits_into_one_line(monkeypatch: pytest.MonkeyPatch, columns: in
     assert len(terminal.screen()) < columns
 
 
-def test_who_is_no_terminal_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_not_shown_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     pipe = Terminal(is_terminal=False)
     with Progress("moving", stream=pipe) as progress:
@@ -111,3 +111,16 @@ def test_a_verification_shows_its_bar_on_a_real_terminal_and_its_data_elsewhere(
     assert re.search(r"\rverifying \[#+\] 100%  0 of 0 MiB", shown), shown
     assert b"verifying" not in done.stdout
     assert all(len(line) < 60 for line in re.split(r"[\r\n]+", shown) if line.startswith("verifying"))
+
+
+def test_the_end_of_quick_work_is_shown_though_it_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    wide(monkeypatch, 80)
+    terminal = Terminal()
+    with Progress("reading", unit="records", stream=terminal, clock=Clock()) as progress:
+        progress.show(0, 1000)
+        progress.show(1000, 1000)
+        assert terminal.screen().endswith("100%  1,000 of 1,000 records")
+        drawn = terminal.getvalue()
+        progress.show(1000, 1000)
+        assert terminal.getvalue() == drawn, "the end is drawn once"

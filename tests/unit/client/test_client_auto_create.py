@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from client_world import ClientWorld, batch_of
+from support.clients.cluster import ClientWorld, batch_of
 
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient, error_in
+from tidelog.client.admin.core import AdminCore
+from tidelog.client.cluster import ClusterClient
 from tidelog.client.errors import UnknownTopicError
-from tidelog.client.writer import Writer, WriterConfig
+from tidelog.client.producer.writer import Writer, WriterConfig
 from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
-from tidelog.rpc.v1 import admin_pb2 as pb
 
 
 @pytest.fixture
@@ -24,18 +23,15 @@ def world() -> Iterator[ClientWorld]:
 
 
 async def configure(client: ClusterClient, **settings: str) -> None:
-    changes = [pb.ConfigChange(key=key.replace("_", "."), value=value) for key, value in settings.items()]
-    altered = pb.AlteredConfig(resource=pb.ConfigResource(type="cluster"), changes=changes)
-    (row,) = await AdminClient(client).alter_configs([altered])
-    assert error_in(row) is None
+    sets = {key.replace("_", "."): value for key, value in settings.items()}
+    await AdminCore(client).alter_config(("cluster", ""), sets=sets)
 
 
 async def delete(client: ClusterClient, name: str) -> None:
-    (row,) = await AdminClient(client).delete_topics([name])
-    assert error_in(row) is None
+    await AdminCore(client).delete_topic(name)
 
 
-def until_told(world: ClientWorld) -> None:
+def until_notified(world: ClientWorld) -> None:
     """Every broker has heard of what was changed."""
     end = world.controller(world.active()).machine.offset
     world.world.run_until(lambda: all(one.tail.offset >= end for one in world.brokers.values()), timeout=10)
@@ -43,14 +39,14 @@ def until_told(world: ClientWorld) -> None:
 
 def turn_on(world: ClientWorld) -> None:
     world.run(lambda client: configure(client, auto_create_topics_enable="true", num_partitions="2"))
-    until_told(world)
+    until_notified(world)
 
 
 def known(world: ClientWorld) -> list[str]:
     return sorted(world.controller(world.active()).image.topic_ids)
 
 
-@pytest.mark.source("a:A-27", "b:B-11")
+@pytest.mark.requirement("a:A-27", "b:B-11")
 def test_a_writer_creates_its_topic_and_a_deleted_one_does_not_come_back(world: ClientWorld) -> None:
     turn_on(world)
 
@@ -72,7 +68,7 @@ def test_a_writer_creates_its_topic_and_a_deleted_one_does_not_come_back(world: 
     assert known(world) == []
 
 
-@pytest.mark.source("a:A-27")
+@pytest.mark.requirement("a:A-27")
 def test_a_topic_that_was_read_and_deleted_by_another_client_does_not_come_back(world: ClientWorld) -> None:
     turn_on(world)
 
@@ -93,13 +89,13 @@ def test_a_topic_that_was_read_and_deleted_by_another_client_does_not_come_back(
     assert known(world) == []
 
 
-@pytest.mark.source("a:A-27", "b:B-11")
+@pytest.mark.requirement("a:A-27", "b:B-11")
 def test_readers_and_refreshes_create_nothing_and_neither_does_a_writer_where_it_is_off(world: ClientWorld) -> None:
     async def write(client: ClusterClient) -> None:
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(UnknownTopicError, match="there is no topic 'nope'"):
             await Writer(client).send("nope", 0, batch_of(b"0"))
-        assert asyncio.get_running_loop().time() - began_s < 2, "that is told soon"
+        assert asyncio.get_running_loop().time() - began_s < 2, "that is reported soon"
 
     async def read(client: ClusterClient) -> None:
         with pytest.raises(UnknownTopicError, match="there is no topic 'nope'"):
@@ -128,7 +124,7 @@ def test_what_keeps_a_topic_from_being_created_is_raised(world: ClientWorld) -> 
     world.run(job)
 
 
-@pytest.mark.source("a:A-27")
+@pytest.mark.requirement("a:A-27")
 def test_a_controller_that_is_away_is_waited_for(world: ClientWorld) -> None:
     turn_on(world)
     for node in list(world.controllers):
@@ -146,7 +142,7 @@ def test_a_controller_that_is_away_is_waited_for(world: ClientWorld) -> None:
     assert found == [2]
 
 
-def test_when_no_controller_comes_back_the_reason_is_told_in_time(world: ClientWorld) -> None:
+def test_the_reason_is_reported_in_time_when_no_controller_comes_back(world: ClientWorld) -> None:
     turn_on(world)
     for node in list(world.controllers):
         world.kill(node)

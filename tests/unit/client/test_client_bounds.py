@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_records import create, make_topic, stored
-from client_world import CLIENT, ClientWorld
-from producer_world import SimProducer
+from support.clients.cluster import CLIENT, ClientWorld
+from support.clients.producers import SimProducer
+from support.clients.records import create, make_topic, stored
 
 from tidelog.client import coordinators
-from tidelog.client.admin import AdminClient
+from tidelog.client.admin.core import AdminCore
 from tidelog.client.cluster import ClusterClient
+from tidelog.client.consumer.poll_timer import PollTimer
 from tidelog.client.coordinators import Coordinators
 from tidelog.client.errors import NoClusterError, SerializationError, UnknownTopicError
-from tidelog.client.presence import Presence
-from tidelog.client.records import headers_of
+from tidelog.client.producer.records import headers_of
 from tidelog.client.serializers import dumper
 from tidelog.model.errors import CallTimeoutError
 from tidelog.model.ids import NodeId
@@ -31,10 +31,10 @@ def world() -> Iterator[ClientWorld]:
         assert made.failures == []
 
 
-def test_a_producer_forgets_topics_that_are_gone_and_never_numbers_one_anew(world: ClientWorld) -> None:
+def test_a_producer_forgets_deleted_topics_and_never_restarts_the_sequence_of_one(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
         await make_topic(client, "stays")
-        admin = AdminClient(client)
+        admin = AdminCore(client)
         async with SimProducer(world, metadata_max_age_ms=200) as producer:
             for number in range(12):
                 name = f"day-{number}"
@@ -44,23 +44,23 @@ def test_a_producer_forgets_topics_that_are_gone_and_never_numbers_one_anew(worl
                 await admin.delete_topics([name])
             core = producer.core
             async with asyncio.timeout(30):
-                while len(producer.accumulator.places) > 1:  # noqa: ASYNC110 - nobody tells
+                while len(producer.accumulator.topics) > 1:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.1)
-            writer = core.writer
-            assert len(writer._lanes) == len(writer._topics) == len(writer._at) == 1
+            sender = core.sender
+            assert len(sender.queues) == len(sender._broker_of) == 1
             assert set(core.cluster._names) == {"stays"}
-            assert set(core._infos) == {"stays"}
+            assert set(core._topics) == {"stays"}
             assert len(core.cluster.view._leaders) == 1
             with pytest.raises(UnknownTopicError):
                 await producer.send("day-3", b"2")
             # Who is dropped by mistake gets other numbers: what it sends is no repeat to the log.
-            before = next(iter(writer._lanes.values())).producer
+            before = next(iter(sender.queues.values())).producer
             known = core.cluster.view.topics.pop("stays")
-            writer.forget_gone()
-            assert not writer._lanes
+            sender.forget_deleted()
+            assert not sender.queues
             core.cluster.view.topics["stays"] = known
             await producer.send_and_wait("stays", b"12")
-            assert next(iter(writer._lanes.values())).producer != before
+            assert next(iter(sender.queues.values())).producer != before
             await producer.send_and_wait("stays", b"13")
         records = (await stored(client, "stays"))[0]
         assert [record.value for record in records] == [b"%d" % number for number in range(14)]
@@ -73,9 +73,9 @@ def test_a_topic_with_records_on_their_way_is_not_forgotten(world: ClientWorld) 
         await make_topic(client, "t")
         async with SimProducer(world, linger_ms=5_000) as producer:
             await producer.send("t", b"1")
-            assert not producer.accumulator.forget_place("t")
+            assert not producer.accumulator.forget_topic("t")
             await producer.flush()
-            assert producer.accumulator.forget_place("t")
+            assert producer.accumulator.forget_topic("t")
             assert (await producer.send_and_wait("t", b"2")).offset == 1, "it is looked for again"
 
     world.run(job)
@@ -128,10 +128,10 @@ def test_metadata_is_waited_for_as_long_as_send_may_block_and_the_error_says_why
     world.run(job)
 
 
-def test_nobody_at_all_is_told_at_once(world: ClientWorld) -> None:
+def test_an_unreachable_cluster_is_reported_at_once(world: ClientWorld) -> None:
     async def job(client: ClusterClient) -> None:
         async with SimProducer(world) as producer:
-            producer._new_cluster = lambda host: world.new_client(("nowhere:1",))  # type: ignore[method-assign]
+            producer._new_cluster = lambda io: world.new_client(("nowhere:1",))  # type: ignore[method-assign]
             with pytest.raises(NoClusterError):
                 await producer.send("t", b"1")
 
@@ -156,11 +156,11 @@ def test_headers_may_repeat_be_empty_and_be_null() -> None:
     assert headers_of(iter([])) in (None, ())
 
 
-def test_whatever_a_serializer_raises_is_told_as_its_failure() -> None:
+def test_any_error_of_a_serializer_is_reported_as_its_failure() -> None:
     def broken(_: object) -> bytes:
         raise KeyError("schema")
 
-    for given, said in ((broken, "schema"), (lambda _: "\ud800", "UTF-8 cannot hold"), (lambda _: 5, "gave int")):
+    for given, said in ((broken, "schema"), (lambda _: "\ud800", "UTF-8 cannot hold"), (lambda _: 5, "returned int")):
         dump = dumper(given)
         assert dump is not None
         with pytest.raises(SerializationError, match=said):
@@ -191,20 +191,20 @@ def test_a_verdict_may_be_asked_for_twice() -> None:
 
 
 def test_the_time_of_a_program_counts_and_that_of_its_calls_does_not() -> None:
-    presence = Presence()
-    assert presence.away_s(100) == 0, "nothing counts before the first poll"
-    presence.came(100)
-    presence.polled(100)
-    assert presence.away_s(150) == 0
-    presence.went(150)
-    assert presence.away_s(152) == 2
-    presence.came(153)  # a commit, which takes 60 s
-    presence.came(160)  # and a callback that calls something, in between
-    presence.went(170)
-    assert presence.away_s(200) == 0
-    presence.went(213)
-    assert presence.away_s(214) == 4, "three before it, and one since"
-    presence.came(215)
-    presence.polled(215)
-    presence.went(216)
-    assert presence.away_s(217) == 1
+    presence = PollTimer()
+    assert presence.idle_s(100) == 0, "nothing counts before the first poll"
+    presence.enter(100)
+    presence.reset(100)
+    assert presence.idle_s(150) == 0
+    presence.leave(150)
+    assert presence.idle_s(152) == 2
+    presence.enter(153)  # a commit, which takes 60 s
+    presence.enter(160)  # and a callback that calls something, in between
+    presence.leave(170)
+    assert presence.idle_s(200) == 0
+    presence.leave(213)
+    assert presence.idle_s(214) == 4, "three before it, and one since"
+    presence.enter(215)
+    presence.reset(215)
+    presence.leave(216)
+    assert presence.idle_s(217) == 1

@@ -46,7 +46,7 @@ def found(*events: dict[str, Any]) -> dict[str, int]:
     return {kind: count for kind, count in check(*events).counts.items() if count}
 
 
-@pytest.mark.source("a:N-13")
+@pytest.mark.requirement("a:N-13")
 def test_a_good_history_is_good() -> None:
     events = [send(0, 3), ack(0, 0, 3), send(3), fail(3, was_sent=True), send(4), fail(4, was_sent=False), send(5)]
     verdict = check(*events, read((0, 0), (1, 1)), read((2, 2), (3, 5)), end(4))
@@ -79,7 +79,7 @@ def test_what_was_acknowledged_as_replicated_before_the_log_was_seen_to_end_belo
     assert found(*events, end(1)) == {}, "it has not read to the end"
     seen = read((0, 0), (1, 1), (2, 2), reader="early")
     assert found(send(0, 3), acked(100), seen, read((0, 0)), ended(1, asked_ms=101)) == {"lost": 2}, "read, and gone"
-    assert found(send(0), {**ack(0, -1), "at_ms": 1}, read((0, 0)), ended(1, asked_ms=9)) == {}, "no offset was told"
+    assert found(send(0), {**ack(0, -1), "at_ms": 1}, read((0, 0)), ended(1, asked_ms=9)) == {}, "no offset known"
 
 
 def test_one_number_at_two_offsets_is_a_duplicate() -> None:
@@ -115,7 +115,7 @@ def test_every_kind_has_a_test_above() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "7\n", '{"event": "sing", "partition": 0}\n', '{"event": "ack"}\n', "{\n"])
-def test_a_line_that_is_no_event_is_told_with_its_place(line: str) -> None:
+def test_a_line_that_is_no_event_is_reported_with_its_position(line: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"h\.jsonl:3: no line of a history"):
         Checker().feed_line(line, where="h.jsonl:3")
 

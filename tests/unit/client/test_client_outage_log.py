@@ -8,11 +8,12 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+from support.async_tests import asyncio_test
 
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.config import ClientConfig
 from tidelog.model.errors import UnreachableError
-from tidelog.rpc.door import method_named
+from tidelog.rpc.grpc.methods import method_named
 from tidelog.rpc.v1 import cluster_pb2 as pb
 
 
@@ -60,17 +61,15 @@ def test_outage_of_several_bootstrap_addresses_ends_when_one_answers(caplog: pyt
     assert (len(begins), len(ends)) == (2, 2), "each outage has its own lines"
 
 
-def test_caller_that_is_cancelled_while_it_waits_for_a_cluster_ends_at_once() -> None:
-    async def main() -> None:
-        connections = Addresses()
-        client = client_of(connections, "a:1")
-        waiting = asyncio.ensure_future(client.refresh("orders"))
-        await connections.have_failed.wait()
-        waiting.cancel()
-        async with asyncio.timeout(5):
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            await client.close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+@asyncio_test
+async def test_caller_that_is_cancelled_while_it_waits_for_a_cluster_ends_at_once() -> None:
+    connections = Addresses()
+    client = client_of(connections, "a:1")
+    waiting = asyncio.ensure_future(client.refresh("orders"))
+    await connections.have_failed.wait()
+    waiting.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await client.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}

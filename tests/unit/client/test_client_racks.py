@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from client_world import BROKERS, CLIENT, ClientWorld
-from door_quorum import DoorCluster
-from replication_cluster import values_of
+from support.brokers.cluster import values_of
+from support.clients.cluster import BROKERS, CLIENT, ClientWorld
+from support.grpc_api.simulated_nodes import ApiCluster
 
 from tidelog.client.cluster import ClusterClient
-from tidelog.client.reader import Reader, ReaderConfig
+from tidelog.client.consumer.reader import Reader, ReaderConfig
 from tidelog.model.errors import ErrorCode
 from tidelog.model.ids import NodeId, PartitionId
-from tidelog.replication import serving
+from tidelog.services import partition_lookup
 
 RACKS = dict(zip(BROKERS, ("east", "west", "north"), strict=True))
 LEADER, FOLLOWER = BROKERS[0], BROKERS[1]
@@ -19,7 +19,7 @@ LEADER, FOLLOWER = BROKERS[0], BROKERS[1]
 
 class RackedWorld(ClientWorld):
     def __enter__(self) -> RackedWorld:
-        DoorCluster.__enter__(self)
+        ApiCluster.__enter__(self)
         self.start()
         for broker, rack in RACKS.items():
             self.start_brokers(broker, rack=rack)
@@ -45,7 +45,7 @@ class Reading:
             while len(set(self.values)) < self._wanted:
                 for piece in await reader.poll(500):
                     self.values += [record.value or b"" for record in piece.records()]
-                self.replicas.append(reader._places[self._partition].replica)
+                self.replicas.append(reader._subscription.partitions[self._partition].replica)
         finally:
             await reader.close()
 
@@ -76,15 +76,15 @@ def test_a_reader_goes_to_the_follower_of_its_rack_and_back_when_that_has_lost_i
         assert refused.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_the_leader_is_asked_anew_when_the_lease_of_its_choice_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_leader_is_asked_again_when_the_lease_of_its_choice_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the follower says of itself: here it is one that would serve for ever."""
 
     def serves_all(replicas: object, partition: PartitionId, leader_epoch: int, rack: str) -> object:
-        replica = serving._find(replicas, partition, leader_epoch)  # type: ignore[arg-type]
+        replica = partition_lookup._find(replicas, partition, leader_epoch)  # type: ignore[arg-type]
         assert replica.role is not None
         return replica, replica.role
 
-    monkeypatch.setattr("tidelog.replication.fetching.find_readable", serves_all)
+    monkeypatch.setattr("tidelog.services.fetch.find_readable", serves_all)
     with RackedWorld(9101) as world:
         orders = world.topic("orders", BROKERS)
         world.write(orders, b"0")

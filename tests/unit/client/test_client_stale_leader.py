@@ -6,20 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from client_world import BOOTSTRAP, ClientWorld, SimConnections, batch_of
 from google.protobuf.message import Message
+from support.clients.cluster import BOOTSTRAP, ClientWorld, SimConnections, batch_of
 
-from tidelog.client.admin import AdminClient
+from tidelog.client.admin.core import AdminCore
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.config import ClientConfig
 from tidelog.client.connections import Encodable, Exchange
 from tidelog.client.metadata import LeaderInfo
-from tidelog.client.writer import Writer
+from tidelog.client.producer.writer import Writer
 from tidelog.model.errors import ErrorCode, OutOfOrderSequenceError
 from tidelog.model.ids import NodeId
-from tidelog.rpc.door import Method
-from tidelog.rpc.errors import as_message
-from tidelog.rpc.v1 import admin_pb2 as admin
+from tidelog.rpc.grpc.errors import as_message
+from tidelog.rpc.grpc.methods import Method
 from tidelog.rpc.v1 import log_pb2 as pb
 
 Answers = list[Callable[[pb.ProducedPartition], None]]
@@ -94,10 +93,7 @@ class _Run:
 
     async def begin(self) -> LeaderInfo:
         """Who leads first."""
-        (row,) = await AdminClient(self.client).create_topics(
-            [admin.NewTopic(name="orders", partitions=1, replication_factor=3)]
-        )
-        assert not row.HasField("error"), row
+        await AdminCore(self.client).create_topic("orders", partitions=1, replication_factor=3)
         await (await self.writer.send("orders", 0, batch_of(b"0")))
         return self.leader()
 
@@ -107,12 +103,12 @@ class _Run:
 
     @property
     def resets(self) -> int:
-        (lane,) = self.writer._lanes.values()
-        return lane.resets
+        (queue,) = self.writer.sender.queues.values()
+        return queue.resets
 
 
 def failed_over(world: ClientWorld, check: Callable[[_Run, LeaderInfo], Any]) -> None:
-    """`check` runs when another broker leads, in a newer epoch than the client has been told."""
+    """`check` runs when another broker leads, in a newer epoch than the client knows."""
     run = _Run(world)
     first: list[LeaderInfo] = []
 
@@ -151,8 +147,8 @@ def test_a_leader_that_was_succeeded_while_the_answer_was_on_its_way_is_not_beli
         def overtaken(row: pb.ProducedPartition) -> None:
             out_of_order(old.node, old.epoch)(row)
             place = run.client.view.topics["orders"].partitions[0]
-            # Somebody else has told it meanwhile: the same broker, elected anew, leads in the next epoch.
-            assert run.client.heard(place, old.node, old.epoch + 1)
+            # It has learned meanwhile: the same broker, elected again, leads in the next epoch.
+            assert run.client.learn_leader(place, old.node, old.epoch + 1)
 
         run.connections.changes.append(overtaken)
         done = await (await run.writer.send("orders", 0, batch_of(b"1")))
@@ -162,10 +158,10 @@ def test_a_leader_that_was_succeeded_while_the_answer_was_on_its_way_is_not_beli
     world.world.run(world.machine, job, timeout=60)
 
 
-def test_before_it_numbers_anew_the_writer_asks_whether_there_is_a_newer_leader(world: ClientWorld) -> None:
+def test_the_writer_asks_for_a_newer_leader_before_it_restarts_sequences(world: ClientWorld) -> None:
     async def check(run: _Run, old: LeaderInfo) -> None:
         now = run.leader()
-        if now.epoch == old.epoch:  # nobody has told the client yet
+        if now.epoch == old.epoch:  # the client does not know yet
             await run.client.refresh("orders")
             now = run.leader()
         # The answer is of the newest leader that the client knows; its view is set back, as if it had not asked.
@@ -182,7 +178,7 @@ def test_before_it_numbers_anew_the_writer_asks_whether_there_is_a_newer_leader(
     failed_over(world, check)
 
 
-def test_the_newest_leader_is_believed_and_the_lane_numbered_anew(world: ClientWorld) -> None:
+def test_the_newest_leader_is_believed_and_the_partition_queue_renumbered(world: ClientWorld) -> None:
     run = _Run(world)
 
     async def job(_: Any) -> None:
@@ -191,8 +187,8 @@ def test_the_newest_leader_is_believed_and_the_lane_numbered_anew(world: ClientW
         result = await run.writer.send("orders", 0, batch_of(b"1"))
         await result
         assert run.resets == 1
-        assert run.writer.last_error is not None
-        assert run.writer.last_error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert run.writer.sender.last_error is not None
+        assert run.writer.sender.last_error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         await run.end()
 
     world.world.run(world.machine, job, timeout=60)

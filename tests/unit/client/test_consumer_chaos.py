@@ -6,10 +6,10 @@ import asyncio
 from random import Random
 
 import pytest
-from client_world import BROKERS
-from consumer_world import ConsumerWorld, Program
+from support.clients.cluster import BROKERS
+from support.clients.consumers import ConsumerWorld, Program
 
-from tidelog.client.consumer_errors import CommitFailedError
+from tidelog.client.consumer.errors import CommitFailedError
 from tidelog.client.record import ConsumerRecord, TopicPartition
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId

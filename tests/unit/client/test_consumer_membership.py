@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
-from consumer_world import ConsumerWorld, SimConsumer
-from fake_groups import FakeGroups
+from support.clients.consumers import ConsumerWorld, SimConsumer
+from support.groups.fake_coordinator import FakeGroups
 
-from tidelog.client.consumer_errors import CommitFailedError
+from tidelog.client.consumer.errors import CommitFailedError
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode, OverloadedError, RemoteError, StreamBrokenError, TidelogError
 from tidelog.model.group_errors import (
@@ -67,16 +68,16 @@ def test_a_member_goes_on_with_the_same_id_and_epoch_when_its_coordinator_moves_
     (again,) = [request for name, request in fake.asked[count + 1 :] if name == "membership"][:1]
     joined = fake.requests("membership")[0]
     assert (joined.member_epoch, again.member_epoch, again.member_id) == (0, 7, joined.member_id)
-    # A coordinator that may know nothing yet is told everything.
+    # A coordinator that may know nothing yet gets everything.
     assert list(again.subscription.topics) == ["t"]
     assert [list(topic.partitions) for topic in again.owned.topics] == [[0, 1]]
     world.world.run_for(3)
-    assert one.told == [("assigned", [T0, T1])]
+    assert one.callbacks == [("assigned", [T0, T1])]
     assert len(one.records) == 10
 
 
 @pytest.mark.parametrize("error", [FencedMemberEpochError("fenced"), UnknownMemberIdError("unknown")])
-def test_a_fenced_member_has_lost_its_partitions_and_joins_anew(world: ConsumerWorld, error: TidelogError) -> None:
+def test_a_fenced_member_loses_its_partitions_and_joins_again(world: ConsumerWorld, error: TidelogError) -> None:
     fake = FakeGroups(world)
     first, second = places(world)
     fake.deal({first: "t", second: "t"})
@@ -86,7 +87,7 @@ def test_a_fenced_member_has_lost_its_partitions_and_joins_anew(world: ConsumerW
     fake.script("membership", error)
     fake.deal({first: "t"})
     world.until(lambda: one.reading == {T0})
-    assert [what for what, _ in one.told] == ["assigned", "lost", "assigned"]
+    assert [what for what, _ in one.callbacks] == ["assigned", "lost", "assigned"]
     joins = [request for request in fake.requests("membership") if request.member_epoch == 0]
     assert len(joins) == 2
     # Under its own id while the coordinator may know it, so that no ghost is left; under a new one if it does not.
@@ -107,7 +108,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_forever(world: ConsumerW
     fake.is_silent = False
     count = len(fake.requests("membership"))
     world.until(lambda: len(fake.requests("membership")) >= count + 3)
-    assert [what for what, _ in one.told] == ["assigned"]
+    assert [what for what, _ in one.callbacks] == ["assigned"]
 
 
 def test_an_error_that_will_not_pass_is_raised_by_every_poll_until_the_next_subscribe(world: ConsumerWorld) -> None:
@@ -117,12 +118,12 @@ def test_an_error_that_will_not_pass_is_raised_by_every_poll_until_the_next_subs
     async def work(consumer: SimConsumer) -> None:
         await consumer.subscribe("t")
         for _ in range(2):
-            with pytest.raises(RemoteError, match="full") as told:
-                await consumer.poll(60_000)
-            assert told.value.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+            with pytest.raises(RemoteError, match="full") as raised:
+                await consumer.poll(60)
+            assert raised.value.code is ErrorCode.GROUP_MAX_SIZE_REACHED
         await consumer.subscribe("t")
         fake.deal(dict.fromkeys(places_of, "t"))
-        while not await consumer.poll(5_000):
+        while not await consumer.poll(5.0):
             pass
         await consumer.close()
 
@@ -141,7 +142,7 @@ def test_commits_are_repeated_where_that_helps_and_refused_where_it_does_not(wor
         await consumer.subscribe("t")
         got = 0
         while got < 10:
-            got += len(await consumer.poll(5_000))
+            got += len(await consumer.poll(5.0))
         fake.script(
             "commit_offsets",
             NotCoordinatorError("moved"),
@@ -156,15 +157,15 @@ def test_commits_are_repeated_where_that_helps_and_refused_where_it_does_not(wor
         await consumer.commit()
         assert len(fake.requests("commit_offsets")) == 5
         fake.script("commit_offsets", FencedMemberEpochError("fenced"))
-        with pytest.raises(CommitFailedError, match="gone on without this member"):
+        with pytest.raises(CommitFailedError, match="removed this member"):
             await consumer.commit({T0: 1})
-        # Without waiting: one attempt, and the error is told.
-        told: list[TidelogError | None] = []
+        # Without waiting: one attempt, and the error is raised.
+        reported: list[TidelogError | None] = []
         fake.script("commit_offsets", CoordinatorLoadingError("loading"))
         count = len(fake.requests("commit_offsets"))
-        await consumer.commit_async({T0: 2}, lambda _offsets, error: told.append(error))
+        await consumer.commit_async({T0: 2}, lambda error, _offsets: reported.append(error))
         await consumer.commit({T1: 3})
-        assert [error.code for error in told if error is not None] in ([], [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+        assert [error.code for error in reported if error is not None] in ([], [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
         sent = fake.requests("commit_offsets")[count:]
         assert sent[0].offsets[0].offset == 2
         assert {key: item.offset for key, item in fake.stored.items()}["t", 1] == 3
@@ -186,27 +187,27 @@ def test_positions_wait_for_a_coordinator_that_is_still_loading(world: ConsumerW
     assert all(request.HasField("member_epoch") and request.member_epoch == 1 for request in asked)
 
 
-def test_a_partition_that_is_dealt_back_while_it_is_given_up_is_taken_anew(world: ConsumerWorld) -> None:
+def test_a_partition_assigned_back_during_its_revocation_is_acquired_again(world: ConsumerWorld) -> None:
     fake = FakeGroups(world)
     first, second = places(world)
     fake.deal({first: "t", second: "t"})
     one = world.consumer("g").start("t")
     world.until(lambda: len(one.records) == 10)
     fake.deal({first: "t"})
-    world.until(lambda: one.told[-2:] == [("revoked", [T1]), ("assigned", [])])
+    world.until(lambda: one.callbacks[-2:] == [("revoked", [T1]), ("assigned", [])])
     assert one.reading == {T0}
     world.world.run_for(0.1)
     owned = [request for request in fake.requests("membership") if request.HasField("owned")][-1]
     assert [list(topic.partitions) for topic in owned.owned.topics] == [[0]]
     fake.deal({first: "t", second: "t"})
     world.until(lambda: one.reading == {T0, T1})
-    world.until(lambda: one.told[-1] == ("assigned", [T1]))
+    world.until(lambda: one.callbacks[-1] == ("assigned", [T1]))
     # It was committed before it was given up, so nothing comes twice.
     world.world.run_for(2)
     assert len(one.records) == 10
 
 
-@pytest.mark.source("a:E-33", "a:E-34", "b:G-28", "b:G-29")
+@pytest.mark.requirement("a:E-33", "a:E-34", "b:G-28", "b:G-29")
 def test_a_member_says_what_it_is_and_how_it_wants_partitions_dealt(world: ConsumerWorld) -> None:
     fake = FakeGroups(world)
     first, second = places(world)
@@ -234,7 +235,7 @@ def test_a_member_says_what_it_is_and_how_it_wants_partitions_dealt(world: Consu
     assert [request.member_epoch for request in fake.requests("heartbeat")] == [-2]  # it will be back
 
 
-@pytest.mark.source("a:E-28")
+@pytest.mark.requirement("a:E-28")
 def test_a_call_that_gets_no_answer_ends_after_the_time_of_the_api(world: ConsumerWorld) -> None:
     fake = FakeGroups(world)
     first, second = places(world)
@@ -250,3 +251,36 @@ def test_a_call_that_gets_no_answer_ends_after_the_time_of_the_api(world: Consum
     at_s = world.now_s()
     one.run(commit)
     assert 2 < world.now_s() - at_s < 5
+
+
+def test_member_without_a_coordinator_warns_with_the_last_error(
+    world: ConsumerWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeGroups(world)
+    fake.script("find_coordinator", *[CoordinatorNotAvailableError("no active controller answered")] * 10_000)
+    world.consumer("g").start("t")
+    world.world.run_for(4)
+    warnings = [record.getMessage() for record in caplog.records if "no coordinator" in record.getMessage()]
+    assert warnings == [], "a coordinator may take some seconds"
+    world.world.run_for(16)
+    warnings = [record.getMessage() for record in caplog.records if "no coordinator" in record.getMessage()]
+    assert len(warnings) == 1
+    assert re.match(r"group g: no coordinator for \d s: .*no active controller answered; trying again", warnings[0])
+    fake.scripts.clear()
+    world.until(lambda: fake.requests("membership") != [])
+    caplog.clear()
+    world.world.run_for(60)
+    assert not [record for record in caplog.records if "no coordinator" in record.getMessage()]
+
+
+def test_member_that_cannot_leave_says_why(world: ConsumerWorld, caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeGroups(world)
+    first, second = places(world)
+    fake.deal({first: "t", second: "t"})
+    one = world.consumer("g").start("t")
+    world.until(lambda: one.reading == {T0, T1})
+    fake.script("heartbeat", *[StreamBrokenError("cut")] * 10)
+    fake.script("find_coordinator", *[CoordinatorNotAvailableError("nobody")] * 10_000)
+    one.stop()
+    (warning,) = [record.getMessage() for record in caplog.records if "could not leave" in record.getMessage()]
+    assert warning.partition("could not leave: ")[2]

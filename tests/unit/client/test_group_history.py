@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_world import BROKERS
-from consumer_world import ConsumerWorld, Program
+from support.clients.cluster import BROKERS
+from support.clients.consumers import ConsumerWorld, Program
 
 import tidelog
 from tidelog.client.record import ConsumerRecord, TopicPartition
@@ -134,7 +134,7 @@ class Recorded:
 
         await consumer.subscribe(["t"], on_assigned=on_assigned, on_revoked=on_gone, on_lost=on_gone)
         while True:
-            records = await consumer.poll(500, 5)
+            records = await consumer.poll(0.5, 5)
             for record in records:
                 self._note(record)
             if records:

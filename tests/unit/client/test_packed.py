@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_forms import KERNELS
+from support.logs.record_codecs import KERNELS
 
-from tidelog.client import packed
-from tidelog.client.bulk import chunks_of, columns_of
-from tidelog.client.hot import check_packed, packed_sizes, rows_by_partition, sizes_of
-from tidelog.client.packed import PackedChunk, packed_chunks, packed_rows
-from tidelog.client.partitioners import DIRECT
-from tidelog.log.batch import decode, encode_columns
+from tidelog.client.producer import packed
+from tidelog.client.producer.bulk import chunks_of, columns_of
+from tidelog.client.producer.fast_path import check_packed, packed_sizes, rows_by_partition, sizes_of
+from tidelog.client.producer.packed import PackedChunk, packed_chunks, packed_rows
+from tidelog.client.producer.partitioners import DIRECT
+from tidelog.log.batch import decode, encode_columns_unsealed
 from tidelog.log.batch_header import Codec
 from tidelog.model.errors import RecordTooLargeError, UnknownTopicOrPartitionError
 from tidelog.testing import MockProducer
@@ -50,16 +50,16 @@ def tables(draw: st.DrawFn) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def row_by_row(table: pa.RecordBatch, bytes_max: int) -> list[tuple[int | None, bytes]]:
+def row_by_row(table: pa.RecordBatch, bytes_max: int) -> list[tuple[int | None, bytearray]]:
     columns = columns_of(table, None, None, None, None, None)
     columns.values = list(table.column("value").to_pylist())
     chunks = chunks_of(
-        columns, place=PLACE, partition=None, partitioner=DIRECT, bytes_max=bytes_max, row_bytes_max=1 << 20
+        columns, state=PLACE, partition=None, partitioner=DIRECT, bytes_max=bytes_max, row_bytes_max=1 << 20
     )
     return [
         (
             chunk.partition,
-            encode_columns(
+            encode_columns_unsealed(
                 chunk.stamps or [NOW_MS] * len(chunk.values), chunk.keys or [None] * len(chunk.values), chunk.values
             ),
         )
@@ -72,7 +72,7 @@ def row_by_row(table: pa.RecordBatch, bytes_max: int) -> list[tuple[int | None, 
 def test_a_packed_table_gives_the_batches_of_its_rows(table: pa.RecordBatch, bytes_max: int) -> None:
     found = packed_rows(table)
     assert found is not None
-    chunks = packed_chunks(found, place=PLACE, partition=None, bytes_max=bytes_max, row_bytes_max=1 << 20)
+    chunks = packed_chunks(found, state=PLACE, partition=None, bytes_max=bytes_max, row_bytes_max=1 << 20)
     made = [(chunk.partition, chunk.encode(NOW_MS, Codec.NONE, None)) for chunk in chunks]
     assert [(partition, data) for partition, (data, _) in made] == row_by_row(table, bytes_max)
     for _, (data, stamps) in made:
@@ -113,7 +113,7 @@ def test_a_place_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "data", "present", "count", "told"),
+    ("ends", "data", "present", "count", "reported"),
     [
         ([0, 2, 1], b"abc", b"", 2, "row 1 ends before it begins"),
         ([-1, 2], b"abc", b"", 1, "ends before it begins"),
@@ -122,8 +122,8 @@ def test_a_place_that_is_not_there_is_refused() -> None:
         ([0, 1, 2], b"abc", b"\1", 2, "1 of them marked"),
     ],
 )
-def test_what_is_no_column_is_refused(ends: list[int], data: bytes, present: bytes, count: int, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_column_is_refused(ends: list[int], data: bytes, present: bytes, count: int, reported: str) -> None:
+    with pytest.raises(ValueError, match=reported):
         check_packed(array("q", ends), data, present, count)
 
 
@@ -143,17 +143,17 @@ def test_other_tables_go_the_other_way(columns: dict[str, pa.Array]) -> None:
 
 
 @needs_the_compiler
-def test_what_is_wrong_is_told_before_the_first_piece() -> None:
+def test_errors_are_reported_before_the_first_piece() -> None:
     def chunks(table: pa.Table, partition: int | None = None) -> list[PackedChunk]:
         found = packed_rows(table)
         assert found is not None
-        return list(packed_chunks(found, place=PLACE, partition=partition, bytes_max=1000, row_bytes_max=100))
+        return list(packed_chunks(found, state=PLACE, partition=partition, bytes_max=1000, row_bytes_max=100))
 
     large = pa.table({"value": pa.array([b"1", b"x" * 200]), "key": pa.array(["a", "b"])})
     with pytest.raises(RecordTooLargeError, match="record 1 takes 225 bytes, more than max_request_size=100"):
         chunks(large)
     away = pa.table({"value": pa.array([b"1"]), "partition": pa.array([3], pa.int32())})
-    with pytest.raises(UnknownTopicOrPartitionError, match="'t' has 3 partitions from 0 on, there is no 3"):
+    with pytest.raises(UnknownTopicOrPartitionError, match="'t' has 3 partitions; there is no partition 3"):
         chunks(away)
     with pytest.raises(ValueError, match="milliseconds since 1970"):
         packed_rows(pa.table({"value": pa.array([b"1"]), "timestamp_ms": pa.array([-1])}))

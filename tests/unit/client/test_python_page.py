@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog.client import api_docs, names, public_errors
+from tidelog.client import api_docs, option_table, public_errors
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,7 +29,7 @@ def test_every_public_name_is_on_the_page() -> None:
     page = api_docs.page()
     for name in set(dir(tidelog)) & set(tidelog._HOMES):
         assert name in page, name
-    for kind in (names.ProducerOptions, names.ConsumerOptions, names.AdminOptions):
+    for kind in (option_table.ProducerConfig, option_table.ConsumerConfig, option_table.AdminConfig):
         rows = [line for line in page.splitlines() if line.startswith("| `")]
         for one in fields(kind):
             row = next(line for line in rows if line.startswith(f"| `{one.name}` |"))
@@ -37,7 +37,8 @@ def test_every_public_name_is_on_the_page() -> None:
 
 
 def test_every_error_that_a_client_raises_is_one_of_the_public_ones() -> None:
-    from tidelog.client import consumer_errors, errors
+    from tidelog.client import errors
+    from tidelog.client.consumer import errors as consumer_errors
 
     for module in (errors, consumer_errors):
         for name, kind in vars(module).items():

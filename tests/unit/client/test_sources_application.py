@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from client_world import BOOTSTRAP, BROKERS, SimConnections
-from consumer_world import ConsumerWorld, Program
-from producer_world import SimProducer
+from support.clients.cluster import BOOTSTRAP, BROKERS, SimConnections
+from support.clients.consumers import ConsumerWorld, Program
+from support.clients.producers import SimProducer
 
 from tidelog.client.cluster import ClusterClient
 from tidelog.client.config import ClientConfig
-from tidelog.client.consumer_errors import CommitFailedError
-from tidelog.client.hot import RecordMetadata
+from tidelog.client.consumer.errors import CommitFailedError
+from tidelog.client.producer.fast_path import RecordMetadata
 from tidelog.client.record import ConsumerRecord, TopicPartition
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId
@@ -65,10 +65,10 @@ class Cashier:
                 shop.next_order += 1
                 shop.sent[number] += 1
 
-                def told(error: Exception | None, _: RecordMetadata, number: int = number) -> None:
+                def on_delivery(error: Exception | None, _: RecordMetadata, number: int = number) -> None:
                     (shop.acknowledged if error is None else shop.refused).add(number)
 
-                await producer.send("orders", b"%d" % number, b"customer-%d" % (number % 50), on_delivery=told)
+                await producer.send("orders", b"%d" % number, b"customer-%d" % (number % 50), on_delivery=on_delivery)
                 await asyncio.sleep(0.02)
             await producer.flush()
         shop.is_closed = True
@@ -121,7 +121,7 @@ class Worker:
             if not error.retriable:
                 raise
 
-    async def _handle(self, record: ConsumerRecord) -> None:
+    async def _handle(self, record: ConsumerRecord[Any, Any]) -> None:
         before = self._last.get(record.partition)
         if before is not None and record.offset != before + 1:
             self._shop.skips.append((record.partition, before, record.offset))
@@ -255,7 +255,7 @@ CONDITIONS = (
 )
 
 
-@pytest.mark.source("a:X3-11", "a:S-04", "a:S-05")
+@pytest.mark.requirement("a:X3-11", "a:S-04", "a:S-05")
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.__name__)
 def test_an_application_handles_all_that_was_acknowledged(condition: Callable[[Shop], None]) -> None:
     with ConsumerWorld(80) as world:
@@ -292,7 +292,7 @@ def test_an_application_handles_all_that_was_acknowledged(condition: Callable[[S
             found: set[int] = set()
             end = (await consumer.end_offsets(TopicPartition("dead", 0)))[TopicPartition("dead", 0)]
             while await consumer.position(TopicPartition("dead", 0)) < end:
-                found |= {int(record.value) for record in await consumer.poll(1_000)}
+                found |= {int(record.value) for record in await consumer.poll(1.0)}
             return found
 
         assert world.consumer().run(letters) == {number for number in shop.acknowledged if number % POISON == 0}

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka_groups import subscription
-from mixed_model import encode_subscription
+from support.groups.mixed_model import encode_subscription
+from support.kafka.group_api import subscription
 
 from tidelog.coordinator.consumer_protocol import (
     Assignment,

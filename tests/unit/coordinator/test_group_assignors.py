@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 import pytest
-from group_world import Topics
+from support.groups.machine import Topics
 
 from tidelog.coordinator.assignors import Subscriber, assign
 from tidelog.coordinator.records import Partitions
@@ -43,7 +43,7 @@ def moves(before: Mapping[str, Partitions], after: Mapping[str, Partitions]) -> 
 BOTH = ("T1", "T2")
 
 
-@pytest.mark.source("a:F-10", "b:H-09", "a:X3-33", "b:EX-21")
+@pytest.mark.requirement("a:F-10", "b:H-09", "a:X3-33", "b:EX-21")
 def test_range_deals_consecutive_partitions_of_each_topic() -> None:
     view = Topics.of(T1=3, T2=3)
     made = dealt("range", view, {"C1": BOTH, "C2": BOTH})
@@ -51,7 +51,7 @@ def test_range_deals_consecutive_partitions_of_each_topic() -> None:
     assert made["C2"] == {view.part("T1", 2), view.part("T2", 2)}
 
 
-@pytest.mark.source("a:F-11", "b:H-10", "a:X3-33", "b:EX-21")
+@pytest.mark.requirement("a:F-11", "b:H-10", "a:X3-33", "b:EX-21")
 def test_roundrobin_deals_all_partitions_one_by_one() -> None:
     view = Topics.of(T1=3, T2=3)
     made = dealt("roundrobin", view, {"C1": BOTH, "C2": BOTH})
@@ -59,7 +59,7 @@ def test_roundrobin_deals_all_partitions_one_by_one() -> None:
     assert made["C2"] == {view.part("T1", 1), view.part("T2", 0), view.part("T2", 2)}
 
 
-@pytest.mark.source("b:H-02", "a:F-01", "b:H-01")
+@pytest.mark.requirement("b:H-02", "a:F-01", "b:H-01")
 @pytest.mark.parametrize("name", ["uniform", "range", "roundrobin"])
 @pytest.mark.parametrize(
     ("members", "numbers"), [(1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (4, [1] * 4), (5, [1] * 4 + [0])]
@@ -70,7 +70,7 @@ def test_four_partitions_scale_over_members_and_the_fifth_is_idle(name: str, mem
     assert sorted((len(partitions) for partitions in made.values()), reverse=True) == numbers
 
 
-@pytest.mark.source("b:H-05")
+@pytest.mark.requirement("b:H-05")
 def test_ten_partitions_become_five_each_when_a_second_member_comes() -> None:
     view = Topics.of(t=10)
     one = dealt("uniform", view, {"a": ("t",)})
@@ -79,7 +79,7 @@ def test_ten_partitions_become_five_each_when_a_second_member_comes() -> None:
     assert two["a"] < one["a"], "what stays was there before"
 
 
-@pytest.mark.source("a:F-12")
+@pytest.mark.requirement("a:F-12")
 def test_uniform_moves_no_more_than_balance_demands() -> None:
     view = Topics.of(x=17, y=14)
     names = ("x", "y")

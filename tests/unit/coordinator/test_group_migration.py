@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from classic_world import Rounds
-from group_world import Groups, Member, Topics
-from mixed_model import encode_subscription
+from support.groups.classic_group import Rounds
+from support.groups.machine import Groups, Member, Topics
+from support.groups.mixed_model import encode_subscription
 
 from tidelog.coordinator import classic_members
 from tidelog.coordinator.classic_group import ClassicState
@@ -23,7 +23,7 @@ from tidelog.coordinator.classic_requests import (
 )
 from tidelog.coordinator.consumer_protocol import encode_assignment, parse_assignment
 from tidelog.coordinator.limits import GroupLimits
-from tidelog.coordinator.machine import describe_group, list_groups
+from tidelog.coordinator.machine import describe_group, summary_of
 from tidelog.coordinator.requests import ExpireMember, LiveClassicGroup
 from tidelog.model.errors import TidelogError, UnsupportedVersionError
 from tidelog.model.group_errors import (
@@ -139,7 +139,7 @@ def test_a_consumer_that_joins_a_classic_group_makes_it_a_consumer_group() -> No
         assert (member.topics, member.session_timeout_ms, member.rebalance_timeout_ms) == (("t",), 9_000, 70_000)
         assert member.classic_protocols == ((RANGE, encode_subscription(["t"])),)
     assert mixed.groups.replayed() == mixed.groups.state == mixed.groups.compacted()
-    summary = list_groups(mixed.groups.state)[0]
+    summary = summary_of("g", mixed.groups.group())
     assert (summary.kind, summary.members) == ("consumer", 3)
     types = {one.member_id: one.is_classic for one in describe_group(mixed.groups.state, "g").members}
     assert types == {"a": True, "b": True, "new": False}
@@ -278,7 +278,7 @@ def test_an_upgrade_on_older_rounds_is_dispatched_again() -> None:
         Member(mixed.groups, "new", "t")
 
 
-def test_a_consumer_of_a_group_that_is_classic_again_is_told_to_join() -> None:
+def test_a_consumer_of_a_group_that_is_classic_again_must_join() -> None:
     mixed = Mixed()
     mixed.classic({"a": [0, 1, 2, 3]})
     for epoch in (3, -1):

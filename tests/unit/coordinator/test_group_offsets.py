@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from group_world import Groups, Member, Topics, settle, topic_id
+from support.groups.machine import Groups, Member, Topics, run_until_stable, topic_id
 
 from tidelog.coordinator.classic_requests import StoreGeneration
 from tidelog.coordinator.limits import GroupLimits
-from tidelog.coordinator.machine import fetch_offsets, list_groups
+from tidelog.coordinator.machine import fetch_offsets, summary_of
 from tidelog.coordinator.records import ClassicMember, ClassicValue
 from tidelog.coordinator.requests import (
     Committed,
@@ -52,7 +52,7 @@ def classic(groups: Groups, generation: int = 1, *names: str, topics: tuple[str,
 # ---- Committing and asking
 
 
-@pytest.mark.source("a:F-20", "b:H-20")
+@pytest.mark.requirement("a:F-20", "b:H-20")
 def test_an_offset_is_kept_with_its_metadata_and_leader_epoch() -> None:
     groups = world()
     part = groups.view.part("t", 1)
@@ -63,7 +63,7 @@ def test_an_offset_is_kept_with_its_metadata_and_leader_epoch() -> None:
     assert fetch_offsets(groups.state, "g") == {part: found[part]}
     assert fetch_offsets(groups.state, "nothing") == {}
     assert groups.replayed() == groups.state
-    assert list_groups(groups.state) == (GroupSummary("g", "simple", "empty", 0),)
+    assert summary_of("g", groups.group()) == GroupSummary("g", "simple", "empty", 0)
 
 
 def test_a_commit_replaces_the_one_before_even_by_less() -> None:
@@ -74,14 +74,14 @@ def test_a_commit_replaces_the_one_before_even_by_less() -> None:
     assert fetch_offsets(groups.state, "g")[part].offset == 3
 
 
-def test_a_topic_made_anew_has_no_offsets() -> None:
+def test_a_topic_created_again_has_no_offsets() -> None:
     groups = world()
     groups.commit({groups.view.part("t", 0): 10})
-    anew = Topics.of(other=1, t=4)
-    assert fetch_offsets(groups.state, "g", [anew.part("t", 0)])[anew.part("t", 0)].offset == -1
+    again = Topics.of(other=1, t=4)
+    assert fetch_offsets(groups.state, "g", [again.part("t", 0)])[again.part("t", 0)].offset == -1
 
 
-@pytest.mark.source("a:F-23")
+@pytest.mark.requirement("a:F-23")
 def test_while_a_group_has_members_only_they_commit() -> None:
     groups = world()
     a = Member(groups, "a", "t")
@@ -100,7 +100,7 @@ def test_while_a_group_has_members_only_they_commit() -> None:
 def test_commits_and_questions_of_other_epochs_are_refused() -> None:
     groups = world()
     a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
-    settle([a, b])
+    run_until_stable([a, b])
     part = next(iter(a.owned))
     for epoch in (a.epoch + 1, 0, -1):
         with pytest.raises(StaleMemberEpochError):
@@ -120,8 +120,8 @@ def test_a_commit_may_cross_an_answer_with_a_new_epoch() -> None:
     a = Member(groups, "a", "t")
     Member(groups, "b", "t")
     old = a.epoch
-    told = groups.heartbeat("a", old)
-    assert told.member_epoch > old
+    reported = groups.heartbeat("a", old)
+    assert reported.member_epoch > old
     assert set(groups.commit(dict.fromkeys(a.owned, 5), "a", old).values()) == {None}, "kept and given up alike"
 
 
@@ -129,7 +129,7 @@ def test_what_another_member_holds_is_not_committed_any_more() -> None:
     groups = world()
     a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
     before, epoch = a.owned, a.epoch
-    settle([a, b])
+    run_until_stable([a, b])
     for sent in (a.epoch, epoch):
         reply = groups.commit(dict.fromkeys(before, 9), "a", sent)
         assert {part for part, error in reply.items() if error is None} == a.owned
@@ -139,7 +139,7 @@ def test_what_another_member_holds_is_not_committed_any_more() -> None:
 def test_what_came_back_is_not_committed_with_the_epoch_of_before() -> None:
     groups = world()
     a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
-    settle([a, b])
+    run_until_stable([a, b])
     old = a.epoch
     groups.heartbeat("b", -1)
     a.beat()
@@ -269,7 +269,7 @@ def expire(groups: Groups, *gone: int) -> bool:
     return more
 
 
-@pytest.mark.source("a:F-21")
+@pytest.mark.requirement("a:F-21")
 def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
     groups = world()
     a = Member(groups, "a", "t")
@@ -340,7 +340,7 @@ def test_what_is_on_its_way_to_its_next_owner_is_not_taken_back_by_a_late_commit
     """a gives up, b commits and leaves; a's commit of before comes while nobody has the partition."""
     groups = world()
     a, b = Member(groups, "a", "t"), Member(groups, "b", "t")
-    settle([a, b])
+    run_until_stable([a, b])
     moved = next(iter(b.owned))
     groups.commit({moved: 200}, "b", b.epoch)
     groups.heartbeat("b", -1)

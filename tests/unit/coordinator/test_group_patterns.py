@@ -1,4 +1,4 @@
-"""Patterns of topic names: they mean what they mean in `re`, and no pattern takes long."""
+"""Topic patterns: RE2 agrees with `re` where both have the syntax, and no pattern takes long."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ NAMES = [
 ]
 
 
-@pytest.mark.source("a:F-03")
+@pytest.mark.requirement("a:F-03")
 @pytest.mark.parametrize(
     "pattern",
     [
-        "a", "a*", "a+b?", "(ab)*", "(?:ab){2}", "a{1,2}b", "a{,2}", "a{2,}b", "orders.*", r"orders\..*", "[a-c]+",
+        "a", "a*", "a+b?", "(ab)*", "(?:ab){2}", "a{1,2}b", "a{2,}b", "orders.*", r"orders\..*", "[a-c]+",
         "[^a]", r"\w+", r"\w+-\d", r"[\w.]+", "(?i)ORDERS", "^orders$", "orders|a", "|a", "()", "(?P<n>a)b", r"\D+",
-        "[]]", "[a-]*", "a*?b", "a{2", r"\Aa\Z", "(a|b)*", "(a*)*b", "x{0}a", r"[^\d]+", r"\$", r"[\--b]+", "a$|b",
+        "[]]", "[a-]*", "a*?b", "a{2", "(a|b)*", "(a*)*b", "x{0}a", r"[^\d]+", r"\$", r"[\--b]+", "a$|b",
         ".", "a^b", "$a",
     ],
 )  # fmt: skip
-def test_a_pattern_means_what_it_means_elsewhere(pattern: str) -> None:
+def test_a_pattern_matches_what_re_matches(pattern: str) -> None:
     matches = compile_pattern(pattern)
     for name in NAMES:
         assert matches(name) is (re.fullmatch(pattern, name, re.ASCII) is not None), (pattern, name)
@@ -60,14 +60,14 @@ PIECES = st.recursive(
 
 
 @given(PIECES, st.text("ab-1", max_size=8))
-def test_any_pattern_matches_as_re_does(pattern: str, name: str) -> None:
+def test_any_generated_pattern_matches_what_re_matches(pattern: str, name: str) -> None:
     assert compile_pattern(pattern)(name) is (re.fullmatch(pattern, name, re.ASCII) is not None)
 
 
 @pytest.mark.parametrize(
     "pattern", ["(a+)+b", "(a|a)*b", "(.*)*x", "(a*)*(a*)*b", "(a?){200}a{200}x", "(a|b)*a(a|b){100}c"]
 )
-def test_patterns_that_keep_others_busy_for_ever_are_done_at_once(pattern: str) -> None:
+def test_a_pattern_that_backtracks_elsewhere_is_matched_at_once(pattern: str) -> None:
     began = time.perf_counter()
     assert compile_pattern(pattern)("a" * 249) is False
     assert compile_pattern(pattern)("ab" * 124) is False or pattern.endswith("b")
@@ -77,19 +77,14 @@ def test_patterns_that_keep_others_busy_for_ever_are_done_at_once(pattern: str) 
 @pytest.mark.parametrize(
     "pattern",
     [
-        "(", ")", "a)", "[a", "a**", "a{2}{3}", "a++", "+a", "?", "[b-a]", r"\b", r"(a)\1", "(?=a)", "(?!a)", "(?<=a)",
-        "\\", "(?P<n", "(?P<n->a)", r"[\d-z]", r"[a-\d]", "a{3,2}", "^*", "a{99999}", "(a{50}){50}",
-        "(" * 60 + "a" + ")" * 60,
+        "(", ")", "a)", "[a", "a**", "+a", "?", "[b-a]", r"(a)\1", "(?=a)", "(?!a)", "(?<=a)", "\\", "(?P<n",
+        "(?P<n->a)", "a{3,2}", "a{99999}", "(a{1000}){50}", "(.{500}|a){2}" * 200,
     ],
 )  # fmt: skip
-def test_what_is_not_taken_is_refused_with_its_place(pattern: str) -> None:
-    with pytest.raises(InvalidPatternError, match="pattern"):
+def test_an_invalid_pattern_is_rejected_with_the_reason(pattern: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidPatternError, match=r"is no RE2 regular expression: .+"):
         compile_pattern(pattern)
-
-
-def test_names_that_no_topic_has_match_nothing() -> None:
-    assert compile_pattern(".*")("größe") is False
-    assert compile_pattern("größe")("große") is False
+    assert capfd.readouterr().err == "", "RE2 logs nothing by itself"
 
 
 def test_matching_many_names_is_fast() -> None:

@@ -6,7 +6,7 @@ import random
 
 import msgpack
 import pytest
-from group_world import Groups, Member, Topics, settle, topic_id
+from support.groups.machine import Groups, Member, Topics, run_until_stable, topic_id
 
 from tidelog.coordinator import records as r
 from tidelog.coordinator.machine import GroupMachine
@@ -130,7 +130,7 @@ def test_a_newer_version_can_add_fields_and_kinds() -> None:
         (r.encode_key(r.member_key(Kind.TARGET, "g", "m")), msgpack.packb([3, 0, {0: [[b"x" * 16, ["a"]]]}])),
     ],
 )
-def test_what_is_no_record_is_told_apart(key: bytes | None, value: bytes | None) -> None:
+def test_values_that_are_no_group_records_are_rejected(key: bytes | None, value: bytes | None) -> None:
     data = batch.encode([Record(0, 1, key, value)])
     with pytest.raises(CorruptStateError):
         r.decode_batch(data)
@@ -190,7 +190,7 @@ def test_entries_are_cut_between_decisions() -> None:
 def test_a_half_compacted_log_replays_to_the_same_state() -> None:
     groups = Groups(view=Topics.of(t=6))
     members = [Member(groups, "a", "t"), Member(groups, "b", "t", instance_id="one")]
-    settle(members)
+    run_until_stable(members)
     groups.commit({next(iter(members[0].owned)): 3}, "a", members[0].epoch)
     groups.heartbeat("b", -2, instance_id="one")
     groups.join("b2", "t", instance_id="one")

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from group_cluster import BROKERS, GroupCluster, Member
-from replication_cluster import RunningBroker
+from support.brokers.cluster import RunningBroker
+from support.groups.cluster import BROKERS, GroupCluster, Member
 
 from tidelog.coordinator import shard as shard_module
 from tidelog.coordinator.loading import load as read_log
-from tidelog.coordinator.requests import ExpireMember, Heartbeat, OffsetToCommit
+from tidelog.coordinator.requests import ExpireMember, OffsetToCommit
 from tidelog.coordinator.shard import Shard
 from tidelog.coordinator.state import EMPTY
 from tidelog.coordinator.streams import Answer
 from tidelog.model.errors import RequestTimedOutError, StorageError
 from tidelog.model.group_errors import StaleMemberEpochError
 from tidelog.model.ids import NodeId, PartitionId
+from tidelog.services.context import INTERNAL
+from tidelog.services.groups import MemberHeartbeat
 
 GROUP = "billing"
 
@@ -35,10 +38,12 @@ def cut_off(cluster: GroupCluster, leader: int) -> None:
             cluster.network.block(NodeId(leader), NodeId(other))
 
 
-def heartbeat(broker: RunningBroker, member_id: str, epoch: int, **more: Any) -> Heartbeat:
-    service = broker.groups
-    return Heartbeat(
-        group=GROUP, member_id=member_id, member_epoch=epoch, view=service.view, now_ms=service.now_ms(), **more
+def heartbeat(broker: RunningBroker, member_id: str, epoch: int, **more: Any) -> MemberHeartbeat:
+    return MemberHeartbeat(
+        group=GROUP,
+        member_id=member_id,
+        member_epoch=epoch,
+        **more,
     )
 
 
@@ -52,8 +57,7 @@ def session(shard: Shard, member_id: str) -> float | None:
 def test_a_new_coordinator_waits_for_members_with_streams_as_long_as_they_need_to_find_it(
     instance_id: str, reconnect_ms: int, out_s: int
 ) -> None:
-    with GroupCluster(seed=21) as cluster:
-        cluster.topic("orders", partitions=4)
+    with GroupCluster(seed=21, orders=4) as cluster:
         cluster.set_cluster("group.consumer.stream.reconnect.ms", str(reconnect_ms))
         lives = cluster.member(GROUP, "orders")
         dies = cluster.member(GROUP, "orders", instance_id=instance_id)
@@ -69,12 +73,11 @@ def test_a_new_coordinator_waits_for_members_with_streams_as_long_as_they_need_t
 
 
 def test_a_member_without_a_stream_keeps_its_session_when_the_coordinator_moves() -> None:
-    with GroupCluster(seed=22) as cluster:
-        cluster.topic("orders", partitions=2)
+    with GroupCluster(seed=22, orders=2) as cluster:
         cluster.shard(GROUP)
 
         async def join(found: RunningBroker) -> None:
-            await found.groups.heartbeat(heartbeat(found, "unary", 0, topics=("orders",)))
+            await found.groups.heartbeat(INTERNAL, heartbeat(found, "unary", 0, topics=("orders",)))
 
         leader = cluster.coordinator(GROUP)
         cluster.on_broker(leader, join)
@@ -88,8 +91,7 @@ def test_a_member_without_a_stream_keeps_its_session_when_the_coordinator_moves(
 
 
 def test_a_join_that_commits_when_nobody_waits_for_it_any_more_has_a_deadline() -> None:
-    with GroupCluster(seed=23) as cluster:
-        cluster.topic("orders", partitions=2)
+    with GroupCluster(seed=23, orders=2) as cluster:
         cluster.set_cluster("offsets.commit.timeout.ms", "1000")
         shard = cluster.shard(GROUP)
         leader = cluster.coordinator(GROUP)
@@ -97,7 +99,9 @@ def test_a_join_that_commits_when_nobody_waits_for_it_any_more_has_a_deadline() 
 
         async def join(found: RunningBroker) -> None:
             with pytest.raises(RequestTimedOutError):
-                await found.groups.heartbeat(heartbeat(found, "gone", 0, topics=("orders",), session_timeout_ms=6_000))
+                await found.groups.heartbeat(
+                    INTERNAL, heartbeat(found, "gone", 0, topics=("orders",), session_timeout_ms=6_000)
+                )
 
         cluster.on_broker(leader, join)
         assert shard.state.group(GROUP) is None
@@ -112,31 +116,30 @@ def test_a_join_that_commits_when_nobody_waits_for_it_any_more_has_a_deadline() 
 
 def test_what_a_broken_stream_has_left_on_the_way_renews_nothing() -> None:
     """A member that is killed while its heartbeat waits for the log is gone after its grace, not after its session."""
-    with GroupCluster(seed=24) as cluster:
-        cluster.topic("orders", partitions=4)
+    with GroupCluster(seed=24, orders=4) as cluster:
         cluster.set_cluster("offsets.commit.timeout.ms", "60000")
         shard = cluster.shard(GROUP)
         leader = cluster.coordinator(GROUP)
 
         async def work(found: RunningBroker) -> None:
             loop = asyncio.get_running_loop()
-            asked: asyncio.Queue[Heartbeat] = asyncio.Queue()
-            told: asyncio.Queue[Answer] = asyncio.Queue()
-            call = loop.create_task(found.groups.membership(asked.get, told.put))
+            asked: asyncio.Queue[MemberHeartbeat] = asyncio.Queue()
+            reported: asyncio.Queue[Answer] = asyncio.Queue()
+            call = loop.create_task(found.groups.membership(INTERNAL, asked.get, reported.put))
             asked.put_nowait(heartbeat(found, "dies", 0, topics=("orders",)))
-            joined = await told.get()
+            joined = await reported.get()
             assert not isinstance(joined, Exception)
             cut_off(cluster, leader)
             # Something new to be stored, which waits.
             asked.put_nowait(heartbeat(found, "dies", joined.member_epoch, topics=("orders", "more")))
             await asyncio.sleep(0.1)
-            assert shard.leading.log.end_offset > shard.leading.high_watermark
+            assert shard.leader.log.end_offset > shard.leader.high_watermark
             call.cancel()
             await asyncio.wait([call])
             before_s = loop.time()
             await asyncio.sleep(0.5)
             cluster.network.heal()
-            await shard.leading.acks.wait(shard.leading.log.end_offset)
+            await shard.leader.acks.wait(shard.leader.log.end_offset)
             await asyncio.sleep(0.01)
             due_s = session(shard, "dies")
             assert due_s is not None
@@ -150,8 +153,7 @@ def test_what_a_broken_stream_has_left_on_the_way_renews_nothing() -> None:
 
 
 def test_a_stream_that_takes_the_place_of_a_broken_one_renews_the_session() -> None:
-    with GroupCluster(seed=25) as cluster:
-        cluster.topic("orders", partitions=4)
+    with GroupCluster(seed=25, orders=4) as cluster:
         one = cluster.member(GROUP, "orders")
         cluster.until(lambda: len(one.owned) == 4)
         shard = cluster.shard(GROUP)
@@ -166,8 +168,7 @@ def test_a_stream_that_takes_the_place_of_a_broken_one_renews_the_session() -> N
 
 def test_a_timer_and_the_report_that_it_waited_for_may_cross() -> None:
     """The member has given up what it had to when the timer of that is acted on: it stays."""
-    with GroupCluster(seed=26) as cluster:
-        cluster.topic("orders", partitions=4)
+    with GroupCluster(seed=26, orders=4) as cluster:
         one = cluster.member(GROUP, "orders", gives_up=False, rebalance_timeout_ms=60_000)
         cluster.until(lambda: len(one.owned) == 4)
         two = cluster.member(GROUP, "orders")
@@ -184,13 +185,14 @@ def test_a_timer_and_the_report_that_it_waited_for_may_cross() -> None:
             group = shard.state.group(GROUP)
             assert group is not None
             current = group.currents[one.member_id]
-            report = heartbeat(found, one.member_id, current.epoch, owned=current.assigned)
+            plain = found.groups._heartbeat(INTERNAL, heartbeat(found, one.member_id, current.epoch))
+            report = replace(plain, owned=current.assigned)
             expiry = ExpireMember(
+                view=found.groups.coordinator.view,
+                now_ms=found.groups.coordinator.now_ms(),
                 group=GROUP,
                 member_id=one.member_id,
                 member_epoch=current.epoch,
-                view=found.groups.view,
-                now_ms=found.groups.now_ms(),
                 is_rebalance=True,
             )
             await asyncio.gather(shard.heartbeat(report), shard.submit(expiry, is_own=True))
@@ -213,7 +215,7 @@ def test_a_commit_that_a_later_one_has_overtaken_is_refused() -> None:
             async def commit(offset: int, sequence: int) -> None:
                 offsets = {PartitionId(made.topic_id, 0): OffsetToCommit(offset)}
                 done = await found.groups.commit_offsets(
-                    GROUP, offsets, member_id=one.member_id, member_epoch=one.epoch, sequence=sequence
+                    INTERNAL, GROUP, offsets, member_id=one.member_id, member_epoch=one.epoch, sequence=sequence
                 )
                 assert set(done.values()) == {None}
 
@@ -259,15 +261,14 @@ def test_logs_that_cannot_be_read_do_not_keep_others_from_loading(monkeypatch: p
 
 
 def test_nothing_large_hangs_on_a_shard_that_is_over() -> None:
-    with GroupCluster(seed=29) as cluster:
-        cluster.topic("orders", partitions=2)
+    with GroupCluster(seed=29, orders=2) as cluster:
         one = cluster.member(GROUP, "orders")
         cluster.until(lambda: len(one.owned) == 2)
         shard = cluster.shard(GROUP)
         leader = cluster.coordinator(GROUP)
 
         async def over(found: RunningBroker) -> None:
-            found.replicas.end_role(shard.leading.replica)
+            shard.leader.replica.end_role()
 
         cluster.on_broker(leader, over)
         assert shard.state is EMPTY

@@ -11,17 +11,17 @@ from random import Random
 from typing import Any
 
 import pytest
-from group_cluster import BROKERS, GroupCluster, Member
-from replication_cluster import RunningBroker
+from support.brokers.cluster import RunningBroker
+from support.groups.cluster import BROKERS, GroupCluster, Member
 
 from tidelog.coordinator.loading import Progress, load
-from tidelog.coordinator.service import partition_for
 from tidelog.coordinator.shard import Phase, Shard
 from tidelog.coordinator.state import CoordinatorState, validate
 from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId
-from tidelog.rpc.door import method_named
+from tidelog.rpc.grpc.methods import method_named
 from tidelog.rpc.v1 import groups_pb2 as pb
+from tidelog.services.groups import partition_for
 
 PARTITIONS = 8
 
@@ -125,13 +125,13 @@ class Storm:
             self.members.append(cluster.member("storm", "orders"))
         everything = {("orders", number) for number in range(PARTITIONS)}
 
-        def is_settled() -> bool:
+        def is_stable() -> bool:
             held = [one for member in self.members for one in sorted(member.owned)]
             return len(held) == PARTITIONS and set(held) == everything
 
-        cluster.until(is_settled, timeout=60)
+        cluster.until(is_stable, timeout=60)
         cluster.world.run_for(12)
-        assert is_settled(), "and it stays so"
+        assert is_stable(), "and it stays so"
         found = cluster.committed("plain").get(("orders", 0), -1)
         assert self.acked <= found <= self.tried
         for node, shard in self.shards():
@@ -141,14 +141,13 @@ class Storm:
 
     def _replayed(self, node: int, shard: Shard) -> CoordinatorState:
         async def read(_: RunningBroker) -> CoordinatorState:
-            return (await load(shard.leading, Progress()))[0]
+            return (await load(shard.leader, Progress()))[0]
 
         return self.cluster.on_broker(node, read)
 
 
 def storm(seed: int, steps: int = 40) -> None:
-    with GroupCluster(seed=seed) as cluster:
-        cluster.topic("orders", partitions=PARTITIONS)
+    with GroupCluster(seed=seed, orders=PARTITIONS) as cluster:
         weather = Storm(cluster, seed)
         for _ in range(steps):
             weather.step()

@@ -1,4 +1,5 @@
-"""Members of consumer groups on a simulated cluster, through the public door: joining, moving, leaving, being lost."""
+"""Members of consumer groups on a simulated cluster, through the public gRPC API: joining, moving, leaving, being
+lost."""
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from group_cluster import GroupCluster, Member
-from replication_cluster import RunningBroker
+from support.brokers.cluster import RunningBroker
+from support.groups.cluster import GroupCluster, Member
 
-from tidelog.coordinator.requests import Heartbeat, HeartbeatReply
+from tidelog.coordinator.requests import HeartbeatReply
 from tidelog.coordinator.state import validate
 from tidelog.coordinator.streams import ANSWERS_MAX
+from tidelog.model.errors import InvalidRequestError
 from tidelog.rpc.v1 import admin_pb2
 from tidelog.rpc.v1 import groups_pb2 as pb
+from tidelog.services.context import INTERNAL
+from tidelog.services.groups import OWNED_MAX, MemberHeartbeat
 
 
 def all_of(topic: str, partitions: int) -> set[tuple[str, int]]:
@@ -31,10 +35,9 @@ def check(world: GroupCluster, group: str) -> None:
     world.check()
 
 
-@pytest.mark.source("a:F-01", "a:F-07", "a:U-08")
+@pytest.mark.requirement("a:F-01", "a:F-07", "a:U-08")
 def test_members_join_share_and_leave() -> None:
-    with GroupCluster(seed=1) as world:
-        world.topic("orders", partitions=6)
+    with GroupCluster(seed=1, orders=6) as world:
         everything = all_of("orders", 6)
         one = world.member("billing", "orders")
         world.until(lambda: are_dealt(everything, one))
@@ -55,8 +58,7 @@ def test_members_join_share_and_leave() -> None:
 
 
 def test_a_killed_member_is_gone_after_its_grace() -> None:
-    with GroupCluster(seed=2) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=2, orders=4) as world:
         everything = all_of("orders", 4)
         one, two = world.member("billing", "orders"), world.member("billing", "orders")
         world.until(lambda: are_dealt(everything, one, two))
@@ -68,8 +70,7 @@ def test_a_killed_member_is_gone_after_its_grace() -> None:
 
 
 def test_a_member_that_comes_back_in_its_grace_goes_on_as_it_was() -> None:
-    with GroupCluster(seed=3) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=3, orders=4) as world:
         one, two = world.member("billing", "orders"), world.member("billing", "orders")
         world.until(lambda: are_dealt(all_of("orders", 4), one, two))
         epochs, held = (one.epoch, two.epoch), (one.owned, two.owned)
@@ -83,8 +84,7 @@ def test_a_member_that_comes_back_in_its_grace_goes_on_as_it_was() -> None:
 
 
 def test_a_member_that_is_silent_on_an_open_stream_is_gone_after_its_session() -> None:
-    with GroupCluster(seed=4) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=4, orders=4) as world:
         one = world.member("billing", "orders")
         two = world.member("billing", "orders", session_timeout_ms=8_000, comes_back=False)
         world.until(lambda: are_dealt(all_of("orders", 4), one, two))
@@ -96,10 +96,9 @@ def test_a_member_that_is_silent_on_an_open_stream_is_gone_after_its_session() -
         check(world, "billing")
 
 
-@pytest.mark.source("a:F-08", "a:F-09")
+@pytest.mark.requirement("a:F-08", "a:F-09")
 def test_a_static_member_keeps_its_session_and_its_place() -> None:
-    with GroupCluster(seed=5) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=5, orders=4) as world:
         one = world.member("billing", "orders")
         two = world.member("billing", "orders", instance_id="two", session_timeout_ms=20_000)
         world.until(lambda: are_dealt(all_of("orders", 4), one, two))
@@ -123,8 +122,7 @@ def test_a_static_member_keeps_its_session_and_its_place() -> None:
 
 
 def test_a_member_that_does_not_give_up_what_it_has_to_is_put_out() -> None:
-    with GroupCluster(seed=6) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=6, orders=4) as world:
         one = world.member("billing", "orders", rebalance_timeout_ms=3_000, gives_up=False, comes_back=False)
         world.until(lambda: len(one.owned) == 4)
         two = world.member("billing", "orders")
@@ -136,14 +134,13 @@ def test_a_member_that_does_not_give_up_what_it_has_to_is_put_out() -> None:
 
 
 def test_new_partitions_and_new_topics_are_dealt_at_once() -> None:
-    with GroupCluster(seed=7) as world:
-        world.topic("orders", partitions=2)
+    with GroupCluster(seed=7, orders=2) as world:
         one, two = world.member("billing", "orders"), world.member("billing", "orders")
         seer = world.member("audit", pattern="o.*")
         world.until(lambda: are_dealt(all_of("orders", 2), one, two) and are_dealt(all_of("orders", 2), seer))
-        bystander = world.shard("billing").replicated.appends
+        bystander = world.shard("billing").runtime.appends
         world.topic("unrelated", partitions=2)
-        assert world.shard("billing").replicated.appends == bystander
+        assert world.shard("billing").runtime.appends == bystander
         more = admin_pb2.AddPartitionsRequest(topics=[admin_pb2.MorePartitions(topic="orders", total=6)])
         world.api(11, "Admin", "AddPartitions", more)
         world.until(lambda: are_dealt(all_of("orders", 6), one, two), timeout=3)
@@ -156,8 +153,7 @@ def test_new_partitions_and_new_topics_are_dealt_at_once() -> None:
 
 
 def test_an_operator_takes_members_out() -> None:
-    with GroupCluster(seed=8) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=8, orders=4) as world:
         one = world.member("billing", "orders")
         two = world.member("billing", "orders", comes_back=False)
         world.until(lambda: are_dealt(all_of("orders", 4), one, two))
@@ -169,8 +165,7 @@ def test_an_operator_takes_members_out() -> None:
 
 
 def test_a_member_without_a_stream_hears_the_news_with_its_next_heartbeat() -> None:
-    with GroupCluster(seed=9) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=9, orders=4) as world:
 
         def beat(epoch: int, **more: Any) -> pb.HeartbeatResponse:
             request = pb.HeartbeatRequest(group="billing", member_id="unary", member_epoch=epoch, **more)
@@ -184,11 +179,11 @@ def test_a_member_without_a_stream_hears_the_news_with_its_next_heartbeat() -> N
         assert not beat(first.member_epoch).HasField("assignment"), "nothing has changed"
         one = world.member("billing", "orders")
         assert one.owned == frozenset()
-        told = beat(first.member_epoch)
-        kept = sorted(told.assignment.topics[0].partitions)
+        reported = beat(first.member_epoch)
+        kept = sorted(reported.assignment.topics[0].partitions)
         assert len(kept) == 2
         owned = {"topics": [{"topic": "orders", "partitions": kept}]}
-        beat(told.member_epoch, owned=owned)
+        beat(reported.member_epoch, owned=owned)
         world.until(lambda: len(one.owned) == 2, timeout=3)
         # It says nothing more: its session decides.
         before_s = world.now_s()
@@ -198,12 +193,11 @@ def test_a_member_without_a_stream_hears_the_news_with_its_next_heartbeat() -> N
 
 
 def test_a_member_that_is_gone_before_it_is_let_in_has_its_grace_only() -> None:
-    with GroupCluster(seed=10) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=10, orders=4) as world:
         shard = world.shard("billing")
         one = world.member("billing", "orders", join=False)
         one.begin()
-        world.until(lambda: shard.leading.log.end_offset > shard.leading.high_watermark, timeout=10)
+        world.until(lambda: shard.leader.log.end_offset > shard.leader.high_watermark, timeout=10)
         one.kill()  # its joining is on its way to the replicas
 
         def members() -> int:
@@ -220,8 +214,7 @@ def test_a_member_that_is_gone_before_it_is_let_in_has_its_grace_only() -> None:
 
 
 def test_answers_that_a_member_does_not_read_do_not_pile_up() -> None:
-    with GroupCluster(seed=11) as world:
-        world.topic("orders", partitions=4)
+    with GroupCluster(seed=11, orders=4) as world:
         world.shard("billing")
         leader = world.coordinator("billing")
 
@@ -230,16 +223,14 @@ def test_answers_that_a_member_does_not_read_do_not_pile_up() -> None:
             heard, epoch = 0, 0
             reads = asyncio.Event()
 
-            async def receive() -> Heartbeat:
+            async def receive() -> MemberHeartbeat:
                 nonlocal heard
                 await asyncio.sleep(0.01)
                 heard += 1
-                return Heartbeat(
+                return MemberHeartbeat(
                     group="billing",
                     member_id="deaf",
                     member_epoch=epoch,
-                    view=service.view,
-                    now_ms=1,
                     topics=("orders",) if epoch == 0 else None,
                 )
 
@@ -249,7 +240,7 @@ def test_answers_that_a_member_does_not_read_do_not_pile_up() -> None:
                 epoch = answer.member_epoch
                 await reads.wait()
 
-            stream = asyncio.ensure_future(service.membership(receive, send))
+            stream = asyncio.ensure_future(service.membership(INTERNAL, receive, send))
             await asyncio.sleep(20)
             assert heard <= ANSWERS_MAX + 2
             reads.set()
@@ -260,3 +251,10 @@ def test_answers_that_a_member_does_not_read_do_not_pile_up() -> None:
             assert service.streams == 0
 
         world.on_broker(leader, work)
+
+
+def test_a_heartbeat_reports_a_limited_number_of_partitions() -> None:
+    with GroupCluster(seed=99, orders=1) as world:
+        beat = MemberHeartbeat(group="g", member_id="m", member_epoch=1, owned=(("orders", range(OWNED_MAX + 1)),))
+        with pytest.raises(InvalidRequestError, match=f"{OWNED_MAX + 1} owned partitions, at most {OWNED_MAX}"):
+            world.on_broker(11, lambda broker: broker.groups.heartbeat(INTERNAL, beat))

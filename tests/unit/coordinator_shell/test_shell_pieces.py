@@ -8,13 +8,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.async_tests import asyncio_test
 
-from tidelog.coordinator.service import OFFSETS_PER_DECISION, GroupService
 from tidelog.model.errors import OverloadedError
+from tidelog.services.group_router import GroupRouter
+from tidelog.services.groups import OFFSETS_PER_DECISION
 
 
 @pytest.mark.parametrize("turns", [1, 3, 50])
-def test_cancelled_commit_leaves_no_piece_behind(turns: int) -> None:
+@asyncio_test
+async def test_cancelled_commit_leaves_no_piece_behind(turns: int) -> None:
     submitted = 0
 
     async def submit(_request: object) -> Any:
@@ -24,22 +27,19 @@ def test_cancelled_commit_leaves_no_piece_behind(turns: int) -> None:
             raise OverloadedError("full")
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        complaints: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
-        service = GroupService.__new__(GroupService)
-        service.coordinator = cast(Any, SimpleNamespace(commit_timeout_ms=60_000))
-        shard = cast(Any, SimpleNamespace(submit=submit, check_newest=lambda _key, _sequence: None))
-        pieces = [(object(), ()) for _ in range(5 * OFFSETS_PER_DECISION // 1_000)]
-        task = asyncio.ensure_future(service._in_pieces(shard, pieces, ("g", "m"), 0))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        del task
-        gc.collect()
-        assert not complaints
-
-    asyncio.run(main())
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    router = GroupRouter.__new__(GroupRouter)
+    router.coordinator = cast(Any, SimpleNamespace(commit_timeout_ms=60_000))
+    shard = cast(Any, SimpleNamespace(submit=submit, check_newest=lambda _key, _sequence: None))
+    pieces = [(object(), ()) for _ in range(5 * OFFSETS_PER_DECISION // 1_000)]
+    task = asyncio.ensure_future(router.ask_in_pieces(shard, pieces, ("g", "m"), 0))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    del task
+    gc.collect()
+    assert not complaints

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import uvloop
+from support.async_tests import inside
 
 from tidelog.coordinator.records import MemberValue
 from tidelog.coordinator.state import Group
@@ -37,83 +38,75 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_deadlines_come_in_order_and_at_their_time() -> None:
-    async def job() -> None:
-        timers = Timers()
-        came: list[tuple[Hashable, float]] = []
-        began = now()
-        deadlines = timers.new_set(lambda key: came.append((key, round(now() - began, 3))))
-        for key, at in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
-            deadlines.set(key, began + at)
-        await asyncio.sleep(10)
-        assert came == [("a", 1.0), ("b", 2.0), ("c", 3.0)]
-        assert len(timers) == len(deadlines) == 0
-
-    run(job)
+@inside(run)
+async def test_deadlines_come_in_order_and_at_their_time() -> None:
+    timers = Timers()
+    came: list[tuple[Hashable, float]] = []
+    began = now()
+    deadlines = timers.new_set(lambda key: came.append((key, round(now() - began, 3))))
+    for key, at in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
+        deadlines.set(key, began + at)
+    await asyncio.sleep(10)
+    assert came == [("a", 1.0), ("b", 2.0), ("c", 3.0)]
+    assert len(timers) == len(deadlines) == 0
 
 
-def test_a_deadline_can_be_moved_either_way_and_taken_back() -> None:
-    async def job() -> None:
-        timers = Timers()
-        came: list[tuple[Hashable, float]] = []
-        began = now()
-        deadlines = timers.new_set(lambda key: came.append((key, round(now() - began, 3))))
-        for key in ("later", "sooner", "never", "again"):
-            deadlines.set(key, began + 5)
-        deadlines.set("later", began + 8)
-        deadlines.set("sooner", began + 2)
-        deadlines.cancel("never")
-        deadlines.cancel("again")
-        deadlines.set("again", began + 6)
-        assert deadlines.at("later") == began + 8
-        await asyncio.sleep(20)
-        assert came == [("sooner", 2.0), ("again", 6.0), ("later", 8.0)]
-
-    run(job)
+@inside(run)
+async def test_a_deadline_can_be_moved_either_way_and_taken_back() -> None:
+    timers = Timers()
+    came: list[tuple[Hashable, float]] = []
+    began = now()
+    deadlines = timers.new_set(lambda key: came.append((key, round(now() - began, 3))))
+    for key in ("later", "sooner", "never", "again"):
+        deadlines.set(key, began + 5)
+    deadlines.set("later", began + 8)
+    deadlines.set("sooner", began + 2)
+    deadlines.cancel("never")
+    deadlines.cancel("again")
+    deadlines.set("again", began + 6)
+    assert deadlines.at("later") == began + 8
+    await asyncio.sleep(20)
+    assert came == [("sooner", 2.0), ("again", 6.0), ("later", 8.0)]
 
 
-def test_an_owner_that_is_gone_hears_nothing() -> None:
-    async def job() -> None:
-        timers = Timers()
-        came: list[Hashable] = []
-        gone, stays = timers.new_set(came.append), timers.new_set(came.append)
-        gone.set("gone", now() + 1)
-        stays.set("stays", now() + 1)
-        gone.clear()
-        await asyncio.sleep(2)
-        assert came == ["stays"]
-        timers.close()
-        stays.set("after the end", now() + 1)
-        await asyncio.sleep(2)
-        assert came == ["stays"]
-
-    run(job)
+@inside(run)
+async def test_an_owner_that_is_gone_hears_nothing() -> None:
+    timers = Timers()
+    came: list[Hashable] = []
+    gone, stays = timers.new_set(came.append), timers.new_set(came.append)
+    gone.set("gone", now() + 1)
+    stays.set("stays", now() + 1)
+    gone.clear()
+    await asyncio.sleep(2)
+    assert came == ["stays"]
+    timers.close()
+    stays.set("after the end", now() + 1)
+    await asyncio.sleep(2)
+    assert came == ["stays"]
 
 
-def test_heartbeats_do_not_make_the_heap_grow() -> None:
-    async def job() -> None:
-        timers = Timers()
-        random = Random(5)
-        wanted: dict[Hashable, float] = {}
-        came: dict[Hashable, float] = {}
+@inside(run)
+async def test_heartbeats_do_not_make_the_heap_grow() -> None:
+    timers = Timers()
+    random = Random(5)
+    wanted: dict[Hashable, float] = {}
+    came: dict[Hashable, float] = {}
 
-        def due(key: Hashable) -> None:
-            came[key] = now()
+    def due(key: Hashable) -> None:
+        came[key] = now()
 
-        deadlines = timers.new_set(due)
-        for step in range(50_000):
-            key = random.randrange(100)
-            wanted[key] = now() + random.choice((2.0, 45.0))
-            deadlines.set(key, wanted[key])
-            if step % 10 == 0:
-                gone = random.randrange(100)
-                deadlines.cancel(gone)
-                wanted.pop(gone, None)
-            assert len(timers._heap) <= 2 * 100 + 65
-        await asyncio.sleep(100)
-        assert came == wanted
-
-    run(job)
+    deadlines = timers.new_set(due)
+    for step in range(50_000):
+        key = random.randrange(100)
+        wanted[key] = now() + random.choice((2.0, 45.0))
+        deadlines.set(key, wanted[key])
+        if step % 10 == 0:
+            gone = random.randrange(100)
+            deadlines.cancel(gone)
+            wanted.pop(gone, None)
+        assert len(timers._heap) <= 2 * 100 + 65
+    await asyncio.sleep(100)
+    assert came == wanted
 
 
 BROKER = RegisterBroker(
@@ -150,59 +143,59 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_member_whose_heartbeat_waited_while_the_coordinator_was_stopped_is_not_late() -> None:
-    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
-        deadlines = timers.new_set(came.append)
-        deadlines.set("member", now() + 45)
-        loop.stopped_s += 60
-        await turns(5)  # a heartbeat that lay in the socket is read, decoded and handled
-        assert came == []
-        deadlines.set("member", now() + 45)
-        deadlines.set("another", now() + 50)
-        loop.stopped_s += LATE_MAX_S
+@inside(run_stopped)
+async def test_member_whose_heartbeat_waited_while_the_coordinator_was_stopped_is_not_late(
+    loop: JumpingLoop, timers: Timers, came: list[Hashable]
+) -> None:
+    deadlines = timers.new_set(came.append)
+    deadlines.set("member", now() + 45)
+    loop.stopped_s += 60
+    await turns(5)  # a heartbeat that lay in the socket is read, decoded and handled
+    assert came == []
+    deadlines.set("member", now() + 45)
+    deadlines.set("another", now() + 50)
+    loop.stopped_s += LATE_MAX_S
+    await turns(5)
+    assert came == []
+
+
+@inside(run_stopped)
+async def test_member_that_is_not_heard_of_after_the_stop_is_late(
+    loop: JumpingLoop, timers: Timers, came: list[Hashable]
+) -> None:
+    deadlines = timers.new_set(came.append)
+    deadlines.set("member", now() + 45)
+    loop.stopped_s += 60
+    await turns(5)
+    deadlines.set("another", now() + 1_000)
+    await turns(5)
+    assert came == [], "a new deadline brings no other one forward"
+    loop.stopped_s += LATE_MAX_S
+    await turns(5)
+    assert came == ["member"]
+
+
+@inside(run_stopped)
+async def test_deadlines_are_put_off_once_however_often_the_loop_is_late(
+    loop: JumpingLoop, timers: Timers, came: list[Hashable]
+) -> None:
+    deadlines = timers.new_set(came.append)
+    deadlines.set("member", now() + 1)
+    for _ in range(2):
+        loop.stopped_s += 100
         await turns(5)
-        assert came == []
-
-    run_stopped(job)
+    assert came == ["member"]
 
 
-def test_member_that_is_not_heard_of_after_the_stop_is_late() -> None:
-    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
-        deadlines = timers.new_set(came.append)
-        deadlines.set("member", now() + 45)
-        loop.stopped_s += 60
-        await turns(5)
-        deadlines.set("another", now() + 1_000)
-        await turns(5)
-        assert came == [], "a new deadline brings no other one forward"
-        loop.stopped_s += LATE_MAX_S
-        await turns(5)
-        assert came == ["member"]
-
-    run_stopped(job)
-
-
-def test_deadlines_are_put_off_once_however_often_the_loop_is_late() -> None:
-    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
-        deadlines = timers.new_set(came.append)
-        deadlines.set("member", now() + 1)
-        for _ in range(2):
-            loop.stopped_s += 100
-            await turns(5)
-        assert came == ["member"]
-
-    run_stopped(job)
-
-
-def test_loop_that_is_a_little_late_puts_nothing_off() -> None:
-    async def job(loop: JumpingLoop, timers: Timers, came: list[Hashable]) -> None:
-        deadlines = timers.new_set(came.append)
-        deadlines.set("member", now() + 5)
-        loop.stopped_s += 5 + LATE_S / 2
-        await turns(5)
-        assert came == ["member"]
-
-    run_stopped(job)
+@inside(run_stopped)
+async def test_loop_that_is_a_little_late_puts_nothing_off(
+    loop: JumpingLoop, timers: Timers, came: list[Hashable]
+) -> None:
+    deadlines = timers.new_set(came.append)
+    deadlines.set("member", now() + 5)
+    loop.stopped_s += 5 + LATE_S / 2
+    await turns(5)
+    assert came == ["member"]
 
 
 def image_of(topics: dict[str, int]) -> ClusterImage:

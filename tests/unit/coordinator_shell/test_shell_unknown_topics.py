@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from group_cluster import BROKERS, GroupCluster
-from metadata_quorum import CONTROLLERS
-from replication_cluster import RunningBroker
+from support.brokers.cluster import RunningBroker
+from support.groups.cluster import BROKERS, GroupCluster
+from support.metadata.quorum import CONTROLLERS
 from test_shell_shards import eventually, others, release_all
 
 from tidelog.coordinator.records import GroupRecord, OffsetValue, decision, encode_batch, offset_key
-from tidelog.coordinator.service import partition_for
 from tidelog.coordinator.shard import Phase
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.rpc.v1 import admin_pb2
+from tidelog.services.groups import partition_for
 
 
 def block_controllers(cluster: GroupCluster, broker: int) -> None:
@@ -25,8 +25,7 @@ def block_controllers(cluster: GroupCluster, broker: int) -> None:
 def test_coordinator_keeps_offsets_of_a_topic_that_it_does_not_know_yet() -> None:
     """A coordinator that has lost its partition may see newer metadata before it stops: it commits an offset of a topic
     that the next coordinator has not heard of when it loads. Here that record is written by hand."""
-    with GroupCluster(seed=31) as cluster:
-        cluster.topic("orders", partitions=2)
+    with GroupCluster(seed=31, orders=2) as cluster:
         cluster.commit("billing", {("orders", 0): 5})
         former = cluster.coordinator("billing")
         held = [cluster.brokers[NodeId(broker)].coordinator for broker in others(former)]
@@ -38,7 +37,7 @@ def test_coordinator_keeps_offsets_of_a_topic_that_it_does_not_know_yet() -> Non
         number = partition_for("billing", 3)
         shard = cluster.brokers[NodeId(leader)].coordinator.shards[number]
         assert shard.phase is Phase.LOADING
-        cluster.until(lambda: shard.leading.state.is_confirmed)
+        cluster.until(lambda: shard.leader.state.is_confirmed)
         block_controllers(cluster, leader)
         (other,) = {*BROKERS} - {former, leader}
         request = admin_pb2.CreateTopicsRequest(topics=[admin_pb2.NewTopic(name="late", partitions=1)])
@@ -50,7 +49,7 @@ def test_coordinator_keeps_offsets_of_a_topic_that_it_does_not_know_yet() -> Non
         record = GroupRecord(offset_key("billing", PartitionId(late, 0)), value)
 
         async def append(_: RunningBroker) -> None:
-            shard.leading.append(encode_batch([decision([record], now_ms=1)]), is_coordinator=True)
+            shard.leader.append(encode_batch([decision([record], now_ms=1)]), is_coordinator=True)
 
         cluster.on_broker(leader, append)
         release_all(cluster, [coordinator for coordinator in held if coordinator.me == leader])
@@ -73,8 +72,7 @@ def test_coordinator_keeps_offsets_of_a_topic_that_it_does_not_know_yet() -> Non
 
 
 def test_offsets_of_a_deleted_topic_go_once_a_controller_can_be_asked() -> None:
-    with GroupCluster(seed=32) as cluster:
-        cluster.topic("orders", partitions=2)
+    with GroupCluster(seed=32, orders=2) as cluster:
         cluster.topic("others", (11, 12, 13))
         cluster.commit("billing", {("orders", 0): 5, ("others", 0): 7})
         former = cluster.coordinator("billing")

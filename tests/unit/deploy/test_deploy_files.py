@@ -64,7 +64,7 @@ def test_an_example_is_a_good_configuration(path: Path) -> None:
     assert all(directory.startswith("/var/lib/tidelog/") for directory in config.directories)
 
 
-@pytest.mark.source("a:O-01", "b:Q-18")
+@pytest.mark.requirement("a:O-01", "b:Q-18")
 def test_the_three_nodes_have_their_own_ports_and_one_quorum(tmp_path: Path) -> None:
     configs = [load(str(DEPLOY / "examples" / f"node-{n}.toml"), {}) for n in (1, 2, 3)]
     ports = [listener.address.port for config in configs for listener in config.listeners]

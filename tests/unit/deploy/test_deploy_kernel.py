@@ -1,4 +1,4 @@
-"""What the kernel is told for a machine of brokers: the settings file, and the limits of the unit."""
+"""Kernel settings for a machine of brokers: the settings file, and the limits of the unit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def settings() -> dict[str, tuple[int, ...]]:
         if line and not line.startswith("#"):
             row = re.fullmatch(r"([a-z0-9_.]+) = ([0-9]+(?: [0-9]+)*)", line)
             assert row is not None, f"not a setting: {line}"
-            assert row[1] not in found, f"told twice: {row[1]}"
+            assert row[1] not in found, f"set twice: {row[1]}"
             found[row[1]] = tuple(map(int, row[2].split()))
     return found
 
 
-@pytest.mark.source("b:Q-12")
+@pytest.mark.requirement("b:Q-12")
 def test_memory_is_hardly_swapped_and_dirty_pages_are_written_early_and_block_late(
     settings: dict[str, tuple[int, ...]],
 ) -> None:
@@ -31,7 +31,7 @@ def test_memory_is_hardly_swapped_and_dirty_pages_are_written_early_and_block_la
     assert 60 <= settings["vm.dirty_ratio"][0] <= 80
 
 
-@pytest.mark.source("b:Q-14", "b:Q-15")
+@pytest.mark.requirement("b:Q-14", "b:Q-15")
 def test_socket_buffers_and_queues_are_at_least_those_of_a_busy_broker(settings: dict[str, tuple[int, ...]]) -> None:
     for way in ("r", "w"):
         default, most = settings[f"net.core.{way}mem_default"][0], settings[f"net.core.{way}mem_max"][0]
@@ -45,7 +45,7 @@ def test_socket_buffers_and_queues_are_at_least_those_of_a_busy_broker(settings:
     assert settings["net.core.netdev_max_backlog"][0] > 1000
 
 
-@pytest.mark.source("b:Q-15")
+@pytest.mark.requirement("b:Q-15")
 def test_a_node_may_open_enough_files() -> None:
     unit = (DEPLOY / "tidelog@.service").read_text(encoding="utf-8")
     limit = re.search(r"^LimitNOFILE=(\d+)$", unit, re.MULTILINE)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kafka_cluster import KafkaCluster
+from support.kafka.cluster import KafkaCluster
 
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import ErrorCode
@@ -43,6 +43,7 @@ from tidelog.rpc.kafka.messages.security import (
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
 )
+from tidelog.services.context import INTERNAL
 
 BROKERS = (11, 12, 13)
 HANDLERS = {**admin.HANDLERS, **security.HANDLERS, **metadata.HANDLERS, **cluster.HANDLERS}
@@ -52,9 +53,7 @@ TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 @pytest.fixture(scope="module")
 def brokers() -> Iterator[KafkaCluster]:
     """Each has two log directories; nobody is killed in it, and each test has topics of its own."""
-    with KafkaCluster(81, HANDLERS, directories=2) as made:
-        made.start()
-        made.start_brokers(*BROKERS)
+    with KafkaCluster(81, HANDLERS, directories=2, brokers=BROKERS) as made:
         yield made
 
 
@@ -179,7 +178,7 @@ def test_replica_moves_to_the_directory_that_is_named(brokers: KafkaCluster, ver
 
 
 def test_copy_under_way_is_the_future_replica_and_ends_when_it_is_sent_back(brokers: KafkaCluster) -> None:
-    partition = place(brokers, "future", (11,))
+    place(brokers, "future", (11,))
     until(brokers, lambda: len(where(brokers, "future")) == 1)
     (home,) = where(brokers, "future")
     broker = brokers.brokers[NodeId(11)]
@@ -187,13 +186,13 @@ def test_copy_under_way_is_the_future_replica_and_ends_when_it_is_sent_back(brok
     log_dirs = brokers.services[11].log_dirs
 
     async def both(_: object) -> dict[str, bool]:
-        log_dirs.begin_move(partition, other)
+        await log_dirs.begin_move(INTERNAL, "future", 0, other)
         context = brokers.services[11]
-        while not context.partitions._replicas.moves.under_way:  # noqa: ASYNC110 - it has no event
+        while not broker.replicas.moves.in_progress:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
-        found = await context.partitions.log_directories()
-        log_dirs.begin_move(partition, home)
-        return {one.label: row.is_future for one in found for row in one.replicas if row.partition == partition}
+        found = await context.data.log_directories.describe()
+        await log_dirs.begin_move(INTERNAL, "future", 0, home)
+        return {one.path: row.is_future for one in found for row in one.replicas if row.topic == "future"}
 
     seen = brokers.world.run(broker.node, both, timeout=20)
     assert seen == {home: False, other: True}
@@ -241,9 +240,7 @@ def test_features_are_updated_as_far_as_they_can_be(brokers: KafkaCluster) -> No
 
 
 def test_broker_is_unregistered_unless_it_is_needed() -> None:
-    with KafkaCluster(83, HANDLERS) as brokers:
-        brokers.start()
-        brokers.start_brokers(11, 12)
+    with KafkaCluster(83, HANDLERS, brokers=(11, 12)) as brokers:
         place(brokers, "held", (12,))
         unknown = brokers.send(apis.UNREGISTER_BROKER, UnregisterBrokerRequest(broker_id=99))
         assert code(unknown) == "BROKER_ID_NOT_REGISTERED"

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka_cluster import KafkaCluster
-from replication_cluster import RunningBroker
+from support.brokers.cluster import RunningBroker
+from support.kafka.cluster import KafkaCluster
 
-from tidelog.metadata.settings import SET, AlterConfigs, ConfigChange, ResourceChange
-from tidelog.metadata.shell import ControllerNode
+from tidelog.metadata.config_changes import SET, AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.controller_node import ControllerNode
 from tidelog.metadata.topics import CreateTopics, DeleteTopics, NewTopic
 from tidelog.model.errors import ErrorCode, StorageError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
-from tidelog.raft.report import RaftReport
+from tidelog.raft.status import RaftStatus
 from tidelog.rpc.kafka import cluster as handlers
 from tidelog.rpc.kafka.messages import (
     ALTER_PARTITION_REASSIGNMENTS,
@@ -37,7 +37,7 @@ from tidelog.rpc.kafka.messages.cluster import (
     ReassignablePartition,
     ReassignableTopic,
 )
-from tidelog.rpc.limits import DoorLimits
+from tidelog.services.limits import RequestLimits
 
 BROKERS = (11, 12, 13)
 PREFERRED, UNCLEAN = 0, 1
@@ -50,9 +50,7 @@ def code_name(code: int) -> str:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     """Nobody is killed in it; each test has topics of its own."""
-    with KafkaCluster(61, handlers.HANDLERS) as made:
-        made.start()
-        made.start_brokers(*BROKERS)
+    with KafkaCluster(61, handlers.HANDLERS, brokers=BROKERS) as made:
         yield made
 
 
@@ -70,7 +68,7 @@ def quorum(*partitions: int, topic: str = "__cluster_metadata") -> DescribeQuoru
     return DescribeQuorumRequest(topics=[QuorumRequestTopicData(topic_name=topic, partitions=rows)])
 
 
-@pytest.mark.source("a:C-15")
+@pytest.mark.requirement("a:C-15")
 @pytest.mark.parametrize("version", range(3))
 def test_the_quorum_is_described_by_its_leader_through_any_broker(cluster: KafkaCluster, version: int) -> None:
     active = cluster.active()
@@ -83,7 +81,7 @@ def test_the_quorum_is_described_by_its_leader_through_any_broker(cluster: Kafka
         assert 0 < row.high_watermark <= core.commit
         voters = {voter.replica_id: voter for voter in row.current_voters}
         assert sorted(voters) == [1, 2, 3]
-        now_ms = cluster.services[node].groups.now_ms()
+        now_ms = cluster.services[node].groups.coordinator.now_ms()
         for number, voter in voters.items():
             assert voter.log_end_offset > 0
             assert voter.replica_directory_id == (bytes([number]) * 16 if version >= 2 else bytes(16))
@@ -107,7 +105,7 @@ def test_brokers_are_observers_of_the_quorum(cluster: KafkaCluster) -> None:
     assert [state.replica_id for state in row.observers] == [node for node, _ in leader.observers]
 
 
-async def _report(controller: ControllerNode) -> RaftReport:
+async def _report(controller: ControllerNode) -> RaftStatus:
     return controller.driver.describe()
 
 
@@ -137,9 +135,7 @@ def logs(cluster: KafkaCluster, broker: int) -> list[PartitionId]:
 
 @pytest.mark.parametrize("version", range(1, 5))
 def test_a_broker_tells_the_sizes_of_its_own_directories(version: int) -> None:
-    with KafkaCluster(62 + version, handlers.HANDLERS, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+    with KafkaCluster(62 + version, handlers.HANDLERS, directories=2, brokers=(11, 12)) as cluster:
         place(cluster, "t", (11, 12), (12, 11), (11, 12))
         place(cluster, "other", (12,))
         where = PartitionId(TopicId(cluster.image().topic_ids["t"]), 0)
@@ -175,9 +171,7 @@ def test_a_broker_tells_the_sizes_of_its_own_directories(version: int) -> None:
 
 
 def test_a_directory_that_has_failed_says_so() -> None:
-    with KafkaCluster(67, handlers.HANDLERS, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+    with KafkaCluster(67, handlers.HANDLERS, directories=2, brokers=(11, 12)) as cluster:
         place(cluster, "t", *[(11, 12)] * 4)
         directory = cluster.brokers[NodeId(11)].logs.directories[1]
         cluster.on_broker(11, _fail_second)
@@ -210,9 +204,7 @@ def elect(cluster: KafkaCluster, kind: int, *named: tuple[str, list[int]], **mor
 
 
 def test_leaders_are_elected_preferred_or_unclean_for_some_or_for_all() -> None:
-    with KafkaCluster(71, handlers.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with KafkaCluster(71, handlers.HANDLERS, brokers=BROKERS) as cluster:
         change = ConfigChange(key="auto.leader.rebalance.enable", operation=SET, value="false")
         cluster.ask(AlterConfigs(resources=(ResourceChange(resource_type="cluster", changes=(change,)),)))
         place(cluster, "t", *[(13, 11)] * 3, (11, 13))
@@ -283,9 +275,7 @@ def ongoing(cluster: KafkaCluster, **named: list[int]) -> list[tuple[str, int, l
 
 @pytest.mark.parametrize("version", range(2))
 def test_replicas_move_and_a_move_that_waits_can_be_listed_and_cancelled(version: int) -> None:
-    with KafkaCluster(72 + version, handlers.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with KafkaCluster(72 + version, handlers.HANDLERS, brokers=BROKERS) as cluster:
         place(cluster, "t", (11, 12), (12, 11))
         assert reassign(cluster, "t", {0: [12, 13]}, version=version) == {0: ""}
         topic = cluster.image().topic_ids["t"]
@@ -335,9 +325,7 @@ def test_a_deleted_topic_is_in_no_directory_and_no_list(cluster: KafkaCluster) -
 
 
 def test_without_a_controller_a_whole_request_says_that_the_time_is_up() -> None:
-    with KafkaCluster(75, handlers.HANDLERS, limits=DoorLimits(admin_timeout_ms=300)) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with KafkaCluster(75, handlers.HANDLERS, limits=RequestLimits(admin_timeout_ms=300), brokers=(11,)) as cluster:
         for node in list(cluster.controllers):
             cluster.kill(node)
         late = "REQUEST_TIMED_OUT"

@@ -1,4 +1,4 @@
-"""Every message of the Kafka door in every version that we serve: what was encoded is decoded."""
+"""Every message of the Kafka API in every version that we serve: what was encoded is decoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from kafka_messages import MESSAGES, as_carried, decode, encode, full, message_class, messages, versions_of
+from support.kafka.message_values import (
+    MESSAGES,
+    as_carried,
+    decode,
+    encode,
+    full,
+    message_class,
+    messages,
+    versions_of,
+)
 
 from tidelog.rpc.kafka.messages import APIS
 from tidelog.rpc.kafka.schema import FIELDS, NEVER, Kind
@@ -17,8 +26,8 @@ SERVED = {0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 
 SERVED |= {29, 30, 31, 32, 33, 34, 35, 36, 37, 42, 43, 44, 45, 46, 47, 48, 55, 57, 60, 61, 64, 68, 69, 74, 75}
 
 
-@pytest.mark.source("a:C-04")
-def test_the_tables_have_every_key_that_the_door_serves() -> None:
+@pytest.mark.requirement("a:C-04")
+def test_the_tables_have_every_key_that_the_kafka_api_serves() -> None:
     assert set(APIS) == SERVED
     for key, api in APIS.items():
         assert api.key == key
@@ -27,7 +36,7 @@ def test_the_tables_have_every_key_that_the_door_serves() -> None:
         assert api.response.__name__ == api.name + "Response"
 
 
-@pytest.mark.source("a:C-02")
+@pytest.mark.requirement("a:C-02")
 @pytest.mark.parametrize(("key", "side"), MESSAGES)
 def test_a_message_of_any_version_comes_back_as_it_was(key: int, side: str) -> None:
     versions = versions_of(key)

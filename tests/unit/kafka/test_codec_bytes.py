@@ -60,12 +60,7 @@ from tidelog.rpc.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from tidelog.rpc.kafka.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from tidelog.rpc.kafka.messages.versions import (
-    ApiVersion,
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    SupportedFeatureKey,
-)
+from tidelog.rpc.kafka.messages.versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse, SupportedFeatureKey
 from tidelog.rpc.kafka.wire import (
     ELEMENTS_MAX,
     NUMBERS_MAX,
@@ -94,7 +89,7 @@ def joined(parts: list[bytes | memoryview]) -> bytes:
 # headers
 
 
-@pytest.mark.source("a:C-01")
+@pytest.mark.requirement("a:C-01")
 def test_a_request_header_has_key_version_correlation_id_and_client_id() -> None:
     data = plain("0003 0008 0000002a 0003 'cli' ff")
     header = read_request_header(data)
@@ -102,7 +97,7 @@ def test_a_request_header_has_key_version_correlation_id_and_client_id() -> None
     assert (header.client_id, header.body) == ("cli", 13)
 
 
-@pytest.mark.source("a:C-01")
+@pytest.mark.requirement("a:C-01")
 def test_a_flexible_request_header_ends_with_tagged_fields() -> None:
     assert read_request_header(plain("0003 0009 0000002a 0003 'cli' 00 ff")).body == 14
     assert read_request_header(plain("0003 0009 0000002a ffff 01 05 02 abcd ff")) == (3, 9, 42, None, 15)
@@ -113,7 +108,7 @@ def test_a_header_of_an_unknown_key_is_read_up_to_the_client_id() -> None:
 
 
 def test_a_header_of_a_version_that_is_not_served_is_read_as_flexible() -> None:
-    """A newer client's ApiVersions: it is told what is served, so its correlation id must be known."""
+    """A newer client's ApiVersions: it learns what is served, so its correlation id must be known."""
     assert read_request_header(plain("0012 0063 00000001 0000 00 ff")) == (18, 99, 1, "", 11)
 
 
@@ -541,7 +536,7 @@ def test_a_compact_string_longer_than_kafka_allows_is_malformed() -> None:
         METADATA.decode_request(9, b"\x02" + unsigned_varint(len(name) + 1) + name + plain("00 01 00 00 00"))
 
 
-@pytest.mark.source("a:C-02")
+@pytest.mark.requirement("a:C-02")
 def test_versions_that_are_not_served_are_refused() -> None:
     for version in (-1, 14, 99):
         assert not METADATA.serves(version)

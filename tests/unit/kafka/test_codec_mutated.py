@@ -13,8 +13,8 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from kafka_messages import MESSAGES, decode, encode, full, message_class, versions_of
-from kafka_mutations import change
+from support.kafka.message_values import MESSAGES, decode, encode, full, message_class, versions_of
+from support.kafka.mutations import change
 
 from tidelog.rpc.kafka.headers import read_request_header
 from tidelog.rpc.kafka.messages import APIS

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from kafka_messages import MESSAGES, encode, full, message_class, messages, versions_of
+from support.kafka.message_values import MESSAGES, encode, full, message_class, messages, versions_of
 
 from tidelog.rpc.kafka.headers import read_request_header, read_response_header, request_frame, response_frame
 from tidelog.rpc.kafka.messages import API_VERSIONS, APIS
@@ -115,7 +115,7 @@ def test_kafka_python_reads_the_same_and_writes_the_same_bytes(key: int, side: s
 
 
 @pytest.mark.interop
-@pytest.mark.source("a:C-01")
+@pytest.mark.requirement("a:C-01")
 @pytest.mark.parametrize("version", [2, 4])
 @pytest.mark.parametrize("client_id", ["bench", None])
 def test_kafka_python_writes_the_same_request_header(version: int, client_id: str | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka_cluster import KafkaCluster
+from support.kafka.cluster import KafkaCluster
 
 from tidelog.metadata.config_table import INT_MAX, TABLES, Scope
 from tidelog.model.errors import ErrorCode
@@ -35,7 +35,7 @@ from tidelog.rpc.kafka.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResource,
 )
-from tidelog.rpc.limits import DoorLimits
+from tidelog.services.limits import RequestLimits
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 Resource = tuple[int, str]
@@ -45,9 +45,7 @@ CLUSTER: Resource = (BROKER, "")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     """Nobody is killed in it; each test has topics of its own, and puts back what it sets for others."""
-    with KafkaCluster(51, configs.HANDLERS, limits=DoorLimits(admin_items_max=3)) as made:
-        made.start()
-        made.start_brokers(11, 12, 13)
+    with KafkaCluster(51, configs.HANDLERS, limits=RequestLimits(admin_items_max=3), brokers=(11, 12, 13)) as made:
         yield made
 
 
@@ -108,7 +106,7 @@ def synonyms(row: Any) -> list[tuple[str, str | None, int]]:
 
 @pytest.mark.parametrize("version", range(1, 5))
 def test_a_topic_is_described_with_values_sources_types_and_words(cluster: KafkaCluster, version: int) -> None:
-    name = f"told-{version}"
+    name = f"reported-{version}"
     cluster.create(name, replication_factor=3)
     done(alter(cluster, (TOPIC, name), ("retention.ms", SET, "1000")))
     found = describe(cluster, (TOPIC, name), version=version, include_documentation=True, include_synonyms=True)
@@ -365,9 +363,7 @@ def test_the_old_call_refuses_what_has_no_value(cluster: KafkaCluster) -> None:
 
 
 def test_without_a_controller_every_row_says_that_the_time_is_up() -> None:
-    with KafkaCluster(52, configs.HANDLERS, limits=DoorLimits(admin_timeout_ms=300)) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with KafkaCluster(52, configs.HANDLERS, limits=RequestLimits(admin_timeout_ms=300), brokers=(11,)) as cluster:
         for node in list(cluster.controllers):
             cluster.kill(node)
         late = "REQUEST_TIMED_OUT"

@@ -1,4 +1,4 @@
-"""A connection of the Kafka door: order, pipelining, versions, errors, wrong doors."""
+"""A connection of the Kafka server: order, pipelining, versions, errors, other protocols."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import logging
 from typing import Any
 
 import pytest
-from kafka_door import (
+from support.async_tests import uvloop_test
+from support.kafka.server import (
     KafkaClient,
-    KafkaDoor,
+    RunningKafkaServer,
     api_versions,
     frame,
     heartbeat,
-    kafka_door,
+    kafka_server,
     nothing_produced,
     number_of,
     on_uvloop,
@@ -23,7 +24,6 @@ from kafka_door import (
 )
 
 from tidelog.model.errors import ErrorCode, InvalidRequestError
-from tidelog.rpc.first_bytes import EMPTY_SETTINGS, PREFACE
 from tidelog.rpc.kafka.dispatch import build
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.messages import API_VERSIONS, APIS, FETCH, HEARTBEAT, METADATA, PRODUCE
@@ -37,7 +37,8 @@ from tidelog.rpc.kafka.messages.data import (
 from tidelog.rpc.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
 from tidelog.rpc.kafka.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.rpc.kafka.messages.versions import ApiVersionsRequest
-from tidelog.rpc.kafka.services import Context, Later
+from tidelog.rpc.kafka.services import Context, DeferredResponse
+from tidelog.rpc.protocol_sniffing import EMPTY_SETTINGS, PREFACE
 
 HEARTBEATS = {HEARTBEAT.key: Entry(returns(HeartbeatResponse))}
 
@@ -50,7 +51,7 @@ class Slow:
         self.left: list[int] = []
         self.gates: dict[int, asyncio.Event] = {}
 
-    async def produce(self, request: ProduceRequest, _context: Context) -> Later | None:
+    async def produce(self, request: ProduceRequest, _context: Context) -> DeferredResponse | None:
         number = number_of(request)
         self.begun.append(number)
         if request.acks == 0:
@@ -61,7 +62,7 @@ class Slow:
             await gate.wait()
             return nothing_produced()
 
-        return Later(answer, lambda: self.left.append(number))
+        return DeferredResponse(answer, lambda: self.left.append(number))
 
     @property
     def entries(self) -> dict[int, Entry]:
@@ -75,29 +76,27 @@ async def numbers(client: KafkaClient, count: int) -> list[int]:
 # Order.
 
 
-@pytest.mark.source("a:C-08")
-def test_answers_leave_in_the_order_of_the_requests_with_a_slow_first_one() -> None:
+@pytest.mark.requirement("a:C-08")
+@uvloop_test
+async def test_answers_leave_in_the_order_of_the_requests_with_a_slow_first_one() -> None:
     slow = Slow()
-
-    async def main() -> None:
-        async with kafka_door(slow.entries) as door:
-            client = await door.client()
-            client.writer.write(produce(1) + produce(2) + heartbeat(3) + produce(4))
-            await soon(lambda: slow.begun == [1, 2, 4], "all are begun, in order, while the first one waits")
-            slow.gates[4].set()
-            slow.gates[2].set()
-            await soon(lambda: sorted(slow.left) == [2, 4], "the later ones are done")
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await client.reader.read(1)
-            slow.gates[1].set()
-            assert await numbers(client, 4) == [1, 2, 3, 4]
-        assert sorted(slow.left) == [1, 2, 4], "each is left once"
-
-    on_uvloop(main)
+    async with kafka_server(slow.entries) as kafka:
+        client = await kafka.client()
+        client.writer.write(produce(1) + produce(2) + heartbeat(3) + produce(4))
+        await soon(lambda: slow.begun == [1, 2, 4], "all are begun, in order, while the first one waits")
+        slow.gates[4].set()
+        slow.gates[2].set()
+        await soon(lambda: sorted(slow.left) == [2, 4], "the later ones are done")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.reader.read(1)
+        slow.gates[1].set()
+        assert await numbers(client, 4) == [1, 2, 3, 4]
+    assert sorted(slow.left) == [1, 2, 4], "each is left once"
 
 
-def test_the_next_request_is_begun_when_the_handler_of_the_one_before_has_returned() -> None:
+@uvloop_test
+async def test_the_next_request_is_begun_when_the_handler_of_the_one_before_has_returned() -> None:
     events: list[str] = []
 
     async def handle(_request: object, context: Context) -> HeartbeatResponse:
@@ -106,141 +105,121 @@ def test_the_next_request_is_begun_when_the_handler_of_the_one_before_has_return
         events.append(f"end {context.correlation_id}")
         return HeartbeatResponse()
 
-    async def main() -> None:
-        async with kafka_door({HEARTBEAT.key: Entry(handle)}) as door:
-            client = await door.client()
-            client.writer.write(b"".join(map(heartbeat, range(5))))
-            assert await numbers(client, 5) == [0, 1, 2, 3, 4]
-        assert events == [f"{what} {number}" for number in range(5) for what in ("begin", "end")]
-
-    on_uvloop(main)
+    async with kafka_server({HEARTBEAT.key: Entry(handle)}) as kafka:
+        client = await kafka.client()
+        client.writer.write(b"".join(map(heartbeat, range(5))))
+        assert await numbers(client, 5) == [0, 1, 2, 3, 4]
+    assert events == [f"{what} {number}" for number in range(5) for what in ("begin", "end")]
 
 
-def test_many_connections_and_many_requests_of_each_are_answered_to_whom_they_belong() -> None:
-    async def handle(_request: object, context: Context) -> Later:
+@uvloop_test
+async def test_many_connections_and_many_requests_of_each_are_answered_to_whom_they_belong() -> None:
+    async def handle(_request: object, context: Context) -> DeferredResponse:
         async def answer() -> HeartbeatResponse:
             await asyncio.sleep(context.correlation_id % 7 * 0.001)
             return HeartbeatResponse(throttle_time_ms=context.correlation_id)
 
-        return Later(answer)
+        return DeferredResponse(answer)
 
-    async def one(door: KafkaDoor, first: int) -> None:
-        client = await door.client()
+    async def one(kafka: RunningKafkaServer, first: int) -> None:
+        client = await kafka.client()
         client.writer.write(b"".join(heartbeat(first + number) for number in range(300)))
         for number in range(300):
             found, response = await client.response(HEARTBEAT, 4)
             assert (found, response.throttle_time_ms) == (first + number, first + number)
 
-    async def main() -> None:
-        async with kafka_door({HEARTBEAT.key: Entry(handle)}) as door:
-            await asyncio.gather(*(one(door, 1_000 * number) for number in range(20)))
-            assert door.counts.apis["Heartbeat"].requests == 6_000
-
-    on_uvloop(main)
+    async with kafka_server({HEARTBEAT.key: Entry(handle)}) as kafka:
+        await asyncio.gather(*(one(kafka, 1_000 * number) for number in range(20)))
+        assert kafka.counts.apis["Heartbeat"].requests == 6_000
 
 
-def test_a_write_without_acknowledgement_has_no_answer() -> None:
+@uvloop_test
+async def test_a_write_without_acknowledgement_has_no_answer() -> None:
     slow = Slow()
-
-    async def main() -> None:
-        async with kafka_door(slow.entries) as door:
-            client = await door.client()
-            client.writer.write(produce(1, acks=0) + heartbeat(2) + produce(3, acks=0) + heartbeat(4))
-            assert await numbers(client, 2) == [2, 4]
-            assert slow.begun == [1, 3]
-
-    on_uvloop(main)
+    async with kafka_server(slow.entries) as kafka:
+        client = await kafka.client()
+        client.writer.write(produce(1, acks=0) + heartbeat(2) + produce(3, acks=0) + heartbeat(4))
+        assert await numbers(client, 2) == [2, 4]
+        assert slow.begun == [1, 3]
 
 
-def test_what_was_sent_before_the_client_hung_up_is_done() -> None:
+@uvloop_test
+async def test_what_was_sent_before_the_client_hung_up_is_done() -> None:
     slow = Slow()
-
-    async def main() -> None:
-        async with kafka_door(slow.entries) as door:
-            client = await door.client()
-            client.writer.write(b"".join(produce(number, 1_000, acks=0) for number in range(200)))
-            client.writer.close()
-            await soon(lambda: slow.begun == list(range(200)), "all of them")
-            await soon(door.holds_nothing, "and the connection is gone")
-
-    on_uvloop(main)
+    async with kafka_server(slow.entries) as kafka:
+        client = await kafka.client()
+        client.writer.write(b"".join(produce(number, 1_000, acks=0) for number in range(200)))
+        client.writer.close()
+        await soon(lambda: slow.begun == list(range(200)), "all of them")
+        await soon(kafka.holds_nothing, "and the connection is gone")
 
 
-def test_a_client_that_is_gone_leaves_nothing_behind() -> None:
+@uvloop_test
+async def test_a_client_that_is_gone_leaves_nothing_behind() -> None:
     slow = Slow()
-
-    async def main() -> None:
-        async with kafka_door(slow.entries) as door:
-            client = await door.client()
-            client.writer.write(b"".join(produce(number, 100_000) for number in range(10)))
-            await soon(lambda: len(slow.begun) == 10, "all are begun")
-            assert door.shared.requests.used > 1_000_000
-            client.writer.transport.abort()
-            await soon(door.holds_nothing, "nothing is held")
-            await soon(lambda: sorted(slow.left) == list(range(10)), "every one is left")
-
-    on_uvloop(main)
+    async with kafka_server(slow.entries) as kafka:
+        client = await kafka.client()
+        client.writer.write(b"".join(produce(number, 100_000) for number in range(10)))
+        await soon(lambda: len(slow.begun) == 10, "all are begun")
+        assert kafka.shared.requests.used > 1_000_000
+        client.writer.transport.abort()
+        await soon(kafka.holds_nothing, "nothing is held")
+        await soon(lambda: sorted(slow.left) == list(range(10)), "every one is left")
 
 
 # Versions.
 
 
-@pytest.mark.source("a:C-02")
+@pytest.mark.requirement("a:C-02")
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
-def test_api_versions_tells_what_is_served_in_every_version(version: int) -> None:
-    async def main() -> None:
-        entries = {HEARTBEAT.key: Entry(returns(HeartbeatResponse), low=1, high=3), PRODUCE.key: Entry(returns(list))}
-        async with kafka_door(entries) as door:
-            client = await door.client()
-            client.writer.write(api_versions(9, version))
-            number, response = await client.response(API_VERSIONS, version)
-            assert (number, response.error_code) == (9, 0)
-            rows = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
-            assert rows == {
-                HEARTBEAT.key: (1, 3),
-                PRODUCE.key: (PRODUCE.low, PRODUCE.high),
-                API_VERSIONS.key: (API_VERSIONS.low, API_VERSIONS.high),
-            }
-            if version >= 3:
-                assert [(row.name, row.max_version_level) for row in response.finalized_features] == [
-                    ("eligible.leader.replicas.version", 1),
-                    ("group.version", 1),
-                    ("kraft.version", 1),
-                    ("metadata.version", 1),
-                ]
-                supported = {row.name: (row.min_version, row.max_version) for row in response.supported_features}
-                assert supported == dict.fromkeys((row.name for row in response.finalized_features), (1, 1))
-
-    on_uvloop(main)
+@uvloop_test
+async def test_api_versions_tells_what_is_served_in_every_version(version: int) -> None:
+    entries = {HEARTBEAT.key: Entry(returns(HeartbeatResponse), low=1, high=3), PRODUCE.key: Entry(returns(list))}
+    async with kafka_server(entries) as kafka:
+        client = await kafka.client()
+        client.writer.write(api_versions(9, version))
+        number, response = await client.response(API_VERSIONS, version)
+        assert (number, response.error_code) == (9, 0)
+        rows = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
+        assert rows == {
+            HEARTBEAT.key: (1, 3),
+            PRODUCE.key: (PRODUCE.low, PRODUCE.high),
+            API_VERSIONS.key: (API_VERSIONS.low, API_VERSIONS.high),
+        }
+        if version >= 3:
+            assert [(row.name, row.max_version_level) for row in response.finalized_features] == [
+                ("eligible.leader.replicas.version", 1),
+                ("group.version", 1),
+                ("kraft.version", 1),
+                ("metadata.version", 1),
+            ]
+            supported = {row.name: (row.min_version, row.max_version) for row in response.supported_features}
+            assert supported == dict.fromkeys((row.name for row in response.finalized_features), (1, 1))
 
 
-@pytest.mark.source("a:C-02")
-def test_an_api_versions_of_the_future_is_answered_in_version_0_and_asked_again() -> None:
-    async def main() -> None:
-        async with kafka_door(HEARTBEATS) as door:
-            client = await door.client()
-            body = bytes.fromhex("0012 0063 00000007 ffff") + b"\xaa" * 40  # what follows cannot be read
-            client.writer.write(len(body).to_bytes(4, "big") + body)
-            data = await client.answer()
-            assert int.from_bytes(data[:4], "big") == 7
-            response = API_VERSIONS.decode_response(0, data, 4)
-            assert response.error_code == ErrorCode.UNSUPPORTED_VERSION.value.code
-            high = {row.api_key: row.max_version for row in response.api_keys}[18]
-            client.writer.write(api_versions(8, high))
-            assert (await client.response(API_VERSIONS, high))[1].error_code == 0
-
-    on_uvloop(main)
+@pytest.mark.requirement("a:C-02")
+@uvloop_test
+async def test_an_api_versions_of_the_future_is_answered_in_version_0_and_asked_again() -> None:
+    async with kafka_server(HEARTBEATS) as kafka:
+        client = await kafka.client()
+        body = bytes.fromhex("0012 0063 00000007 ffff") + b"\xaa" * 40  # what follows cannot be read
+        client.writer.write(len(body).to_bytes(4, "big") + body)
+        data = await client.answer()
+        assert int.from_bytes(data[:4], "big") == 7
+        response = API_VERSIONS.decode_response(0, data, 4)
+        assert response.error_code == ErrorCode.UNSUPPORTED_VERSION.value.code
+        high = {row.api_key: row.max_version for row in response.api_keys}[18]
+        client.writer.write(api_versions(8, high))
+        assert (await client.response(API_VERSIONS, high))[1].error_code == 0
 
 
-def test_a_client_that_does_not_say_what_it_is_is_told_so() -> None:
-    async def main() -> None:
-        async with kafka_door(HEARTBEATS) as door:
-            client = await door.client()
-            wrong = ApiVersionsRequest(client_software_name="-no-", client_software_version="")
-            client.send(API_VERSIONS, 3, 1, wrong)
-            assert (await client.response(API_VERSIONS, 3))[1].error_code == ErrorCode.INVALID_REQUEST.value.code
-
-    on_uvloop(main)
+@uvloop_test
+async def test_an_invalid_client_software_name_is_rejected() -> None:
+    async with kafka_server(HEARTBEATS) as kafka:
+        client = await kafka.client()
+        wrong = ApiVersionsRequest(client_software_name="-no-", client_software_version="")
+        client.send(API_VERSIONS, 3, 1, wrong)
+        assert (await client.response(API_VERSIONS, 3))[1].error_code == ErrorCode.INVALID_REQUEST.value.code
 
 
 @pytest.mark.parametrize(("key", "version"), [(12, 99), (12, -1), (3, 1), (999, 0), (-5, 3)])
@@ -248,15 +227,15 @@ def test_what_is_not_served_ends_the_connection_with_one_line(
     key: int, version: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with kafka_door(HEARTBEATS) as door:
+        async with kafka_server(HEARTBEATS) as kafka:
             for _ in range(5):
-                client = await door.client()
+                client = await kafka.client()
                 body = key.to_bytes(2, "big", signed=True) + version.to_bytes(2, "big", signed=True) + bytes(40)
                 client.writer.write(heartbeat(1) + len(body).to_bytes(4, "big") + body + heartbeat(2))
                 assert await numbers(client, 1) == [1], "older requests are answered"
                 assert await client.rest() == b""
-            await soon(lambda: door.counts.malformed == 5, "all are counted")
-            assert door.shared.seldom.counts == {"unsupported": 5}
+            await soon(lambda: kafka.counts.malformed == 5, "all are counted")
+            assert kafka.shared.rate_limited_log.counts == {"unsupported": 5}
 
     with caplog.at_level(logging.WARNING):
         on_uvloop(main)
@@ -265,11 +244,13 @@ def test_what_is_not_served_ends_the_connection_with_one_line(
     assert "peer=127.0.0.1:" in line
 
 
-def test_what_strangers_call_things_stays_within_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_names_from_clients_stay_within_their_log_line(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with kafka_door(HEARTBEATS) as door:
+        async with kafka_server(HEARTBEATS) as kafka:
             for _ in range(3):
-                door.shared.seldom.warn("kind", "peer=%s %s", "x", "a\nERROR node=1 all is lost\x1b[2J" + "y" * 5_000)
+                kafka.shared.rate_limited_log.warn(
+                    "kind", "peer=%s %s", "x", "a\nERROR node=1 all is lost\x1b[2J" + "y" * 5_000
+                )
 
     with caplog.at_level(logging.WARNING):
         on_uvloop(main)
@@ -286,65 +267,64 @@ def test_the_table_of_a_broker_serves_only_what_has_a_codec() -> None:
         assert served.api.low <= served.low <= served.high <= served.api.high
 
 
-@pytest.mark.source("a:C-01")
+@pytest.mark.requirement("a:C-01")
 @pytest.mark.parametrize(("version", "client_id"), [(0, "old"), (3, None), (4, "flexible é"), (4, None)])
-def test_headers_of_every_version_are_read(version: int, client_id: str | None) -> None:
+@uvloop_test
+async def test_headers_of_every_version_are_read(version: int, client_id: str | None) -> None:
     seen: list[Context] = []
 
     async def handle(_request: object, context: Context) -> HeartbeatResponse:
         seen.append(context)
         return HeartbeatResponse()
 
-    async def main() -> None:
-        async with kafka_door({HEARTBEAT.key: Entry(handle)}) as door:
-            client = await door.client()
-            client.send(HEARTBEAT, version, -2, HeartbeatRequest(group_id="g"), client_id)
-            assert (await client.response(HEARTBEAT, version))[0] == -2
-        (context,) = seen
-        assert (context.version, context.client_id, context.correlation_id) == (version, client_id, -2)
-        assert (context.listener, context.client_host) == ("KAFKA", "127.0.0.1")
-
-    on_uvloop(main)
+    async with kafka_server({HEARTBEAT.key: Entry(handle)}) as kafka:
+        client = await kafka.client()
+        client.send(HEARTBEAT, version, -2, HeartbeatRequest(group_id="g"), client_id)
+        assert (await client.response(HEARTBEAT, version))[0] == -2
+    (context,) = seen
+    assert (context.version, context.request.client_id, context.correlation_id) == (version, client_id or "", -2)
+    assert (context.listener, context.request.client_host) == ("KAFKA", "127.0.0.1")
 
 
 # Errors.
 
 
-def raising(error: Exception, *, is_later: bool) -> Any:
+def raising(error: BaseException, *, is_later: bool) -> Any:
     async def fail() -> None:
         raise error
 
-    async def handle(_request: object, _context: Context) -> Later | None:
+    async def handle(_request: object, _context: Context) -> DeferredResponse | None:
         if is_later:
-            return Later(fail)
+            return DeferredResponse(fail)
         raise error
 
     return handle
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-def test_an_error_of_the_catalogue_is_the_code_of_the_answer(is_later: bool) -> None:
-    async def main() -> None:
-        entry = Entry(raising(InvalidRequestError("no"), is_later=is_later))
-        async with kafka_door({HEARTBEAT.key: entry}) as door:
-            client = await door.client()
-            client.writer.write(heartbeat(1) + heartbeat(2))
-            for number in (1, 2):
-                found, response = await client.response(HEARTBEAT, 4)
-                assert (found, response.error_code) == (number, ErrorCode.INVALID_REQUEST.value.code)
-            assert door.counts.apis["Heartbeat"].errors == 2
-
-    on_uvloop(main)
+@uvloop_test
+async def test_an_error_of_the_catalogue_is_the_code_of_the_answer(is_later: bool) -> None:
+    entry = Entry(raising(InvalidRequestError("no"), is_later=is_later))
+    async with kafka_server({HEARTBEAT.key: entry}) as kafka:
+        client = await kafka.client()
+        client.writer.write(heartbeat(1) + heartbeat(2))
+        for number in (1, 2):
+            found, response = await client.response(HEARTBEAT, 4)
+            assert (found, response.error_code) == (number, ErrorCode.INVALID_REQUEST.value.code)
+        assert kafka.counts.apis["Heartbeat"].errors == 2
 
 
+@pytest.mark.parametrize("error", [ValueError("a defect"), asyncio.CancelledError()])
 @pytest.mark.parametrize("is_later", [False, True])
 def test_an_error_of_our_own_is_in_the_log_and_the_connection_goes_on(
-    is_later: bool, caplog: pytest.LogCaptureFixture
+    is_later: bool, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A CancelledError too, unless the connection itself has ended the handler."""
+
     async def main() -> None:
-        entry = Entry(raising(ValueError("a defect"), is_later=is_later))
-        async with kafka_door({HEARTBEAT.key: entry}) as door:
-            client = await door.client()
+        entry = Entry(raising(error, is_later=is_later))
+        async with kafka_server({HEARTBEAT.key: entry}) as kafka:
+            client = await kafka.client()
             client.writer.write(heartbeat(1) + api_versions(2))
             assert (await client.response(HEARTBEAT, 4))[1].error_code == -1
             assert await numbers(client, 1) == [2]
@@ -357,27 +337,24 @@ def test_an_error_of_our_own_is_in_the_log_and_the_connection_goes_on(
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-def test_a_failure_that_an_answer_cannot_tell_ends_the_connection_and_nothing_passes_it(is_later: bool) -> None:
+@uvloop_test
+async def test_a_failure_that_an_answer_cannot_tell_ends_the_connection_and_nothing_passes_it(is_later: bool) -> None:
     slow = Slow()
-
-    async def main() -> None:
-        entries = {METADATA.key: Entry(raising(InvalidRequestError("no"), is_later=is_later)), **slow.entries}
-        async with kafka_door(entries) as door:
-            client = await door.client()
-            metadata = frame(METADATA, 9, 2, MetadataRequest())
-            client.writer.write(heartbeat(1) + metadata + heartbeat(3) + produce(4))
-            assert await numbers(client, 1) == [1]
-            assert await client.rest() == b"", "an answer behind it would be taken for its own"
-            await soon(lambda: slow.left == slow.begun, "what had begun is left")
-
-    on_uvloop(main)
+    entries = {METADATA.key: Entry(raising(InvalidRequestError("no"), is_later=is_later)), **slow.entries}
+    async with kafka_server(entries) as kafka:
+        client = await kafka.client()
+        metadata = frame(METADATA, 9, 2, MetadataRequest())
+        client.writer.write(heartbeat(1) + metadata + heartbeat(3) + produce(4))
+        assert await numbers(client, 1) == [1]
+        assert await client.rest() == b"", "an answer behind it would be taken for its own"
+        await soon(lambda: slow.left == slow.begun, "what had begun is left")
 
 
 def test_an_answer_that_cannot_be_written_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         wrong = Entry(returns(lambda: MetadataResponse(cluster_id=7)))  # type: ignore[arg-type]
-        async with kafka_door({METADATA.key: wrong, **HEARTBEATS}) as door:
-            client = await door.client()
+        async with kafka_server({METADATA.key: wrong, **HEARTBEATS}) as kafka:
+            client = await kafka.client()
             client.writer.write(heartbeat(1) + frame(METADATA, 9, 2, MetadataRequest()))
             assert await numbers(client, 1) == [1]
             assert await client.rest() == b""
@@ -398,8 +375,8 @@ def test_an_answer_that_cannot_be_written_ends_the_connection(caplog: pytest.Log
 )
 def test_what_is_no_request_ends_the_connection(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with kafka_door(HEARTBEATS) as door:
-            client = await door.client()
+        async with kafka_server(HEARTBEATS) as kafka:
+            client = await kafka.client()
             client.writer.write(heartbeat(1) + len(body).to_bytes(4, "big") + body)
             assert await numbers(client, 1) == [1]
             assert await client.rest() == b""
@@ -407,13 +384,14 @@ def test_what_is_no_request_ends_the_connection(body: bytes, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         on_uvloop(main)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "no request of key 12 version 4" in line
+    assert "malformed request of key 12 version 4" in line
 
 
 # Data.
 
 
-def test_large_data_goes_through_in_both_directions_unchanged() -> None:
+@uvloop_test
+async def test_large_data_goes_through_in_both_directions_unchanged() -> None:
     data = bytes(range(256)) * (1 << 14)
     stored = memoryview(data)
     seen: list[object] = []
@@ -426,26 +404,23 @@ def test_large_data_goes_through_in_both_directions_unchanged() -> None:
         rows = [PartitionData(partition_index=number, records=stored) for number in range(4)]
         return FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=rows)])
 
-    async def main() -> None:
-        async with kafka_door({PRODUCE.key: Entry(take), FETCH.key: Entry(give)}) as door:
-            client = await door.client()
-            client.writer.write(produce(1, len(data)))
-            await client.answer()
-            (records,) = seen
-            assert isinstance(records, memoryview), "a slice of the request, not a copy"
-            assert records == bytes(len(data))
-            client.send(FETCH, 11, 2, FetchRequest())
-            _, response = await client.response(FETCH, 11)
-            assert [bytes(row.records) for row in response.responses[0].partitions] == [data] * 4
-
-    on_uvloop(main)
+    async with kafka_server({PRODUCE.key: Entry(take), FETCH.key: Entry(give)}) as kafka:
+        client = await kafka.client()
+        client.writer.write(produce(1, len(data)))
+        await client.answer()
+        (records,) = seen
+        assert isinstance(records, memoryview), "a slice of the request, not a copy"
+        assert records == bytes(len(data))
+        client.send(FETCH, 11, 2, FetchRequest())
+        _, response = await client.response(FETCH, 11)
+        assert [bytes(row.records) for row in response.responses[0].partitions] == [data] * 4
 
 
-# The wrong door.
+# Clients of other protocols.
 
 
 @pytest.mark.parametrize(
-    ("first", "told", "head", "answer"),
+    ("first", "reported", "head", "answer"),
     [
         (
             b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -462,13 +437,13 @@ def test_large_data_goes_through_in_both_directions_unchanged() -> None:
         (bytes.fromhex("16030100c8010000c40303") + bytes(80), "speaks TLS on port", b"", b""),
     ],
 )
-def test_the_wrong_door_is_known_by_the_first_bytes(
-    first: bytes, told: str, head: bytes, answer: bytes, caplog: pytest.LogCaptureFixture
+def test_another_protocol_is_known_by_its_first_bytes(
+    first: bytes, reported: str, head: bytes, answer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with kafka_door(HEARTBEATS) as door:
+        async with kafka_server(HEARTBEATS) as kafka:
             for at in (3, 5, 8, len(first)):
-                client = await door.client()
+                client = await kafka.client()
                 client.writer.write(first[:at])
                 await client.writer.drain()
                 client.writer.write(first[at:])
@@ -476,10 +451,10 @@ def test_the_wrong_door_is_known_by_the_first_bytes(
                 assert answer in found
                 assert bool(found) == bool(answer)
                 assert found.startswith(head)
-            await soon(lambda: sum(door.counts.strangers.values()) == 4, "all are counted")
+            await soon(lambda: sum(kafka.counts.other_protocols.values()) == 4, "all are counted")
 
     with caplog.at_level(logging.WARNING):
         on_uvloop(main)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert told in line
+    assert reported in line
     assert "which is for Kafka clients" in line

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from kafka_door import KafkaClient, api_versions, heartbeat, kafka_door, on_uvloop
+from support.async_tests import uvloop_test
+from support.kafka.server import KafkaClient, api_versions, heartbeat, kafka_server
 
 from tidelog.rpc.kafka import framing
 from tidelog.rpc.kafka.entries import Entry
@@ -63,7 +64,7 @@ def test_the_memory_of_a_request_grows_with_what_has_come_of_it() -> None:
     shared = memoryview(bytearray(1 << 16))
     machine = Framing(shared)
     assert feed(machine, size.to_bytes(4, "big") + b"begin", 1 << 16) == []
-    assert (machine.is_arriving, machine.missing, machine.arrived) == (True, size - 5, 5)
+    assert (machine.missing, machine.arrived) == (size - 5, 5)
     assert len(machine.buffer(1)) == FIRST_BYTES - 5, "not what its sender says, but what has come"
     content = random.Random(3).randbytes(size - 5)
     assert feed(machine, content, 1 << 16) == [b"begin" + content]
@@ -142,8 +143,9 @@ def _views(machine: Framing, data: bytes) -> list[memoryview]:
     return found
 
 
-@pytest.mark.source("a:C-01")
-def test_a_connection_answers_requests_that_are_cut_at_every_byte() -> None:
+@pytest.mark.requirement("a:C-01")
+@uvloop_test
+async def test_a_connection_answers_requests_that_are_cut_at_every_byte() -> None:
     async def handle(_request: object, context: Context) -> HeartbeatResponse:
         return HeartbeatResponse(throttle_time_ms=context.correlation_id)
 
@@ -154,14 +156,11 @@ def test_a_connection_answers_requests_that_are_cut_at_every_byte() -> None:
         assert (await client.response(HEARTBEAT, 4))[1].throttle_time_ms == number
         assert (await client.response(HEARTBEAT, 4))[1].throttle_time_ms == number + 1
 
-    async def main() -> None:
-        async with kafka_door({HEARTBEAT.key: Entry(handle)}) as door:
-            client = await door.client()
-            client.writer.write(api_versions(1))
-            assert (await client.answer())[:4] == (1).to_bytes(4, "big")
-            length = len(heartbeat(0) + heartbeat(1))
-            for at in range(length + 1):
-                number = 1_000 + 2 * at
-                await one(client, heartbeat(number) + heartbeat(number + 1), min(at, length), number)
-
-    on_uvloop(main)
+    async with kafka_server({HEARTBEAT.key: Entry(handle)}) as kafka:
+        client = await kafka.client()
+        client.writer.write(api_versions(1))
+        assert (await client.answer())[:4] == (1).to_bytes(4, "big")
+        length = len(heartbeat(0) + heartbeat(1))
+        for at in range(length + 1):
+            number = 1_000 + 2 * at
+            await one(client, heartbeat(number) + heartbeat(number + 1), min(at, length), number)

@@ -1,4 +1,4 @@
-"""Fetch of the Kafka door against whole brokers: batches, limits, waiting, sessions, and what is refused."""
+"""Fetch of the Kafka API against whole brokers: batches, limits, waiting, sessions, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from kafka_data import BROKERS, DataWorld, fetch_request, forgotten, produce_request, rows_of, wanted
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch, values_of
+from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch, values_of
+from support.kafka.data_api import BROKERS, DataWorld, fetch_request, forgotten, produce_request, rows_of, wanted
 
 from tidelog.log.batch import ControlKind, encode_control
 from tidelog.model.errors import DamagedLogError, ErrorCode, LeaderNotAvailableError, OverloadedError, TidelogError
 from tidelog.model.ids import PartitionId
-from tidelog.replication.service import PartitionService, ServiceConfig
 from tidelog.rpc.kafka import fetch
-from tidelog.rpc.kafka.finding import NAMES_PER_SLICE
 from tidelog.rpc.kafka.messages import FETCH, PRODUCE
 from tidelog.rpc.kafka.messages.data import FetchResponse, PartitionData, ReplicaState
-from tidelog.rpc.kafka.services import Later
-from tidelog.rpc.limits import DoorLimits
+from tidelog.rpc.kafka.services import DeferredResponse
+from tidelog.services.fetch import FetchService
+from tidelog.services.limits import RequestLimits
+from tidelog.services.partition_lookup import PARTITIONS_PER_SLICE as NAMES_PER_SLICE
 
 RACKS = {11: "east", 12: "west", 13: "south"}
 IDS_SINCE = 13
@@ -28,12 +28,10 @@ IDS_SINCE = 13
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[DataWorld]:
-    with ReplicationCluster(702) as cluster:
-        cluster.start()
+    with ReplicationCluster(702, brokers=()) as cluster:
         for broker, rack in RACKS.items():
             cluster.start_brokers(broker, rack=rack)
         yield DataWorld(cluster)
-        cluster.check()
 
 
 def code(row: Any) -> str:
@@ -53,7 +51,7 @@ def write(world: DataWorld, name: str, *sent: bytes) -> None:
 # What is read.
 
 
-@pytest.mark.source("a:C-09")
+@pytest.mark.requirement("a:C-09")
 @pytest.mark.parametrize("version", range(FETCH.low, FETCH.high + 1))
 def test_batches_are_read_as_they_are_stored_in_every_version(world: DataWorld, version: int) -> None:
     name = f"version-{version}"
@@ -82,9 +80,9 @@ def test_stored_batches_become_part_of_the_answer_without_a_copy(world: DataWorl
             12, b"".join(FETCH.encode_request(12, fetch_request(wanted("views", bytes_max=100_000))))
         )
         later = await fetch.handle(request, world.context(broker, 12))
-        assert isinstance(later, Later)
-        response = await later.answer()
-        later.leave()
+        assert isinstance(later, DeferredResponse)
+        response = await later.respond()
+        later.abandon()
         return response.responses[0].partitions[0].records, FETCH.encode_response(12, response)
 
     records, parts = world.cluster.on_broker(11, job)
@@ -93,7 +91,7 @@ def test_stored_batches_become_part_of_the_answer_without_a_copy(world: DataWorl
     assert values_of(records) == [bytes(30_000)] * 3
 
 
-@pytest.mark.source("a:C-09")
+@pytest.mark.requirement("a:C-09")
 def test_limits_hold_but_for_the_first_batch(world: DataWorld) -> None:
     for name in ("large-a", "large-b"):
         world.topic(name)
@@ -117,7 +115,7 @@ def test_limits_hold_but_for_the_first_batch(world: DataWorld) -> None:
     assert len(rows_of(world.fetch(*both))) == 2
 
 
-@pytest.mark.source("a:C-10")
+@pytest.mark.requirement("a:C-10")
 def test_a_fetch_waits_for_enough_bytes_or_for_its_time(world: DataWorld) -> None:
     world.topic("waits")
     cluster = world.cluster
@@ -131,7 +129,7 @@ def test_a_fetch_waits_for_enough_bytes_or_for_its_time(world: DataWorld) -> Non
         await asyncio.sleep(0.5)
         for value in (b"small", bytes(200)):
             assert not waiting.done()
-            assert broker.service.waiting_fetches == 1
+            assert broker.service.fetch.waiting_fetches == 1
             await world.answer(broker, PRODUCE, 12, produce_request(("waits", 0, batch(value))))
         return values(rows_of(await waiting)["waits", 0])
 
@@ -141,19 +139,19 @@ def test_a_fetch_waits_for_enough_bytes_or_for_its_time(world: DataWorld) -> Non
     assert world.is_idle()
 
 
-@pytest.mark.source("a:C-10")
+@pytest.mark.requirement("a:C-10")
 def test_a_fetch_whose_client_is_gone_waits_no_more(world: DataWorld) -> None:
     world.topic("left")
 
     async def job(broker: RunningBroker) -> None:
         later = await world.begin(broker, FETCH, 12, fetch_request(wanted("left"), max_wait_ms=60_000))
-        assert isinstance(later, Later)
-        waiting = asyncio.get_running_loop().create_task(later.answer())
+        assert isinstance(later, DeferredResponse)
+        waiting = asyncio.get_running_loop().create_task(later.respond())
         await asyncio.sleep(0.2)
-        assert broker.service.waiting_fetches == 1
+        assert broker.service.fetch.waiting_fetches == 1
         waiting.cancel()
         await asyncio.wait([waiting])
-        later.leave()
+        later.abandon()
         assert waiting.cancelled()
         assert len(broker.replicas.wakers) == 0
 
@@ -174,21 +172,21 @@ def test_a_known_error_does_not_wait_for_the_others(world: DataWorld) -> None:
 
 def test_without_a_place_to_wait_there_is_an_answer_at_once(world: DataWorld) -> None:
     world.topic("crowd")
-    service = world.cluster.brokers[NodeId(11)].service
-    before, service.config = service.config, ServiceConfig(waiting_fetches_max=0)
+    service = world.cluster.brokers[NodeId(11)].service.fetch
+    before, service.limits = service.limits, RequestLimits(waiting_fetches_max=0)
     try:
         began_s = world.cluster.now_s()
         assert world.fetch_row("crowd", max_wait_ms=20_000).error_code == 0
         assert world.cluster.now_s() - began_s < 1
     finally:
-        service.config = before
+        service.limits = before
 
 
 def test_a_transaction_is_read_when_it_has_ended_and_aborted_ones_are_named(world: DataWorld) -> None:
     where = world.topic("transactions")
 
     async def job(broker: RunningBroker) -> None:
-        leading = broker.replicas.leading(where)
+        leading = broker.replicas.leader_of(where)
         assert leading is not None
         for number, kind in ((5, ControlKind.ABORT), (6, ControlKind.COMMIT), (7, None)):
             data = batch(b"%d" % number, is_transactional=True, producer_id=number, producer_epoch=0, base_sequence=0)
@@ -225,8 +223,8 @@ def test_a_partition_that_is_led_elsewhere_says_who_leads_and_where(world: DataW
         assert (code(row), row.high_watermark, row.records) == ("NOT_LEADER_OR_FOLLOWER", -1, b"")
         assert row.current_leader.leader_id == (11 if version >= 12 else -1)
         assert row.current_leader.leader_epoch == (epoch if version >= 12 else -1)
-        told = [(one.node_id, one.host, one.port, one.rack) for one in response.node_endpoints]
-        assert told == ([(11, "host-11", 9092, "east")] if version >= 16 else [])
+        reported = [(one.node_id, one.host, one.port, one.rack) for one in response.node_endpoints]
+        assert reported == ([(11, "host-11", 9092, "east")] if version >= 16 else [])
 
 
 def test_epochs_of_readers_are_compared(world: DataWorld) -> None:
@@ -269,11 +267,11 @@ def test_a_reader_is_sent_to_nobody_whom_its_listener_cannot_reach(world: DataWo
         context = world.context(broker, 12)
         context.connection.listener = "INSIDE"
         later = await fetch.handle(request, context)
-        assert isinstance(later, Later)
+        assert isinstance(later, DeferredResponse)
         try:
-            return cast(FetchResponse, await later.answer())
+            return cast(FetchResponse, await later.respond())
         finally:
-            later.leave()
+            later.abandon()
 
     row = rows_of(world.cluster.on_broker(11, job))["unreachable", 0]
     assert (row.preferred_read_replica, values(row)) == (-1, [b"near"])
@@ -282,7 +280,7 @@ def test_a_reader_is_sent_to_nobody_whom_its_listener_cannot_reach(world: DataWo
 # What is refused.
 
 
-def test_unknown_topics_and_partitions_are_told_by_their_kind(world: DataWorld) -> None:
+def test_unknown_topics_and_partitions_have_errors_of_their_own(world: DataWorld) -> None:
     where = world.topic("known")
     response = world.fetch(wanted("known", partition=9), wanted("nobody"), wanted("", partition=-1))
     assert [code(row) for row in rows_of(response).values()] == ["UNKNOWN_TOPIC_OR_PARTITION"] * 3
@@ -306,9 +304,7 @@ def test_client_with_a_replica_id_reads_as_a_consumer(world: DataWorld) -> None:
 
 
 def test_client_with_a_replica_id_neither_confirms_nor_sees_uncommitted_records() -> None:
-    with ReplicationCluster(704) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(704, brokers=BROKERS) as cluster:
         lone = DataWorld(cluster)
         where = lone.topic("uncommitted")
         write(lone, "uncommitted", b"first")
@@ -366,7 +362,7 @@ def test_failures_have_codes_that_readers_know(
 
     log = world.cluster.log(11, PartitionId(world.cluster.image().topic_ids["codes"], 0))  # type: ignore[arg-type]
     monkeypatch.setattr(type(log), "read_nowait", failing)
-    monkeypatch.setattr(type(world.cluster.brokers[NodeId(11)].replicas), "found_rot", lambda *_: None)
+    monkeypatch.setattr(type(world.cluster.brokers[NodeId(11)].replicas), "report_corruption", lambda *_: None)
     assert code(world.fetch_row("codes", version=version)) == expected
 
 
@@ -385,14 +381,14 @@ def test_many_partitions_are_dealt_with_a_few_at_a_time(world: DataWorld) -> Non
 
     count, turns = world.cluster.on_broker(11, job)
     assert count == 2_001
-    assert turns >= 3 * 2_000 // NAMES_PER_SLICE, "named, found and told in slices"
+    assert turns >= 3 * 2_000 // NAMES_PER_SLICE, "named, found and reported in slices"
     assert world.is_idle()
 
 
 # Sessions.
 
 
-@pytest.mark.source("a:C-11")
+@pytest.mark.requirement("a:C-11")
 @pytest.mark.parametrize("version", [7, 12, 13, 17])
 def test_a_session_answers_with_what_has_changed(world: DataWorld, version: int) -> None:
     names = [f"session-{version}-{at}" for at in range(3)]
@@ -415,7 +411,7 @@ def test_a_session_answers_with_what_has_changed(world: DataWorld, version: int)
     changed = go_on(2, max_wait_ms=5_000)
     assert [(key, values(row)) for key, row in changed.items()] == [((topics[1], 0), [b"second"])]
     added = go_on(3, wanted(topics[1], 1), wanted(topics[2]), forgotten_topics_data=[forgotten(topics[0], 0)])
-    assert [(key, row.records) for key, row in added.items()] == [((topics[2], 0), b"")], "new, so it is told once"
+    assert [(key, row.records) for key, row in added.items()] == [((topics[2], 0), b"")], "new, so it is reported once"
     write(world, names[0], b"unread")
     assert go_on(4) == {}, "forgotten"
     left = world.fetch(
@@ -429,7 +425,7 @@ def test_a_session_answers_with_what_has_changed(world: DataWorld, version: int)
     assert code(gone) == "FETCH_SESSION_ID_NOT_FOUND"
 
 
-@pytest.mark.source("a:C-11", "a:T-26")
+@pytest.mark.requirement("a:C-11", "a:T-26")
 def test_who_has_lost_its_session_begins_a_new_one(world: DataWorld) -> None:
     where = world.topic("evicted")
     write(world, "evicted", b"x")
@@ -442,15 +438,15 @@ def test_who_has_lost_its_session_begins_a_new_one(world: DataWorld) -> None:
     assert others.count(0) > 0, "there are fewer places"
     lost = world.fetch(session_id=mine, session_epoch=1)
     assert (code(lost), lost.session_id, lost.responses) == ("FETCH_SESSION_ID_NOT_FOUND", 0, [])
-    anew = world.fetch(wanted("evicted"), session_id=mine, session_epoch=0)
-    assert (anew.error_code, values(rows_of(anew)["evicted", 0])) == (0, [b"x"]), "served in full, with or without"
+    again = world.fetch(wanted("evicted"), session_id=mine, session_epoch=0)
+    assert (again.error_code, values(rows_of(again)["evicted", 0])) == (0, [b"x"]), "served in full, with or without"
     for session in others:
         world.fetch(session_id=session, session_epoch=-1)
     assert len(world.sessions) == 0
     world.sessions.validate()
 
 
-def test_an_error_is_told_until_it_has_gone(world: DataWorld) -> None:
+def test_an_error_is_reported_until_it_has_gone(world: DataWorld) -> None:
     session = world.fetch(wanted("to-come"), session_epoch=0).session_id
     assert session
     for epoch in (1, 2):
@@ -497,19 +493,19 @@ def test_busy_partitions_of_a_session_do_not_starve_the_others(world: DataWorld)
 def test_what_is_read_counts_in_the_memory_of_the_connection(world: DataWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.topic("counted")
     write(world, "counted", *(bytes(1_000) for _ in range(10)))
-    limits = DoorLimits(fetch_bytes_max=1 << 20, fetch_bytes_min=2_500, response_bytes_max=5_000)
+    limits = RequestLimits(fetch_bytes_max=1 << 20, fetch_bytes_min=2_500, response_bytes_max=5_000)
     tight = DataWorld(world.cluster, limits)
     peak = 0
-    reading = PartitionService.fetch
+    reading = FetchService.fetch
 
-    async def watched(service: PartitionService, *given: Any, **named: Any) -> Any:
+    async def watched(service: FetchService, context: Any, request: Any, memory: Any) -> Any:
         nonlocal peak
-        results = await reading(service, *given, **named)
+        results = await reading(service, context, request, memory)
         peak = max(peak, sum(len(result.data) for result in results))
-        assert named["memory"].reading == 0, "what was read is the answer's from now on"
+        assert memory.reading == 0, "what was read is the answer's from now on"
         return results
 
-    monkeypatch.setattr(PartitionService, "fetch", watched)
+    monkeypatch.setattr(FetchService, "fetch", watched)
     assert len(values(tight.fetch_row("counted"))) == 4
     tight.responses.used = 5_000  # clients have not taken their answers
     assert len(values(tight.fetch_row("counted"))) == 2
@@ -523,9 +519,9 @@ def test_what_was_read_counts_until_the_connection_counts_it(world: DataWorld) -
 
     async def job(broker: RunningBroker) -> tuple[int, int]:
         later = await world.begin(broker, FETCH, 12, fetch_request(wanted("gapless")))
-        await later.answer()
+        await later.respond()
         read = world.responses.used
-        later.leave()
+        later.abandon()
         return read, world.responses.used
 
     read, left = world.cluster.on_broker(11, job)

@@ -1,4 +1,4 @@
-"""Fetch sessions as a state machine: what is asked, what is told, who loses its place."""
+"""Fetch sessions as a state machine: what is asked, what is returned, which session is evicted."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tidelog.rpc.kafka.fetch_sessions import (
     FetchSessionError,
     FetchSessions,
     Key,
-    News,
-    Turn,
-    Wanted,
+    PartitionChange,
+    SessionFetch,
+    SessionPartition,
 )
 
 IDLE_MS = 120_000
-QUIET = News((5, 5, 0))
-DATA = News((5, 5, 0), has_data=True)
-FAILED = News((-1, -1, -1), is_error=True)
+QUIET = PartitionChange((5, 5, 0))
+DATA = PartitionChange((5, 5, 0), has_data=True)
+FAILED = PartitionChange((-1, -1, -1), is_error=True)
 
 
 class Cache:
-    """A cache, and a clock that stands still unless it is told."""
+    """A cache, and a clock that stands still unless it is moved."""
 
     def __init__(self, **limits: int) -> None:
         self.sessions = FetchSessions(Random(3), **limits)
@@ -38,16 +38,16 @@ class Cache:
         self,
         session_id: int,
         epoch: int,
-        *named: Wanted,
+        *named: SessionPartition,
         forgotten: tuple[Key, ...] = (),
         has_ids: bool = False,
-    ) -> Turn:
+    ) -> SessionFetch:
         turn = self.sessions.begin(session_id, epoch, named, forgotten, has_ids=has_ids, now_ms=self.now_ms)
         self.sessions.validate()
         return turn
 
-    def end(self, turn: Turn, *found: News) -> tuple[int, list[bool]]:
-        answer = self.sessions.end(turn, found or [QUIET] * len(turn.wanted), now_ms=self.now_ms)
+    def end(self, turn: SessionFetch, *found: PartitionChange) -> tuple[int, list[bool]]:
+        answer = self.sessions.end(turn, found or [QUIET] * len(turn.partitions), now_ms=self.now_ms)
         self.sessions.validate()
         return answer
 
@@ -62,40 +62,40 @@ class Cache:
         return refusal.value.code
 
 
-def want(topic: str | bytes, offset: int = 0, *, partition: int = 0) -> Wanted:
-    return Wanted(topic, partition, offset, 1 << 20)
+def want(topic: str | bytes, offset: int = 0, *, partition: int = 0) -> SessionPartition:
+    return SessionPartition(topic, partition, offset, 1 << 20)
 
 
-def asked(turn: Turn) -> list[tuple[str | bytes, int, int]]:
-    return [(one.topic, one.partition, one.offset) for one in turn.wanted]
+def asked(turn: SessionFetch) -> list[tuple[str | bytes, int, int]]:
+    return [(one.topic, one.partition, one.offset) for one in turn.partitions]
 
 
-@pytest.mark.source("a:C-11")
+@pytest.mark.requirement("a:C-11")
 def test_a_session_remembers_what_is_read_and_takes_only_changes() -> None:
     cache = Cache()
     first = cache.begin(NO_SESSION, FIRST_EPOCH, want("a", 1), want("b", 2), want("b", 3, partition=1))
     assert asked(first) == [("a", 0, 1), ("b", 0, 2), ("b", 1, 3)]
-    session_id, told = cache.end(first)
+    session_id, returned = cache.end(first)
     assert session_id > 0
-    assert told == [True, True, True], "a first answer tells everything"
+    assert returned == [True, True, True], "a first answer tells everything"
     second = cache.begin(session_id, 1, want("b", 20), want("c"), forgotten=(("a", 0), ("z", 9)))
     assert asked(second) == [("b", 0, 20), ("b", 1, 3), ("c", 0, 0)]
     assert cache.end(second) == (session_id, [False, False, True]), "nothing has changed but what is new"
     assert cache.sessions.partitions == 3
 
 
-@pytest.mark.source("a:C-11")
-def test_only_news_are_told() -> None:
+@pytest.mark.requirement("a:C-11")
+def test_only_changes_are_reported() -> None:
     cache = Cache()
     session_id, _ = cache.end(cache.begin(NO_SESSION, FIRST_EPOCH, want("a"), want("b"), want("c")))
-    rounds: list[tuple[tuple[News, News, News], list[bool]]] = [
+    rounds: list[tuple[tuple[PartitionChange, PartitionChange, PartitionChange], list[bool]]] = [
         ((QUIET, QUIET, QUIET), [False, False, False]),
         ((DATA, QUIET, QUIET), [True, False, False]),
         # a went to the end of the line
-        ((News((6, 5, 0)), News((5, 6, 0)), News((5, 5, 1))), [True, True, True]),
-        ((News((6, 5, 0)), News((5, 6, 0)), News((5, 5, 1))), [False, False, False]),
-        ((FAILED, News((5, 6, 0), is_told=True), News((5, 5, 1))), [True, True, False]),
-        ((News((6, 5, 0)), FAILED, News((5, 5, 1))), [True, True, False]),
+        ((PartitionChange((6, 5, 0)), PartitionChange((5, 6, 0)), PartitionChange((5, 5, 1))), [True, True, True]),
+        ((PartitionChange((6, 5, 0)), PartitionChange((5, 6, 0)), PartitionChange((5, 5, 1))), [False, False, False]),
+        ((FAILED, PartitionChange((5, 6, 0), is_forced=True), PartitionChange((5, 5, 1))), [True, True, False]),
+        ((PartitionChange((6, 5, 0)), FAILED, PartitionChange((5, 5, 1))), [True, True, False]),
     ]
     for epoch, (found, expected) in enumerate(rounds, start=1):
         answer = cache.end(cache.begin(session_id, epoch), *found)
@@ -107,7 +107,7 @@ def test_what_had_data_goes_to_the_end_of_the_line() -> None:
     session_id, _ = cache.end(cache.begin(NO_SESSION, FIRST_EPOCH, want("a"), want("b"), want("c")))
     turn = cache.begin(session_id, 1)
     cache.end(turn, DATA, QUIET, DATA)
-    assert [one.topic for one in cache.begin(session_id, 2).wanted] == ["b", "a", "c"]
+    assert [one.topic for one in cache.begin(session_id, 2).partitions] == ["b", "a", "c"]
 
 
 def test_a_full_request_ends_the_session_that_it_names() -> None:
@@ -124,8 +124,8 @@ def test_a_full_request_ends_the_session_that_it_names() -> None:
     assert cache.refused(second, 1) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-@pytest.mark.source("a:C-11", "a:T-26")
-def test_a_request_that_does_not_fit_to_its_session_is_told_so() -> None:
+@pytest.mark.requirement("a:C-11", "a:T-26")
+def test_a_request_that_does_not_fit_its_session_is_rejected() -> None:
     cache = Cache()
     session_id = cache.open("a")
     assert cache.refused(session_id + 1, 1) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -149,7 +149,7 @@ def test_sessions_with_ids_are_apart_from_those_with_names() -> None:
     session_id, _ = cache.end(turn)
     assert cache.refused(session_id, 1) is ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
     again = cache.begin(session_id, 1, forgotten=((topic_id, 0),), has_ids=True)
-    assert again.wanted == ()
+    assert again.partitions == ()
     assert cache.end(again) == (NO_SESSION, []), "nothing is left to read"
     assert len(cache.sessions) == 0
 
@@ -179,7 +179,7 @@ def test_after_the_last_epoch_comes_the_first() -> None:
 # Places.
 
 
-@pytest.mark.source("a:C-11", "a:T-26")
+@pytest.mark.requirement("a:C-11", "a:T-26")
 def test_without_a_place_a_client_is_served_in_full() -> None:
     cache = Cache(slots_max=2)
     assert cache.open("a")
@@ -188,7 +188,7 @@ def test_without_a_place_a_client_is_served_in_full() -> None:
     assert (len(cache.sessions), cache.sessions.evicted) == (2, 0)
 
 
-@pytest.mark.source("a:T-26")
+@pytest.mark.requirement("a:T-26")
 def test_the_session_that_was_idle_for_longest_makes_room() -> None:
     cache = Cache(slots_max=2)
     large, small = cache.open("a", "b", "c"), cache.open("d")
@@ -202,7 +202,7 @@ def test_the_session_that_was_idle_for_longest_makes_room() -> None:
     assert cache.end(cache.begin(small, 2))[0] == small
 
 
-@pytest.mark.source("a:C-11", "a:T-26")
+@pytest.mark.requirement("a:C-11", "a:T-26")
 def test_of_old_sessions_in_use_the_smallest_makes_room_for_one_as_large() -> None:
     cache = Cache(slots_max=3)
     sessions = [cache.open(*"abc"), cache.open(*"ab"), cache.open(*"abcd")]
@@ -275,14 +275,14 @@ def test_a_client_that_applies_the_changes_knows_what_a_full_answer_would_tell(s
             if random.random() < 0.05:
                 states[who] = NO_SESSION, FIRST_EPOCH  # the connection is lost
                 continue
-            assert {(one.topic, one.partition): one.offset for one in turn.wanted} == read
-            found = [News(truth[one.topic, 0], has_data=random.random() < 0.3) for one in turn.wanted]
-            next_id, told = cache.end(turn, *found)
+            assert {(one.topic, one.partition): one.offset for one in turn.partitions} == read
+            found = [PartitionChange(truth[one.topic, 0], has_data=random.random() < 0.3) for one in turn.partitions]
+            next_id, returned = cache.end(turn, *found)
         except FetchSessionError:
             states[who] = session_id, FIRST_EPOCH
             continue
-        for one, news, is_told in zip(turn.wanted, found, told, strict=True):
-            if is_told:
+        for one, news, is_returned in zip(turn.partitions, found, returned, strict=True):
+            if is_returned:
                 known[who][one.topic, one.partition] = news.offsets
         assert known[who] == {key: truth[key] for key in read}
         states[who] = (next_id, epoch + 1) if next_id else (NO_SESSION, FIRST_EPOCH)

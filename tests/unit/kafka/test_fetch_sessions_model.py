@@ -1,8 +1,8 @@
-"""Fetch sessions seen through a client: what it knows is what full fetches would have told it, at every step.
+"""Fetch sessions seen through a client: what it knows is what full fetches would have returned, at every step.
 
 A seed draws what happens: records come, watermarks and starts move, partitions fail and recover, the client adds,
 forgets and seeks, answers are lost, other clients push the session out. The client does as Kafka's consumer does: it
-goes on with what has changed, and begins anew when it is refused.
+goes on with what has changed, and begins again when it is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.kafka import fetch_sessions
-from tidelog.rpc.kafka.fetch_sessions import FetchSessionError, FetchSessions, News, Wanted
+from tidelog.rpc.kafka.fetch_sessions import FetchSessionError, FetchSessions, PartitionChange, SessionPartition
 
 STEPS = 120
 PARTITIONS = 8
@@ -104,9 +104,9 @@ class Model:
 
     def others(self) -> None:
         for _ in range(self.draw.randrange(3)):
-            named = [Wanted("other", number, 0, 1) for number in range(self.draw.randrange(1, 15))]
+            named = [SessionPartition("other", number, 0, 1) for number in range(self.draw.randrange(1, 15))]
             turn = self.sessions.begin(0, 0, named, (), has_ids=False, now_ms=self.now_ms)
-            self.sessions.end(turn, [News((0, 0, 0)) for _ in named], now_ms=self.now_ms)
+            self.sessions.end(turn, [PartitionChange((0, 0, 0)) for _ in named], now_ms=self.now_ms)
 
     def fetch(self) -> None:
         client = self.client
@@ -119,7 +119,7 @@ class Model:
             turn = self.sessions.begin(
                 client.session_id,
                 client.epoch,
-                [Wanted("t", one, at, 1) for one, at in named.items()],
+                [SessionPartition("t", one, at, 1) for one, at in named.items()],
                 gone,
                 has_ids=False,
                 now_ms=self.now_ms,
@@ -127,27 +127,29 @@ class Model:
         except FetchSessionError as error:
             assert client.epoch > 0
             self.count(error.code.name)
-            self.begin_anew()
+            self.begin_again()
             return
-        truth = {one.partition: self.read(one.partition, one.offset) for one in turn.wanted}
-        assert {one.partition: one.offset for one in turn.wanted} == client.wanted, "the session reads what is wanted"
-        rows = [truth[one.partition] for one in turn.wanted]
-        news = [News(offsets, records > 0, failed) for offsets, failed, records in rows]
-        session_id, told = self.sessions.end(turn, news, now_ms=self.now_ms)
-        partitions = [one.partition for one, is_told in zip(turn.wanted, told, strict=True) if is_told]
+        truth = {one.partition: self.read(one.partition, one.offset) for one in turn.partitions}
+        assert {one.partition: one.offset for one in turn.partitions} == client.wanted, (
+            "the session reads what is wanted"
+        )
+        rows = [truth[one.partition] for one in turn.partitions]
+        news = [PartitionChange(offsets, records > 0, failed) for offsets, failed, records in rows]
+        session_id, returned = self.sessions.end(turn, news, now_ms=self.now_ms)
+        partitions = [one.partition for one, is_returned in zip(turn.partitions, returned, strict=True) if is_returned]
         answer = {partition: truth[partition] for partition in partitions}
         is_full = client.epoch <= 0
         if self.draw.random() < 0.1:
             self.count("lost")
             if self.draw.random() < 0.5:
-                self.begin_anew()  # else it says the same once more, and is refused
+                self.begin_again()  # else it says the same once more, and is refused
             return
         self.take(answer, session_id, is_full=is_full)
         self.count("full" if is_full else "incremental")
-        self.count("told" if len(answer) == len(truth) else "spared")
+        self.count("complete" if len(answer) == len(truth) else "spared")
         self.check(truth)
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         self.client.session_id = self.client.epoch = 0
         self.client.known.clear()
 
@@ -165,7 +167,7 @@ class Model:
             client.wanted[partition] += records
 
     def check(self, truth: dict[int, Row]) -> None:
-        """As a full fetch would have it; records and errors are told each time."""
+        """As a full fetch would have it; records and errors are returned each time."""
         for partition, (offsets, failed, records) in truth.items():
             known = self.client.known[partition]
             assert known[:2] == (offsets, failed), f"partition {partition}: it knows {known}"
@@ -201,17 +203,19 @@ def test_the_model_sees_what_it_is_about() -> None:
         for what, count in run(seed).items():
             seen[what] = seen.get(what, 0) + count
     refusals = {ErrorCode.FETCH_SESSION_ID_NOT_FOUND.name, ErrorCode.INVALID_FETCH_SESSION_EPOCH.name}
-    assert refusals | {"lost", "full", "incremental", "told", "spared"} <= seen.keys(), seen
+    assert refusals | {"lost", "full", "incremental", "complete", "spared"} <= seen.keys(), seen
     assert seen["incremental"] > seen["full"]
 
 
 def test_the_model_notices_a_session_that_keeps_news_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes(wanted: Wanted, news: News) -> bool:
-        is_new = news.has_data or news.is_error or wanted.told is None or wanted.told[0] != news.offsets[0]
-        wanted.told = news.offsets
+    def takes(wanted: SessionPartition, news: PartitionChange) -> bool:
+        is_new = (
+            news.has_data or news.is_error or wanted.sent_offsets is None or wanted.sent_offsets[0] != news.offsets[0]
+        )
+        wanted.sent_offsets = news.offsets
         return is_new
 
-    monkeypatch.setattr(fetch_sessions, "_takes", takes)
+    monkeypatch.setattr(fetch_sessions, "_record_change", takes)
 
     def run_all() -> None:
         for seed in range(20):

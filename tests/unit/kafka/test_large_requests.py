@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from kafka_door import soon
-from kafka_groups import name_of
-from kafka_node import KafkaNode, prepare, running
+from support.async_tests import inside
+from support.kafka.group_api import name_of
+from support.kafka.node import KafkaNode, prepare, running
+from support.kafka.server import soon
 
 from tidelog.coordinator.requests import OffsetToCommit
 from tidelog.log.batch import Record, encode
@@ -33,6 +34,7 @@ from tidelog.rpc.kafka.messages.cluster import (
 from tidelog.rpc.kafka.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
 from tidelog.rpc.kafka.messages.metadata import FindCoordinatorRequest, MetadataRequest, MetadataRequestTopic
 from tidelog.rpc.kafka.messages.topics import CreatableTopic, CreateTopicsRequest, DeleteTopicsRequest, DeleteTopicState
+from tidelog.services.context import INTERNAL
 
 GROUPS = 3_000
 PARTITIONS = 12_000
@@ -126,13 +128,13 @@ async def _topic(client: Client) -> None:
     assert row.error_code == 0
     services = client.node.shared.services
     where = PartitionId(TopicId(services.image.topic_ids["orders"]), 0)
-    await soon(lambda: services.partitions._replicas.get(where) is not None, "the replica is open")
+    await soon(lambda: services.data.log_directories._replicas.get(where) is not None, "the replica is open")
 
     def is_led() -> bool:
-        return any(one.replica.partition_id == where for one in services.partitions._replicas.leaders())
+        return any(one.replica.partition_id == where for one in services.data.log_directories._replicas.leaders())
 
     await soon(is_led, "orders is led")
-    await services.groups.find_coordinators(["any"])
+    await services.groups.find_coordinators(INTERNAL, ["any"])
     await soon(lambda: len(list(services.groups.coordinator.leading_shards())) == 2, "groups are open")
 
 
@@ -140,129 +142,123 @@ def codes(rows: list[Any]) -> list[str]:
     return [name_of(row.error_code) for row in rows]
 
 
-def test_thousands_of_groups_in_one_request(world: World) -> None:
-    async def job(client: Client) -> None:
-        found = await client.ask(apis.FIND_COORDINATOR, FindCoordinatorRequest(coordinator_keys=NAMES))
-        assert [row.key for row in found.coordinators] == NAMES
-        assert set(codes(found.coordinators)) == {""}
+@inside(World.run, "world")
+async def test_thousands_of_groups_in_one_request(client: Client) -> None:
+    found = await client.ask(apis.FIND_COORDINATOR, FindCoordinatorRequest(coordinator_keys=NAMES))
+    assert [row.key for row in found.coordinators] == NAMES
+    assert set(codes(found.coordinators)) == {""}
 
-        service = client.node.groups
-        where = PartitionId(TopicId(service.image.topic_ids["orders"]), 1)
-        for first in range(0, GROUPS, 100):
-            some = NAMES[first : first + 100]
-            one = {where: OffsetToCommit(7)}
-            await asyncio.gather(*(service.commit_offsets(name, one, member_id="", member_epoch=-1) for name in some))
+    service = client.node.groups
+    where = PartitionId(TopicId(service._tail.image.topic_ids["orders"]), 1)
+    for first in range(0, GROUPS, 100):
+        some = NAMES[first : first + 100]
+        one = {where: OffsetToCommit(7)}
+        await asyncio.gather(
+            *(service.commit_offsets(INTERNAL, name, one, member_id="", member_epoch=-1) for name in some)
+        )
 
-        listed = await client.ask(apis.LIST_GROUPS, groups.ListGroupsRequest())
-        assert sorted(row.group_id for row in listed.groups) == sorted(NAMES)
-        described = (await client.ask(apis.DESCRIBE_GROUPS, groups.DescribeGroupsRequest(groups=NAMES))).groups
-        assert [(row.group_id, row.group_state) for row in described] == [(name, "Empty") for name in NAMES]
-        assert client.turns.count >= GROUPS // 2
-        assert client.turns.longest_s < TURN_MAX_S
-        request = groups.ConsumerGroupDescribeRequest(group_ids=NAMES)
-        rows = (await client.ask(apis.CONSUMER_GROUP_DESCRIBE, request)).groups
-        assert codes(rows) == ["GROUP_ID_NOT_FOUND"] * GROUPS
-        wanted = [groups.OffsetFetchRequestGroup(group_id=name, topics=None) for name in NAMES]
-        for version in (8, 9, 10):
-            request_of = groups.OffsetFetchRequest(groups=wanted)
-            fetched = (await client.ask(apis.OFFSET_FETCH, request_of, version)).groups
-            assert [row.group_id for row in fetched] == NAMES
-            assert {row.topics[0].partitions[0].committed_offset for row in fetched} == {7}
-        deleted = (await client.ask(apis.DELETE_GROUPS, groups.DeleteGroupsRequest(groups_names=NAMES))).results
-        assert [(row.group_id, row.error_code) for row in deleted] == [(name, 0) for name in NAMES]
-        assert client.turns.longest_s < TURN_MAX_S
-        assert (await client.ask(apis.LIST_GROUPS, groups.ListGroupsRequest())).groups == []
-
-    world.run(job)
-
-
-def test_thousands_of_partitions_in_one_produce_fetch_and_list(world: World) -> None:
-    async def job(client: Client) -> None:
-        records = encode([Record(0, 1 << 40, None, b"x", ())])
-        numbers = range(PARTITIONS)
-        expected = ["", "", *[UNKNOWN] * (PARTITIONS - 2)]
-        parts = [data.PartitionProduceData(index=number, records=records) for number in numbers]
-        topic = data.TopicProduceData(name="orders", partition_data=parts)
-        request: Any = data.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[topic])
-        answer = await client.ask(apis.PRODUCE, request, 12)
-        assert codes(answer.responses[0].partition_responses) == expected
-        assert client.turns.count >= 4 * PARTITIONS // 1_000
-        assert client.turns.longest_s < TURN_MAX_S
-
-        wanted = [data.FetchPartition(partition=number, partition_max_bytes=1 << 20) for number in numbers]
-        request = data.FetchRequest(topics=[data.FetchTopic(topic="orders", partitions=wanted)])
-        answer = await client.ask(apis.FETCH, request, 12)
-        rows = answer.responses[0].partitions
-        assert codes(rows) == expected
-        assert len(rows[0].records) == len(rows[1].records) > 0
-        assert client.turns.count >= 4 * PARTITIONS // 1_000
-        assert client.turns.longest_s < TURN_MAX_S
-
-        asked = [data.ListOffsetsPartition(partition_index=number, timestamp=-1) for number in numbers]
-        topics = [data.ListOffsetsTopic(name="orders", partitions=asked)]
-        answer = await client.ask(apis.LIST_OFFSETS, data.ListOffsetsRequest(replica_id=0, topics=topics))
-        assert codes(answer.topics[0].partitions) == expected
-        assert [row.offset for row in answer.topics[0].partitions[:2]] == [1, 1]
-        assert client.turns.longest_s < TURN_MAX_S
-        ends = [data.OffsetForLeaderPartition(partition=number) for number in numbers]
-        request = data.OffsetForLeaderEpochRequest(topics=[data.OffsetForLeaderTopic(topic="orders", partitions=ends)])
-        answer = await client.ask(apis.OFFSET_FOR_LEADER_EPOCH, request)
-        assert codes(answer.topics[0].partitions) == expected
-
-    world.run(job)
+    listed = await client.ask(apis.LIST_GROUPS, groups.ListGroupsRequest())
+    assert sorted(row.group_id for row in listed.groups) == sorted(NAMES)
+    described = (await client.ask(apis.DESCRIBE_GROUPS, groups.DescribeGroupsRequest(groups=NAMES))).groups
+    assert [(row.group_id, row.group_state) for row in described] == [(name, "Empty") for name in NAMES]
+    assert client.turns.count >= GROUPS // 2
+    assert client.turns.longest_s < TURN_MAX_S
+    request = groups.ConsumerGroupDescribeRequest(group_ids=NAMES)
+    rows = (await client.ask(apis.CONSUMER_GROUP_DESCRIBE, request)).groups
+    assert codes(rows) == ["GROUP_ID_NOT_FOUND"] * GROUPS
+    wanted = [groups.OffsetFetchRequestGroup(group_id=name, topics=None) for name in NAMES]
+    for version in (8, 9, 10):
+        request_of = groups.OffsetFetchRequest(groups=wanted)
+        fetched = (await client.ask(apis.OFFSET_FETCH, request_of, version)).groups
+        assert [row.group_id for row in fetched] == NAMES
+        assert {row.topics[0].partitions[0].committed_offset for row in fetched} == {7}
+    deleted = (await client.ask(apis.DELETE_GROUPS, groups.DeleteGroupsRequest(groups_names=NAMES))).results
+    assert [(row.group_id, row.error_code) for row in deleted] == [(name, 0) for name in NAMES]
+    assert client.turns.longest_s < TURN_MAX_S
+    assert (await client.ask(apis.LIST_GROUPS, groups.ListGroupsRequest())).groups == []
 
 
-def test_thousands_of_offsets_in_one_commit_fetch_and_delete(world: World) -> None:
-    async def job(client: Client) -> None:
-        numbers = range(PARTITIONS)
-        expected = ["", "", *[UNKNOWN] * (PARTITIONS - 2)]
-        rows = [groups.OffsetCommitRequestPartition(partition_index=number, committed_offset=5) for number in numbers]
-        topic = groups.OffsetCommitRequestTopic(name="orders", partitions=rows)
-        request: Any = groups.OffsetCommitRequest(group_id="wide", topics=[topic])
-        answer = await client.ask(apis.OFFSET_COMMIT, request, 9)
-        assert codes(answer.topics[0].partitions) == expected
-        named = [groups.OffsetFetchRequestTopics(name="orders", partition_indexes=list(numbers))]
-        wanted = [groups.OffsetFetchRequestGroup(group_id="wide", topics=named)]
-        answer = await client.ask(apis.OFFSET_FETCH, groups.OffsetFetchRequest(groups=wanted), 9)
-        found = answer.groups[0].topics[0].partitions
-        assert [row.committed_offset for row in found] == [5, 5, *[-1] * (PARTITIONS - 2)]
+@inside(World.run, "world")
+async def test_thousands_of_partitions_in_one_produce_fetch_and_list(client: Client) -> None:
+    records = encode([Record(0, 1 << 40, None, b"x", ())])
+    numbers = range(PARTITIONS)
+    expected = ["", "", *[UNKNOWN] * (PARTITIONS - 2)]
+    parts = [data.PartitionProduceData(index=number, records=records) for number in numbers]
+    topic = data.TopicProduceData(name="orders", partition_data=parts)
+    request: Any = data.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[topic])
+    answer = await client.ask(apis.PRODUCE, request, 12)
+    assert codes(answer.responses[0].partition_responses) == expected
+    assert client.turns.count >= 4 * PARTITIONS // 1_000
+    assert client.turns.longest_s < TURN_MAX_S
 
-        # Those of partitions that there are: by the service, which both APIs call.
-        service = client.node.groups
-        topic_id = TopicId(service.image.topic_ids["orders"])
-        offsets = {PartitionId(topic_id, number): OffsetToCommit(number) for number in numbers}
-        done = await service.commit_offsets("wider", offsets, member_id="", member_epoch=-1)
-        assert len(done) == PARTITIONS
-        assert set(done.values()) == {None}
-        held = service.fetch_offsets("wider", None)
-        assert [held[place].offset for place in offsets] == list(numbers)
-        assert set((await service.delete_offsets("wider", list(offsets))).values()) == {None}
-        assert service.fetch_offsets("wider", None) == {}
-        await service.delete_group("wider")
+    wanted = [data.FetchPartition(partition=number, partition_max_bytes=1 << 20) for number in numbers]
+    request = data.FetchRequest(topics=[data.FetchTopic(topic="orders", partitions=wanted)])
+    answer = await client.ask(apis.FETCH, request, 12)
+    rows = answer.responses[0].partitions
+    assert codes(rows) == expected
+    assert len(rows[0].records) == len(rows[1].records) > 0
+    assert client.turns.count >= 4 * PARTITIONS // 1_000
+    assert client.turns.longest_s < TURN_MAX_S
 
-    world.run(job)
+    asked = [data.ListOffsetsPartition(partition_index=number, timestamp=-1) for number in numbers]
+    topics = [data.ListOffsetsTopic(name="orders", partitions=asked)]
+    answer = await client.ask(apis.LIST_OFFSETS, data.ListOffsetsRequest(replica_id=0, topics=topics))
+    assert codes(answer.topics[0].partitions) == expected
+    assert [row.offset for row in answer.topics[0].partitions[:2]] == [1, 1]
+    assert client.turns.longest_s < TURN_MAX_S
+    ends = [data.OffsetForLeaderPartition(partition=number) for number in numbers]
+    request = data.OffsetForLeaderEpochRequest(topics=[data.OffsetForLeaderTopic(topic="orders", partitions=ends)])
+    answer = await client.ask(apis.OFFSET_FOR_LEADER_EPOCH, request)
+    assert codes(answer.topics[0].partitions) == expected
 
 
-def test_thousands_of_topics_in_one_request(world: World) -> None:
-    async def job(client: Client) -> None:
-        names = [f"topic-{number}" for number in range(PARTITIONS)]
-        topics = [MetadataRequestTopic(name=name) for name in names]
-        request: Any = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-        answer = await client.ask(apis.METADATA, request)
-        assert codes(answer.topics) == [UNKNOWN] * PARTITIONS
-        assert client.turns.longest_s < TURN_MAX_S
-        wanted = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names]
-        request = CreateTopicsRequest(topics=wanted, validate_only=True, timeout_ms=60_000)
-        answer = await client.ask(apis.CREATE_TOPICS, request, 4)
-        assert codes(answer.topics) == [""] * PARTITIONS
-        gone = DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names], timeout_ms=60_000)
-        answer = await client.ask(apis.DELETE_TOPICS, gone)
-        assert codes(answer.responses) == [UNKNOWN] * PARTITIONS
-        resources = [DescribeConfigsResource(resource_type=2, resource_name=name) for name in names[:GROUPS]]
-        answer = await client.ask(apis.DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=resources))
-        assert codes(answer.results) == [UNKNOWN] * GROUPS
+@inside(World.run, "world")
+async def test_thousands_of_offsets_in_one_commit_fetch_and_delete(client: Client) -> None:
+    numbers = range(PARTITIONS)
+    expected = ["", "", *[UNKNOWN] * (PARTITIONS - 2)]
+    rows = [groups.OffsetCommitRequestPartition(partition_index=number, committed_offset=5) for number in numbers]
+    topic = groups.OffsetCommitRequestTopic(name="orders", partitions=rows)
+    request: Any = groups.OffsetCommitRequest(group_id="wide", topics=[topic])
+    answer = await client.ask(apis.OFFSET_COMMIT, request, 9)
+    assert codes(answer.topics[0].partitions) == expected
+    named = [groups.OffsetFetchRequestTopics(name="orders", partition_indexes=list(numbers))]
+    wanted = [groups.OffsetFetchRequestGroup(group_id="wide", topics=named)]
+    answer = await client.ask(apis.OFFSET_FETCH, groups.OffsetFetchRequest(groups=wanted), 9)
+    found = answer.groups[0].topics[0].partitions
+    assert [row.committed_offset for row in found] == [5, 5, *[-1] * (PARTITIONS - 2)]
 
-    world.run(job)
+    # Those of partitions that there are: by the service, which both APIs call.
+    service = client.node.groups
+    topic_id = TopicId(service._tail.image.topic_ids["orders"])
+    offsets = {PartitionId(topic_id, number): OffsetToCommit(number) for number in numbers}
+    done = await service.commit_offsets(INTERNAL, "wider", offsets, member_id="", member_epoch=-1)
+    assert len(done) == PARTITIONS
+    assert set(done.values()) == {None}
+    held = await service.fetch_offsets(INTERNAL, "wider", None)
+    assert [getattr(held[place], "offset", None) for place in offsets] == list(numbers)
+    assert set((await service.delete_offsets(INTERNAL, "wider", list(offsets))).values()) == {None}
+    assert await service.fetch_offsets(INTERNAL, "wider", None) == {}
+    await service.delete_group(INTERNAL, "wider")
+
+
+@inside(World.run, "world")
+async def test_thousands_of_topics_in_one_request(client: Client) -> None:
+    names = [f"topic-{number}" for number in range(PARTITIONS)]
+    topics = [MetadataRequestTopic(name=name) for name in names]
+    request: Any = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+    answer = await client.ask(apis.METADATA, request)
+    assert codes(answer.topics) == [UNKNOWN] * PARTITIONS
+    assert client.turns.longest_s < TURN_MAX_S
+    wanted = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names]
+    request = CreateTopicsRequest(topics=wanted, validate_only=True, timeout_ms=60_000)
+    answer = await client.ask(apis.CREATE_TOPICS, request, 4)
+    assert codes(answer.topics) == [""] * PARTITIONS
+    gone = DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names], timeout_ms=60_000)
+    answer = await client.ask(apis.DELETE_TOPICS, gone)
+    assert codes(answer.responses) == [UNKNOWN] * PARTITIONS
+    resources = [DescribeConfigsResource(resource_type=2, resource_name=name) for name in names[:GROUPS]]
+    answer = await client.ask(apis.DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=resources))
+    assert codes(answer.results) == [UNKNOWN] * GROUPS
 
 
 def test_thousands_of_partitions_in_requests_of_an_operator(world: World, tmp_path: Path) -> None:

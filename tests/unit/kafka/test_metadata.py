@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from kafka_cluster import KafkaCluster
+from support.kafka.cluster import KafkaCluster
 
-from tidelog.metadata.settings import SET, AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.config_changes import SET, AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import ErrorCode
 from tidelog.model.ids import NodeId
@@ -37,7 +37,7 @@ def ids(*topics: UUID) -> list[MetadataRequestTopic]:
     return [MetadataRequestTopic(name=None, topic_id=topic.bytes) for topic in topics]
 
 
-def told(response: Any) -> list[tuple[str | None, int]]:
+def topic_errors(response: Any) -> list[tuple[str | None, int]]:
     return [(topic.name, topic.error_code) for topic in response.topics]
 
 
@@ -52,8 +52,7 @@ def configure(cluster: KafkaCluster, **settings: str) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     """Nobody is killed in it; each test has topics of its own."""
-    with KafkaCluster(31, metadata.HANDLERS) as made:
-        made.start()
+    with KafkaCluster(31, metadata.HANDLERS, brokers=()) as made:
         made.start_brokers(*BROKERS, rack="r1")
         made.create("orders", partitions=3, replication_factor=3)
         made.until_same()
@@ -63,7 +62,7 @@ def cluster() -> Iterator[KafkaCluster]:
 # Metadata.
 
 
-@pytest.mark.source("a:C-05", "a:C-04")
+@pytest.mark.requirement("a:C-05", "a:C-04")
 @pytest.mark.parametrize("version", range(14))
 def test_metadata_tells_brokers_leaders_replicas_and_epochs_in_every_version(
     cluster: KafkaCluster, version: int
@@ -89,7 +88,7 @@ def test_metadata_tells_brokers_leaders_replicas_and_epochs_in_every_version(
         assert found.cluster_id == "cluster"
 
 
-@pytest.mark.source("a:C-05")
+@pytest.mark.requirement("a:C-05")
 def test_any_broker_answers_the_same(cluster: KafkaCluster) -> None:
     found = [cluster.send(METADATA, MetadataRequest(topics=names("orders")), node=node) for node in BROKERS]
     assert found[0] == found[1] == found[2]
@@ -109,7 +108,7 @@ def test_a_name_that_no_topic_has_says_whether_one_could(cluster: KafkaCluster) 
     wanted = ["nobody", "", "..", "no spaces", "x" * 250, "__consumer_offsets", "__cluster_metadata"]
     found = cluster.send(METADATA, MetadataRequest(topics=names(*wanted), allow_auto_topic_creation=False))
     unknown, invalid = E.UNKNOWN_TOPIC_OR_PARTITION.value.code, E.INVALID_TOPIC.value.code
-    assert told(found) == [
+    assert topic_errors(found) == [
         ("nobody", unknown),
         *((name, invalid) for name in wanted[1:5]),
         ("__consumer_offsets", unknown),
@@ -124,53 +123,47 @@ def test_topics_are_found_by_id_from_version_12_on(cluster: KafkaCluster) -> Non
     wanted = [*ids(topic_id, UUID(int=5)), *names("orders", "orders")]
     for version in (12, 13):
         found = cluster.send(METADATA, MetadataRequest(topics=wanted), version=version)
-        assert told(found) == [("orders", 0), (None, E.UNKNOWN_TOPIC_ID.value.code)], "each topic once"
+        assert topic_errors(found) == [("orders", 0), (None, E.UNKNOWN_TOPIC_ID.value.code)], "each topic once"
         assert found.topics[1].topic_id == UUID(int=5).bytes
     for version in (10, 11):
         found = cluster.send(METADATA, MetadataRequest(topics=[*ids(topic_id), *names("orders")]), version=version)
-        assert told(found) == [("", E.INVALID_REQUEST.value.code), ("orders", 0)]
+        assert topic_errors(found) == [("", E.INVALID_REQUEST.value.code), ("orders", 0)]
 
 
-def test_a_topic_is_told_once_however_often_it_is_named(cluster: KafkaCluster) -> None:
+def test_a_topic_is_returned_once_however_often_it_is_named(cluster: KafkaCluster) -> None:
     found = cluster.send(METADATA, MetadataRequest(topics=names(*["orders", "nobody"] * 50)), version=9)
-    assert [name for name, _ in told(found)] == ["orders", "nobody"]
+    assert [name for name, _ in topic_errors(found)] == ["orders", "nobody"]
 
 
-@pytest.mark.source("a:A-27")
+@pytest.mark.requirement("a:A-27")
 def test_unknown_topics_are_created_if_the_request_and_the_cluster_allow_it() -> None:
     unknown, invalid = E.UNKNOWN_TOPIC_OR_PARTITION.value.code, E.INVALID_TOPIC.value.code
-    with KafkaCluster(32, metadata.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
-        assert told(cluster.send(METADATA, MetadataRequest(topics=names("one")))) == [("one", unknown)]
+    with KafkaCluster(32, metadata.HANDLERS, brokers=(11, 12)) as cluster:
+        assert topic_errors(cluster.send(METADATA, MetadataRequest(topics=names("one")))) == [("one", unknown)]
         configure(cluster, auto_create_topics_enable="true", num_partitions="2", default_replication_factor="2")
         asked = MetadataRequest(topics=names("one"), allow_auto_topic_creation=False)
-        assert told(cluster.send(METADATA, asked)) == [("one", unknown)]
+        assert topic_errors(cluster.send(METADATA, asked)) == [("one", unknown)]
         found = cluster.send(METADATA, MetadataRequest(topics=names("one", "not this", "__consumer_offsets")))
-        assert told(found) == [("one", 0), ("not this", invalid), ("__consumer_offsets", unknown)]
+        assert topic_errors(found) == [("one", 0), ("not this", invalid), ("__consumer_offsets", unknown)]
         assert [sorted(row.replica_nodes) for row in found.topics[0].partitions] == [[11, 12], [11, 12]]
         old = cluster.send(METADATA, MetadataRequest(topics=names("two"), allow_auto_topic_creation=True), version=3)
-        assert told(old) == [("two", 0)], "older clients cannot say that they do not want it"
+        assert topic_errors(old) == [("two", 0)], "older clients cannot say that they do not want it"
         cluster.send(METADATA, MetadataRequest(topics=ids(UUID(int=9))))
         assert sorted(cluster.image().topic_ids) == ["one", "two"]
 
 
 def test_without_a_controller_a_topic_is_not_created_yet() -> None:
-    with KafkaCluster(33, metadata.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with KafkaCluster(33, metadata.HANDLERS, brokers=(11,)) as cluster:
         configure(cluster, auto_create_topics_enable="true", default_replication_factor="1")
         for node in list(cluster.controllers):
             cluster.kill(node)
         found = cluster.send(METADATA, MetadataRequest(topics=names("later")))
-        assert told(found) == [("later", E.LEADER_NOT_AVAILABLE.value.code)]
+        assert topic_errors(found) == [("later", E.LEADER_NOT_AVAILABLE.value.code)]
         assert found.controller_id == 11, "this broker hands admin calls on as soon as there is a controller"
 
 
 def test_dead_brokers_offline_replicas_and_partitions_without_a_leader() -> None:
-    with KafkaCluster(34, metadata.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with KafkaCluster(34, metadata.HANDLERS, brokers=BROKERS) as cluster:
         cluster.ask(
             CreateTopics(
                 topics=(NewTopic(name="t", assignment=((11, 12), (12, 13))), NewTopic(name="lost", assignment=((11,),)))
@@ -197,12 +190,10 @@ def test_dead_brokers_offline_replicas_and_partitions_without_a_leader() -> None
         assert found.topics[1].error_code == 0
 
 
-@pytest.mark.source("a:G-09")
+@pytest.mark.requirement("a:G-09")
 def test_endpoints_are_those_of_the_listener_that_the_client_came_through() -> None:
     both = (("CLIENT", "PLAINTEXT", "inside", 1), ("OUTSIDE", "PLAINTEXT", "outside.example", 2))
-    with KafkaCluster(35, metadata.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with KafkaCluster(35, metadata.HANDLERS, brokers=(11,)) as cluster:
         cluster.start_brokers(12, endpoints=both)
         cluster.ask(CreateTopics(topics=(NewTopic(name="t", assignment=((11, 12), (12, 11))),)))
         cluster.until_same()
@@ -221,9 +212,7 @@ def test_endpoints_are_those_of_the_listener_that_the_client_came_through() -> N
 
 
 def test_what_is_remembered_follows_every_change() -> None:
-    with KafkaCluster(36, metadata.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+    with KafkaCluster(36, metadata.HANDLERS, brokers=(11, 12)) as cluster:
         cluster.create("t", partitions=1, replication_factor=2)
         cluster.until_same()
 
@@ -247,8 +236,7 @@ def test_what_is_remembered_follows_every_change() -> None:
 
 
 def test_the_cluster_is_described_with_fenced_brokers_if_they_are_asked_for() -> None:
-    with KafkaCluster(37, metadata.HANDLERS) as cluster:
-        cluster.start()
+    with KafkaCluster(37, metadata.HANDLERS, brokers=()) as cluster:
         cluster.start_brokers(11, 12, rack="r")
         cluster.kill(NodeId(11))
         cluster.world.run_until(lambda: cluster.image(12).brokers[11].fenced, timeout=10)
@@ -293,9 +281,7 @@ def pages(cluster: KafkaCluster, request: DescribeTopicPartitionsRequest) -> lis
 
 def test_partitions_are_described_page_by_page() -> None:
     unknown = E.UNKNOWN_TOPIC_OR_PARTITION.value.code
-    with KafkaCluster(38, metadata.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with KafkaCluster(38, metadata.HANDLERS, brokers=(11,)) as cluster:
         for name, count in (("b", 5), ("a", 2), ("c", 1)):
             cluster.create(name, partitions=count, replication_factor=1)
         cluster.until_same()
@@ -328,9 +314,7 @@ def test_a_cursor_that_cannot_be_is_refused_in_every_row(cluster: KafkaCluster) 
 
 
 def test_described_partitions_have_eligible_leaders() -> None:
-    with KafkaCluster(39, metadata.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12, 13)
+    with KafkaCluster(39, metadata.HANDLERS, brokers=(11, 12, 13)) as cluster:
         made = cluster.create("t", partitions=1, replication_factor=3)
         cluster.until_same()
         (row,) = cluster.send(DESCRIBE_TOPIC_PARTITIONS, wanted("t")).topics[0].partitions

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
-import pytest
-from group_cluster import GroupCluster
-from kafka_groups import Classic, Door, codes, commit_of, describe, going_on, joining, name_of, parts
-from mixed_model import encode_subscription
+from support.groups.cluster import GroupCluster
+from support.groups.mixed_model import encode_subscription
+from support.kafka.group_api import Classic, GroupApi, codes, commit_of, describe, going_on, joining, name_of, parts
 
 from tidelog.coordinator.consumer_protocol import encode_assignment, parse_assignment
 from tidelog.rpc.kafka.messages import groups as messages
 
+pytest_plugins = ["support.kafka.group_fixtures"]
+
 PARTITIONS = 4
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[GroupCluster]:
-    with GroupCluster(seed=24, offsets_partitions=1) as made:
-        made.topic("orders", partitions=PARTITIONS)
-        made.shard("any")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def api(cluster: GroupCluster) -> Door:
-    return Door(cluster, cluster.coordinator("any"))
 
 
 class Client(Classic):
     """A classic client that assigns by range, if it leads, and holds what it is assigned."""
 
-    def __init__(self, api: Door, group: str, *, cooperative: bool = False, instance_id: str | None = None) -> None:
+    def __init__(self, api: GroupApi, group: str, *, cooperative: bool = False, instance_id: str | None = None) -> None:
         super().__init__(api, group, instance_id=instance_id)
         self.cooperative = cooperative
         self.held: list[int] = []
@@ -63,7 +50,7 @@ class Client(Classic):
             protocol_name="range",
             assignments=dealt,
         )
-        response = await self.door.call(request, 5)
+        response = await self.api.call(request, 5)
         self.error = name_of(response.error_code)
         if not self.error:
             rows = parse_assignment(response.assignment).partitions
@@ -85,13 +72,13 @@ async def follow(*members: Client) -> None:
     await asyncio.gather(*(member.follow() for member in members))
 
 
-def described(api: Door, group: str) -> tuple[str, dict[str, int]]:
+def described(api: GroupApi, group: str) -> tuple[str, dict[str, int]]:
     (row,) = api.ask(messages.ConsumerGroupDescribeRequest(group_ids=[group])).groups
     assert row.error_code == 0
     return row.group_state, {one.member_id: one.member_type for one in row.members}
 
 
-def test_a_classic_group_is_upgraded_and_downgraded_member_by_member(cluster: GroupCluster, api: Door) -> None:
+def test_a_classic_group_is_upgraded_and_downgraded_member_by_member(cluster: GroupCluster, api: GroupApi) -> None:
     eager, cooperative = Client(api, "roll"), Client(api, "roll", cooperative=True)
 
     async def begin() -> None:
@@ -151,7 +138,7 @@ def test_a_classic_group_is_upgraded_and_downgraded_member_by_member(cluster: Gr
     api.until(lambda: describe(api, "roll").group_state == "Empty")
 
 
-def test_a_classic_member_joins_and_leaves_a_consumer_group(api: Door) -> None:
+def test_a_classic_member_joins_and_leaves_a_consumer_group(api: GroupApi) -> None:
     consumer = api.ask(joining("visit"))
     guest = Client(api, "visit")
     api.run(guest.rejoin)
@@ -168,7 +155,7 @@ def test_a_classic_member_joins_and_leaves_a_consumer_group(api: Door) -> None:
     assert api.ask(going_on("visit", answer, member_epoch=-1)).error_code == 0
 
 
-def test_static_members_change_their_protocol_under_their_instance_ids(api: Door) -> None:
+def test_static_members_change_their_protocol_under_their_instance_ids(api: GroupApi) -> None:
     old = Client(api, "static", instance_id="slot")
     api.run(old.rejoin)
     assert old.held == [0, 1, 2, 3]
@@ -190,7 +177,7 @@ def test_static_members_change_their_protocol_under_their_instance_ids(api: Door
     assert api.run(back.leave) == ""
 
 
-def test_a_group_of_another_kind_of_clients_is_not_converted(api: Door) -> None:
+def test_a_group_of_another_kind_of_clients_is_not_converted(api: GroupApi) -> None:
     worker = Classic(api, "connect")
 
     async def begin() -> None:

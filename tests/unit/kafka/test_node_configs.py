@@ -6,18 +6,24 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from kafka_door import on_uvloop
-from kafka_groups import name_of
-from kafka_node import KafkaNode, prepare, running
+import pytest
+from support.async_tests import uvloop_test
+from support.kafka.group_api import name_of
+from support.kafka.node import KafkaNode, prepare, running
 
 from tidelog.rpc.kafka import messages as apis
 from tidelog.rpc.kafka.config_rows import BOOLEAN, CLUSTER_CONFIG, DEFAULT_CONFIG, INT, LIST, STATIC_CONFIG
 from tidelog.rpc.kafka.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
 from tidelog.rpc.kafka.messages.security import SaslAuthenticateRequest, SaslHandshakeRequest
-from tidelog.server.config import load
+from tidelog.server.config import NodeConfig, load
 from tidelog.server.kafka_settings import node_settings
 
 BROKER = 4
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> NodeConfig:
+    return prepare(tmp_path, {"num.partitions": 3})
 
 
 async def ask(node: KafkaNode, api: Any, request: object) -> Any:
@@ -34,31 +40,27 @@ async def described(node: KafkaNode, name: str) -> dict[str, Any]:
     return {row.name: row for row in result.configs}
 
 
-def test_static_settings_of_a_node_are_described_with_their_sources(tmp_path: Path) -> None:
-    config = prepare(tmp_path, {"num.partitions": 3})
-
-    async def main() -> None:
-        async with running(config) as node:
-            rows = await described(node, "1")
-            assert (rows["log.dirs"].value, rows["log.dirs"].config_source) == (config.log_dirs[0], STATIC_CONFIG)
-            assert (rows["log.dirs"].config_type, rows["log.dirs"].read_only) == (LIST, True)
-            assert (rows["node.id"].value, rows["node.id"].config_type) == ("1", INT)
-            idle = rows["connections.max.idle.ms"]
-            assert (idle.value, idle.config_source) == ("600000", DEFAULT_CONFIG)
-            assert [(one.value, one.source) for one in idle.synonyms] == [("600000", DEFAULT_CONFIG)]
-            assert (rows["kafka.enable"].value, rows["kafka.enable"].config_type) == ("true", BOOLEAN)
-            for listener in config.listeners:
-                assert f"{listener.name}://{listener.advertised}" in rows["advertised.listeners"].value
-            # What is set for the whole cluster stands beside it, once the node has heard of it.
-            async with asyncio.timeout(30):
-                while rows["num.partitions"].config_source != CLUSTER_CONFIG:
-                    await asyncio.sleep(0.05)
-                    rows = await described(node, "1")
-            assert (rows["num.partitions"].value, rows["num.partitions"].config_source) == ("3", CLUSTER_CONFIG)
-            everybody = await described(node, "")
-            assert "log.dirs" not in everybody, "it is a node's own"
-
-    on_uvloop(main)
+@uvloop_test
+async def test_static_settings_of_a_node_are_described_with_their_sources(config: NodeConfig) -> None:
+    async with running(config) as node:
+        rows = await described(node, "1")
+        assert (rows["log.dirs"].value, rows["log.dirs"].config_source) == (config.log_dirs[0], STATIC_CONFIG)
+        assert (rows["log.dirs"].config_type, rows["log.dirs"].read_only) == (LIST, True)
+        assert (rows["node.id"].value, rows["node.id"].config_type) == ("1", INT)
+        idle = rows["connections.max.idle.ms"]
+        assert (idle.value, idle.config_source) == ("600000", DEFAULT_CONFIG)
+        assert [(one.value, one.source) for one in idle.synonyms] == [("600000", DEFAULT_CONFIG)]
+        assert (rows["kafka.enable"].value, rows["kafka.enable"].config_type) == ("true", BOOLEAN)
+        for listener in config.listeners:
+            assert f"{listener.name}://{listener.advertised}" in rows["advertised.listeners"].value
+        # What is set for the whole cluster stands beside it, once the node has heard of it.
+        async with asyncio.timeout(30):
+            while rows["num.partitions"].config_source != CLUSTER_CONFIG:
+                await asyncio.sleep(0.05)
+                rows = await described(node, "1")
+        assert (rows["num.partitions"].value, rows["num.partitions"].config_source) == ("3", CLUSTER_CONFIG)
+        everybody = await described(node, "")
+        assert "log.dirs" not in everybody, "it is a node's own"
 
 
 def test_secret_of_a_node_is_not_shown(tmp_path: Path) -> None:
@@ -69,19 +71,15 @@ def test_secret_of_a_node_is_not_shown(tmp_path: Path) -> None:
     assert (row.value, row.is_set, row.is_sensitive) == (None, True, True)
 
 
-def test_client_with_sasl_gets_an_answer_and_keeps_its_connection(tmp_path: Path) -> None:
-    config = prepare(tmp_path)
-
-    async def main() -> None:
-        async with running(config) as node:
-            client = await node.client()
-            for api, request in (
-                (apis.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism="PLAIN")),
-                (apis.SASL_AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=b"\0user\0word")),
-                (apis.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism="SCRAM-SHA-512")),
-            ):
-                client.send(api, api.high, 5, request)
-                number, response = await client.response(api, api.high)
-                assert (number, name_of(response.error_code)) == (5, "ILLEGAL_SASL_STATE")
-
-    on_uvloop(main)
+@uvloop_test
+async def test_client_with_sasl_gets_an_answer_and_keeps_its_connection(config: NodeConfig) -> None:
+    async with running(config) as node:
+        client = await node.client()
+        for api, request in (
+            (apis.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism="PLAIN")),
+            (apis.SASL_AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=b"\0user\0word")),
+            (apis.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism="SCRAM-SHA-512")),
+        ):
+            client.send(api, api.high, 5, request)
+            number, response = await client.response(api, api.high)
+            assert (number, name_of(response.error_code)) == (5, "ILLEGAL_SASL_STATE")

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from group_cluster import BROKERS, GroupCluster
-from kafka_groups import Door, fetch_of, fetches_of, name_of
+from support.groups.cluster import GroupCluster
+from support.kafka.group_api import GroupApi, fetch_of, fetches_of, name_of
 
 from tidelog.coordinator.shard import Phase
 from tidelog.rpc.kafka.messages import groups as messages
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[GroupCluster]:
-    with GroupCluster(seed=12, offsets_partitions=1) as made:
-        made.topic("orders", partitions=4)
-        made.shard("any")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def door(cluster: GroupCluster) -> Door:
-    return Door(cluster, cluster.coordinator("any"))
-
-
-@pytest.fixture(scope="module")
-def other(cluster: GroupCluster, door: Door) -> Door:
-    return Door(cluster, next(broker for broker in BROKERS if broker != door.broker))
-
+pytest_plugins = ["support.kafka.group_fixtures"]
 
 UNSTABLE = {("orders", 1): ("UNSTABLE_OFFSET_COMMIT", -1), ("orders", 3): ("UNSTABLE_OFFSET_COMMIT", -1)}
 
@@ -43,26 +25,28 @@ def rows_of(topics: Any) -> dict[tuple[str, int], tuple[str, int]]:
     }
 
 
-def fetch_as(door: Door, group: str, version: int, member_id: str | None = None, epoch: int = -1) -> tuple[str, Any]:
+def fetch_as(api: GroupApi, group: str, version: int, member_id: str | None = None, epoch: int = -1) -> tuple[str, Any]:
     """The error of the group, and the rows, of a fetch of two partitions, in the form of the version."""
     if version < 8:
-        answer = door.ask(fetch_of(group, ("orders", [1, 3])), version)
+        answer = api.ask(fetch_of(group, ("orders", [1, 3])), version)
         return name_of(answer.error_code), rows_of(answer.topics)
     topic = messages.OffsetFetchRequestTopics(name="orders", partition_indexes=[1, 3])
     wanted = messages.OffsetFetchRequestGroup(group_id=group, member_id=member_id, member_epoch=epoch, topics=[topic])
-    (answer,) = door.ask(fetches_of(wanted), version).groups
+    (answer,) = api.ask(fetches_of(wanted), version).groups
     return name_of(answer.error_code), rows_of(answer.topics)
 
 
 @pytest.mark.parametrize("version", [7, 8, 9])
 def test_offset_fetch_at_another_broker_names_its_partitions_so_that_librdkafka_asks_again(
-    other: Door, version: int
+    other: GroupApi, version: int
 ) -> None:
     assert fetch_as(other, "any", version) == ("NOT_COORDINATOR", UNSTABLE)
 
 
-def test_offset_fetch_by_topic_ids_at_another_broker_names_its_partitions(cluster: GroupCluster, other: Door) -> None:
-    topic_id = other.groups.image.topic_ids["orders"].bytes
+def test_offset_fetch_by_topic_ids_at_another_broker_names_its_partitions(
+    cluster: GroupCluster, other: GroupApi
+) -> None:
+    topic_id = other._services.image.topic_ids["orders"].bytes
     topic = messages.OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[1])
     (answer,) = other.ask(fetches_of(messages.OffsetFetchRequestGroup(group_id="any", topics=[topic])), 10).groups
     assert name_of(answer.error_code) == "NOT_COORDINATOR"
@@ -74,18 +58,18 @@ def test_offset_fetch_by_topic_ids_at_another_broker_names_its_partitions(cluste
     ("phase", "error"), [("LOADING", "COORDINATOR_LOAD_IN_PROGRESS"), ("BROKEN", "NOT_COORDINATOR")]
 )
 def test_offset_fetch_at_a_coordinator_that_is_not_ready_names_its_partitions(
-    cluster: GroupCluster, door: Door, phase: str, error: str
+    cluster: GroupCluster, api: GroupApi, phase: str, error: str
 ) -> None:
     shard = cluster.shard("any")
     shard.phase = Phase[phase]
     try:
-        assert fetch_as(door, "any", 9) == (error, UNSTABLE)
+        assert fetch_as(api, "any", 9) == (error, UNSTABLE)
     finally:
         shard.phase = Phase.LEADING
 
 
-def test_offset_fetch_with_another_member_epoch_names_its_partitions(door: Door) -> None:
-    joined = door.ask(
+def test_offset_fetch_with_another_member_epoch_names_its_partitions(api: GroupApi) -> None:
+    joined = api.ask(
         messages.ConsumerGroupHeartbeatRequest(
             group_id="stale",
             member_id="m1",
@@ -94,17 +78,17 @@ def test_offset_fetch_with_another_member_epoch_names_its_partitions(door: Door)
             topic_partitions=[],
         )
     )
-    assert fetch_as(door, "stale", 9, "m1", joined.member_epoch) == (
+    assert fetch_as(api, "stale", 9, "m1", joined.member_epoch) == (
         "",
         {("orders", 1): ("", -1), ("orders", 3): ("", -1)},
     )
-    assert fetch_as(door, "stale", 9, "m1", joined.member_epoch + 1) == ("STALE_MEMBER_EPOCH", UNSTABLE)
-    assert fetch_as(door, "stale", 9, "m2", 1) == ("UNKNOWN_MEMBER_ID", UNSTABLE)
+    assert fetch_as(api, "stale", 9, "m1", joined.member_epoch + 1) == ("STALE_MEMBER_EPOCH", UNSTABLE)
+    assert fetch_as(api, "stale", 9, "m2", 1) == ("UNKNOWN_MEMBER_ID", UNSTABLE)
 
 
-def test_offset_fetch_of_clients_that_do_not_know_unstable_offsets_has_the_error_alone(other: Door) -> None:
+def test_offset_fetch_of_clients_that_do_not_know_unstable_offsets_has_the_error_alone(other: GroupApi) -> None:
     assert fetch_as(other, "any", 6) == ("NOT_COORDINATOR", {})
 
 
-def test_offset_fetch_that_can_never_succeed_names_no_partitions(door: Door) -> None:
-    assert fetch_as(door, "", 9) == ("INVALID_GROUP_ID", {})
+def test_offset_fetch_that_can_never_succeed_names_no_partitions(api: GroupApi) -> None:
+    assert fetch_as(api, "", 9) == ("INVALID_GROUP_ID", {})

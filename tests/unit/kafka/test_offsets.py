@@ -1,4 +1,4 @@
-"""Offsets and producers of the Kafka door against whole brokers."""
+"""Offsets and producers of the Kafka API against whole brokers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from kafka_data import BROKERS, DataWorld
-from replication_cluster import NodeId, ReplicationCluster, batch
+from support.brokers.cluster import NodeId, ReplicationCluster, batch
+from support.kafka.data_api import BROKERS, DataWorld
 
 from tidelog.log.batch import Codec, ControlKind, Record, encode, encode_columns, encode_control
-from tidelog.log.reading import DECODED_BYTES_INLINE, first_at
+from tidelog.log.read_plans import DECODED_BYTES_INLINE, first_at
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TransportError, WorkFailedError
 from tidelog.replication.partition import LeaderState
-from tidelog.replication.service import PartitionService
-from tidelog.rpc.kafka import offsets
 from tidelog.rpc.kafka.messages import (
     DELETE_RECORDS,
     DESCRIBE_PRODUCERS,
@@ -38,7 +36,8 @@ from tidelog.rpc.kafka.messages.data import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from tidelog.rpc.limits import DoorLimits
+from tidelog.services.limits import RequestLimits
+from tidelog.services.offsets import OffsetService
 
 T = TypeVar("T")
 LATEST, EARLIEST, LARGEST, EARLIEST_LOCAL, TIERED, PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
@@ -46,11 +45,8 @@ LATEST, EARLIEST, LARGEST, EARLIEST_LOCAL, TIERED, PENDING_UPLOAD = -1, -2, -3, 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[DataWorld]:
-    with ReplicationCluster(703) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(703, brokers=BROKERS) as cluster:
         yield DataWorld(cluster)
-        cluster.check()
 
 
 def code(row: Any) -> str:
@@ -119,7 +115,7 @@ def test_a_reader_of_committed_data_sees_where_that_ends(world: DataWorld) -> No
     world.produce("stable", batch(b"x"))
 
     async def job(broker: Any) -> None:
-        leading = broker.replicas.leading(where)
+        leading = broker.replicas.leader_of(where)
         leading.append(batch(b"open", is_transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
 
     world.cluster.on_broker(11, job)
@@ -151,7 +147,7 @@ def test_a_leader_that_has_not_confirmed_its_epoch_asks_for_patience(
 def test_each_partition_has_its_own_answer(world: DataWorld) -> None:
     where = world.topic("rows")
 
-    def rows(limits: DoorLimits | None = None, **more: Any) -> list[str]:
+    def rows(limits: RequestLimits | None = None, **more: Any) -> list[str]:
         named = [("rows", 0), ("rows", 9), ("nobody", 0), ("twice", 0), ("twice", 0)]
         topics = [
             ListOffsetsTopic(name=name, partitions=[ListOffsetsPartition(partition_index=number, timestamp=LATEST)])
@@ -169,7 +165,7 @@ def test_each_partition_has_its_own_answer(world: DataWorld) -> None:
 
 
 class _Elsewhere:
-    """Work that remembers what it was asked, and fails if it is told to."""
+    """Work that remembers what it was asked, and fails on demand."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -212,7 +208,7 @@ def test_large_batches_are_searched_where_that_holds_up_nobody(
     world.cluster.check()
     assert 60 * count > DECODED_BYTES_INLINE
 
-    # Files change while the batch is decoded: the search begins anew.
+    # Files change while the batch is decoded: the search begins again.
     log = world.cluster.log(11, where)
     before = len(work.asked)
     waits = iter([log.segments.changed])
@@ -259,7 +255,7 @@ def test_the_newest_record_is_waited_for_until_it_is_replicated(world: DataWorld
     times = iter((200, 300))
 
     async def job(broker: Any) -> ListOffsetsPartitionResponse:
-        broker.replicas.leading(where).append(timed(next(times)))
+        broker.replicas.leader_of(where).append(timed(next(times)))
         asked = ListOffsetsPartition(partition_index=0, timestamp=LARGEST)
         topics = [ListOffsetsTopic(name="newest", partitions=[asked])]
         answer = await world.answer(broker, LIST_OFFSETS, 11, ListOffsetsRequest(replica_id=-1, topics=topics))
@@ -336,7 +332,7 @@ def test_a_deletion_takes_no_longer_than_its_time(world: DataWorld, monkeypatch:
         await asyncio.sleep(3_600)
         return 0
 
-    monkeypatch.setattr(PartitionService, "delete_records", never)
+    monkeypatch.setattr(OffsetService, "_delete_records", never)
     began_s = world.cluster.now_s()
     row = deleted(world, "unanswered", 0, timeout_ms=700)
     assert (code(row), row.low_watermark) == ("REQUEST_TIMED_OUT", -1)
@@ -352,13 +348,13 @@ def described(world: DataWorld, *named: tuple[str, int], node: int = 11) -> list
     return [row for topic in response.topics for row in topic.partitions]
 
 
-def test_the_producers_of_a_partition_are_told(world: DataWorld) -> None:
+def test_the_producers_of_a_partition_are_described(world: DataWorld) -> None:
     where = world.topic("writers")
     assert described(world, ("writers", 0))[0].active_producers == []
     world.produce("writers", batch(b"a", b"b", producer_id=30, producer_epoch=2, base_sequence=0))
 
     async def job(broker: Any) -> None:
-        leading = broker.replicas.leading(where)
+        leading = broker.replicas.leader_of(where)
         leading.append(batch(b"open", is_transactional=True, producer_id=20, producer_epoch=1, base_sequence=0))
         marker = encode_control(
             ControlKind.ABORT, coordinator_epoch=4, timestamp=1_000, producer_id=25, producer_epoch=0
@@ -367,7 +363,7 @@ def test_the_producers_of_a_partition_are_told(world: DataWorld) -> None:
 
     world.cluster.on_broker(11, job)
     (row,) = described(world, ("writers", 0))
-    told = [
+    reported = [
         (
             one.producer_id,
             one.producer_epoch,
@@ -378,7 +374,7 @@ def test_the_producers_of_a_partition_are_told(world: DataWorld) -> None:
         )
         for one in row.active_producers
     ]
-    assert told == [(20, 1, 0, 1_000, -1, 2), (25, 0, -1, -1, 4, -1), (30, 2, 1, 1_001, -1, -1)]
+    assert reported == [(20, 1, 0, 1_000, -1, 2), (25, 0, -1, -1, 4, -1), (30, 2, 1, 1_001, -1, -1)]
 
 
 def test_follower_lists_the_producers_that_its_own_log_knows(world: DataWorld) -> None:
@@ -394,14 +390,14 @@ def test_follower_lists_the_producers_that_its_own_log_knows(world: DataWorld) -
     assert (code(row), row.active_producers) == ("NOT_LEADER_OR_FOLLOWER", [])
 
 
-def test_producers_are_told_by_who_leads_and_not_without_end(world: DataWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaders_describe_their_producers_up_to_a_limit(world: DataWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.topic("two-writers")
     for producer in (1, 2):
         world.produce("two-writers", batch(b"x", producer_id=producer, producer_epoch=0, base_sequence=0))
     rows = described(world, ("two-writers", 5), ("nobody", 0))
     assert [code(row) for row in rows] == ["UNKNOWN_TOPIC_OR_PARTITION"] * 2
     assert all(row.error_message for row in rows)
-    monkeypatch.setattr(offsets, "PRODUCERS_MAX", 1)
+    monkeypatch.setattr("tidelog.services.offsets.PRODUCERS_MAX", 1)
     (row,) = described(world, ("two-writers", 0))
     assert (code(row), row.active_producers) == ("INVALID_REQUEST", [])
 
@@ -410,10 +406,10 @@ def test_many_producers_are_described_a_few_at_a_time(world: DataWorld, monkeypa
     where = world.topic("crowd")
 
     async def job(broker: Any) -> list[int]:
-        leading = broker.replicas.leading(where)
+        leading = broker.replicas.leader_of(where)
         for producer in range(1_200):
             leading.append(batch(b"x", producer_id=producer, producer_epoch=0, base_sequence=0))
-        describing = asyncio.get_running_loop().create_task(broker.service.producers(where))
+        describing = asyncio.get_running_loop().create_task(broker.service.offsets._producers(where))
         turns = 0
         while not describing.done():
             await asyncio.sleep(0)
@@ -436,8 +432,8 @@ def test_producer_ids_are_given_once(world: DataWorld) -> None:
     answers = [producer_id(world, version) for version in versions]
     assert all((one.error_code, one.producer_epoch) == (0, 0) for one in answers)
     ids = [one.producer_id for one in answers]
-    anew = producer_id(world, 5, producer_id=ids[0], producer_epoch=3)
-    assert len({*ids, anew.producer_id}) == len(ids) + 1, "who had one gets another"
+    again = producer_id(world, 5, producer_id=ids[0], producer_epoch=3)
+    assert len({*ids, again.producer_id}) == len(ids) + 1, "who had one gets another"
     assert min(ids) >= 0
 
 
@@ -451,22 +447,22 @@ def test_a_transactional_id_is_refused_for_good(world: DataWorld) -> None:
 
 
 def test_without_a_controller_a_producer_tries_again(world: DataWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def failing(_: PartitionService) -> tuple[int, int]:
+    async def failing(_: OffsetService) -> int:
         raise TransportError("nobody answers")
 
-    async def hanging(_: PartitionService) -> tuple[int, int]:
+    async def hanging(_: OffsetService) -> int:
         await asyncio.sleep(3_600)
-        return 1, 0
+        return 1
 
-    async def refusing(_: PartitionService) -> tuple[int, int]:
+    async def refusing(_: OffsetService) -> int:
         raise InvalidRequestError("no")
 
-    quick = DataWorld(world.cluster, DoorLimits(admin_timeout_ms=200))
+    quick = DataWorld(world.cluster, RequestLimits(admin_timeout_ms=200))
     for outcome, expected in (
         (failing, "COORDINATOR_LOAD_IN_PROGRESS"),
         (hanging, "COORDINATOR_LOAD_IN_PROGRESS"),
         (refusing, "INVALID_REQUEST"),
     ):
-        monkeypatch.setattr(PartitionService, "init_producer_id", outcome)
+        monkeypatch.setattr(OffsetService, "_next_producer_id", outcome)
         answer = producer_id(quick, 5)
         assert (code(answer), answer.producer_id) == (expected, -1)

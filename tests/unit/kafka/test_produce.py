@@ -1,4 +1,4 @@
-"""Produce of the Kafka door against whole brokers: what is stored, what is acknowledged, what is refused."""
+"""Produce of the Kafka API against whole brokers: what is stored, what is acknowledged, what is refused."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from kafka_data import BROKERS, DataWorld, produce_request
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
+from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch
+from support.kafka.data_api import BROKERS, DataWorld, produce_request
 
 from tidelog.log.batch import Codec, Record, encode
 from tidelog.model.errors import ErrorCode, RemoteError
-from tidelog.replication.service import ServiceConfig
 from tidelog.rpc.kafka import produce
-from tidelog.rpc.kafka.finding import NAMES_PER_SLICE
 from tidelog.rpc.kafka.messages import PRODUCE
 from tidelog.rpc.kafka.messages.data import ProduceResponse
-from tidelog.rpc.kafka.services import Later
+from tidelog.rpc.kafka.services import DeferredResponse
+from tidelog.services.limits import RequestLimits
+from tidelog.services.partition_lookup import PARTITIONS_PER_SLICE as NAMES_PER_SLICE
 
 IDS_SINCE = 13
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[DataWorld]:
-    with ReplicationCluster(701) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(701, brokers=BROKERS) as cluster:
         yield DataWorld(cluster)
-        cluster.check()
 
 
 def code(row: Any) -> str:
@@ -40,7 +37,7 @@ def rows_of(response: ProduceResponse) -> list[str]:
     return [code(row) for topic in response.responses for row in topic.partition_responses]
 
 
-@pytest.mark.source("a:C-07")
+@pytest.mark.requirement("a:C-07")
 @pytest.mark.parametrize("version", range(PRODUCE.low, PRODUCE.high + 1))
 def test_a_batch_is_stored_as_it_came_in_every_version(world: DataWorld, version: int) -> None:
     name = f"version-{version}"
@@ -62,12 +59,12 @@ def test_a_batch_is_stored_as_it_came_in_every_version(world: DataWorld, version
     assert world.is_idle()
 
 
-def test_the_time_of_the_append_is_told_where_the_topic_has_it(world: DataWorld) -> None:
+def test_the_append_time_is_returned_where_the_topic_has_it(world: DataWorld) -> None:
     world.topic("stamped", configs={"message.timestamp.type": "LogAppendTime"})
     assert world.produce("stamped", batch(b"x")).log_append_time_ms > 0
 
 
-@pytest.mark.source("a:C-07", "a:C-08")
+@pytest.mark.requirement("a:C-07", "a:C-08")
 def test_acks_are_all_one_or_none(world: DataWorld) -> None:
     where = world.topic("acks")
     for acks in (-1, 1):
@@ -101,12 +98,12 @@ def test_a_partition_that_is_led_elsewhere_says_who_leads_and_where(world: DataW
         (row,) = response.responses[0].partition_responses
         assert (code(row), row.base_offset) == ("NOT_LEADER_OR_FOLLOWER", -1)
         assert "led by broker 11" in row.error_message
-        told = [(one.node_id, one.host, one.port, one.rack) for one in response.node_endpoints]
+        reported = [(one.node_id, one.host, one.port, one.rack) for one in response.node_endpoints]
         leader = row.current_leader.leader_id, row.current_leader.leader_epoch
         if version < 10:
-            assert (leader, told) == ((-1, -1), [])
+            assert (leader, reported) == ((-1, -1), [])
         else:
-            assert (leader, told) == ((11, epoch), [(11, "host-11", 9092, None)])
+            assert (leader, reported) == ((11, epoch), [(11, "host-11", 9092, None)])
 
 
 def test_each_partition_fails_by_itself(world: DataWorld) -> None:
@@ -198,8 +195,8 @@ def test_batches_that_must_be_looked_into_elsewhere_come_from_any_buffer(world: 
         request = PRODUCE.decode_request(9, memoryview(frame).toreadonly())
         assert isinstance(request.topic_data[0].partition_data[0].records, memoryview), "no copy"
         later = await produce.handle(request, world.context(broker, 9))
-        assert isinstance(later, Later)
-        return code((await later.answer()).responses[0].partition_responses[0])
+        assert isinstance(later, DeferredResponse)
+        return code((await later.respond()).responses[0].partition_responses[0])
 
     assert world.cluster.on_broker(11, job) == ""
     assert world.cluster.values(where) == [bytes(300_000)]
@@ -213,11 +210,11 @@ def test_requests_are_appended_in_their_order_and_answered_when_they_are_replica
         later = []
         for at in range(5):
             begun = await world.begin(broker, PRODUCE, 12, produce_request(("order", 0, batch(bytes([at])))))
-            assert isinstance(begun, Later)
+            assert isinstance(begun, DeferredResponse)
             later.append(begun)
             assert cluster.log(11, where).end_offset == at + 1, "appended when the handler has returned"
         assert cluster.leading(where).high_watermark == 0
-        answers = [await one.answer() for one in later]
+        answers = [await one.respond() for one in later]
         return [answer.responses[0].partition_responses[0].base_offset for answer in answers]
 
     assert cluster.on_broker(11, job) == [0, 1, 2, 3, 4]
@@ -230,15 +227,15 @@ def test_a_request_whose_client_is_gone_is_forgotten(world: DataWorld) -> None:
 
     async def job(broker: RunningBroker) -> None:
         begun = await world.begin(broker, PRODUCE, 12, produce_request(("gone", 0, batch(b"x"))))
-        assert isinstance(begun, Later)
-        assert broker.service.queued_bytes > 0
-        begun.leave()
+        assert isinstance(begun, DeferredResponse)
+        assert broker.service.produce.queued_bytes > 0
+        begun.abandon()
         second = await world.begin(broker, PRODUCE, 12, produce_request(("gone", 0, batch(b"y"))))
-        waiting = asyncio.get_running_loop().create_task(second.answer())
+        waiting = asyncio.get_running_loop().create_task(second.respond())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-        second.leave()
+        second.abandon()
 
     world.cluster.on_broker(11, job)
     assert world.is_idle()
@@ -259,20 +256,20 @@ def test_what_is_not_replicated_in_time_says_so(world: DataWorld) -> None:
 
 def test_a_busy_broker_asks_every_client_to_try_again(world: DataWorld) -> None:
     where = world.topic("busy")
-    service = world.cluster.brokers[NodeId(11)].service
-    before, service.config = service.config, ServiceConfig(queued_bytes_max=100)
+    service = world.cluster.brokers[NodeId(11)].service.produce
+    before, service.limits = service.limits, RequestLimits(request_bytes_max=100)
 
     async def job(broker: RunningBroker) -> str:
         first = await world.begin(broker, PRODUCE, 12, produce_request(("busy", 0, batch(b"x" * 80))))
         answer = await world.answer(broker, PRODUCE, 12, produce_request(("busy", 0, batch(b"y" * 80))))
-        assert rows_of(await first.answer()) == [""]
+        assert rows_of(await first.respond()) == [""]
         (refused,) = rows_of(answer)
         return refused
 
     try:
         assert world.cluster.on_broker(11, job) == "LEADER_NOT_AVAILABLE"
     finally:
-        service.config = before
+        service.limits = before
     assert world.cluster.values(where) == [b"x" * 80]
 
 

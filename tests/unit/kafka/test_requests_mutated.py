@@ -2,7 +2,8 @@
 exception in the log, memory bounded.
 
 3,000 requests in all; `FUZZ_MUTATIONS` raises the number. Half of them are well-formed and strange, half have broken
-bytes (`kafka_strange`); `kafka_assault` says what may come of them. One seed is fixed, one is drawn from the sources.
+bytes (`support.kafka.invalid_requests`); `support.kafka.request_storm` says what may come of them. One seed is fixed,
+one is drawn from the sources.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
-from kafka_assault import Assault
-from kafka_door import on_uvloop, soon
-from kafka_node import prepare, running
 from simulation.seeds import fresh_seeds
+from support.async_tests import uvloop_test
+from support.kafka.node import prepare, running
+from support.kafka.request_storm import Assault
+from support.kafka.server import soon
 
 from tidelog.rpc.kafka.messages import APIS
+from tidelog.server.config import NodeConfig
 
 MUTATIONS = max(3_000, int(os.environ.get("FUZZ_MUTATIONS", "0")))
 SEEDS = {"fixed": 7, "fresh": next(fresh_seeds("kafka requests"))}
@@ -33,31 +36,32 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.fixture
+def config(tmp_path: Path) -> NodeConfig:
+    return prepare(tmp_path)
+
+
 @pytest.mark.parametrize("which", SEEDS)
-def test_mutated_requests_are_answered_or_end_the_connection(which: str, tmp_path: Path) -> None:
+@uvloop_test
+async def test_mutated_requests_are_answered_or_end_the_connection(which: str, config: NodeConfig) -> None:
     seed, count = SEEDS[which], MUTATIONS // len(SEEDS)
-    config = prepare(tmp_path)
-
-    async def main() -> None:
-        async with running(config) as node:
-            begun_s = time.monotonic()
-            assault = Assault(node, seed)
-            await assault.run(count // 4)
-            gc.collect()
-            before = resident()
-            await assault.run(count - count // 4)
-            await soon(node.is_idle, f"all is given back: {node.held()}", timeout_s=30)
-            gc.collect()
-            grown = resident() - before
-            print(
-                f"seed {seed}: {count} requests in {time.monotonic() - begun_s:.0f} s, {grown / MIB:.1f} MiB more:"
-                f" {dict(sorted(assault.seen.items()))}"
-            )
-            assert grown < GROWTH_MAX, f"{grown / MIB:.0f} MiB more after {count} requests"
-            # Of what is seldom a few hundred requests may have none.
-            met = ("answered", "closed", "silent", "left") if count >= MANY else ("answered", "closed")
-            assert min(assault.seen[one] for one in met) > 0, assault.seen
-            print({APIS[key].name: f"{assault.done[key]} of {sent}" for key, sent in sorted(assault.of_key.items())})
-            assert set(assault.of_key) == set(node.shared.table), "every api was asked"
-
-    on_uvloop(main)
+    async with running(config) as node:
+        begun_s = time.monotonic()
+        assault = Assault(node, seed)
+        await assault.run(count // 4)
+        gc.collect()
+        before = resident()
+        await assault.run(count - count // 4)
+        await soon(node.is_idle, f"all is given back: {node.held()}", timeout_s=30)
+        gc.collect()
+        grown = resident() - before
+        print(
+            f"seed {seed}: {count} requests in {time.monotonic() - begun_s:.0f} s, {grown / MIB:.1f} MiB more:"
+            f" {dict(sorted(assault.seen.items()))}"
+        )
+        assert grown < GROWTH_MAX, f"{grown / MIB:.0f} MiB more after {count} requests"
+        # A few hundred requests may have none of what is rare.
+        met = ("answered", "closed", "silent", "left") if count >= MANY else ("answered", "closed")
+        assert min(assault.seen[one] for one in met) > 0, assault.seen
+        print({APIS[key].name: f"{assault.done[key]} of {sent}" for key, sent in sorted(assault.of_key.items())})
+        assert set(assault.of_key) == set(node.shared.table), "every api was asked"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka_cluster import KafkaCluster
+from support.kafka.cluster import KafkaCluster
 
 from tidelog.rpc.kafka import cluster as cluster_handlers
 from tidelog.rpc.kafka import configs, messages, topics
@@ -30,9 +30,7 @@ NAMES = [f"topic-{number}" for number in range(COUNT)]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     """A broker without a quorum."""
-    with KafkaCluster(43, topics.HANDLERS | configs.HANDLERS | cluster_handlers.HANDLERS) as made:
-        made.start()
-        made.start_brokers(11)
+    with KafkaCluster(43, topics.HANDLERS | configs.HANDLERS | cluster_handlers.HANDLERS, brokers=(11,)) as made:
         for node in sorted(made.controllers)[:2]:
             made.kill(node)
         yield made

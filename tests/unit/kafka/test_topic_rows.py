@@ -22,19 +22,31 @@ from tidelog.rpc.kafka.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from tidelog.rpc.kafka.services import Context, Later
+from tidelog.rpc.kafka.services import Context, DeferredResponse
 from tidelog.rpc.kafka.topic_rows import PARTITIONS_AT_A_TIME, TopicRows, rows_of
 from tidelog.rpc.kafka.wire import EncodedRows, UnencodableError
-from tidelog.rpc.limits import DoorLimits
+from tidelog.services.cluster import ClusterService
+from tidelog.services.context import INTERNAL
+from tidelog.services.forwarding import Forwarder
+from tidelog.services.guard import Guard
+from tidelog.services.limits import RequestLimits
+from tidelog.services.node import NodeAccess
+from tidelog.services.topics import TopicService
 
 DIRECTORY = UUID(int=1)
 VERSION = 12
 
 
-class Link:
-    """What is needed of a `QuorumLink`."""
+class Cache:
+    """The part of a `MetadataCache` that `ClusterService.metadata` reads."""
 
     cluster_id = "c"
+    image = ClusterImage()
+    metadata_offset = 0
+    active_controller = 1
+
+    def stale_ms(self) -> int | None:
+        return None
 
 
 def broker(number: int, **fields: Any) -> Broker:
@@ -66,15 +78,18 @@ def driven(job: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
         turns += 1
 
 
-def context(image: ClusterImage, link: Link, version: int) -> Context:
-    services = SimpleNamespace(link=link, image=image, limits=DoorLimits(), auto_create=None)
-    return cast(Context, SimpleNamespace(services=services, version=version, listener="L"))
+def context(image: ClusterImage, cache: Cache, version: int) -> Context:
+    cache.image = image
+    node = NodeAccess(cache=cast(Any, cache), forwarder=cast(Forwarder, None), limits=RequestLimits(), guard=Guard())
+    cluster = ClusterService(node, TopicService(node))
+    services = SimpleNamespace(cluster=cluster, cache=cache, image=image)
+    return cast(Context, SimpleNamespace(services=services, version=version, listener="L", request=INTERNAL))
 
 
-def ask(image: ClusterImage, link: Link, *names: str, version: int = VERSION) -> tuple[Any, int]:
+def ask(image: ClusterImage, cache: Cache, *names: str, version: int = VERSION) -> tuple[Any, int]:
     topics = [MetadataRequestTopic(name=name) for name in names] or None
     request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-    answer, turns = driven(metadata.metadata(request, context(image, link, version)))
+    answer, turns = driven(metadata.metadata(request, context(image, cache, version)))
     data = b"".join(METADATA.encode_response(version, answer))
     return METADATA.decode_response(version, data), turns
 
@@ -108,17 +123,17 @@ def test_a_row_that_cannot_be_written_says_which_value_is_wrong() -> None:
 
 @pytest.mark.parametrize(("topics", "partitions"), [(1, 20_000), (40, 500), (2_000, 10), (20_000, 1)])
 def test_a_large_answer_is_made_in_many_turns(topics: int, partitions: int) -> None:
-    image, link = image_of(*(topic(number, partitions) for number in range(topics))), Link()
-    found, turns = ask(image, link)
+    image, cache = image_of(*(topic(number, partitions) for number in range(topics))), Cache()
+    found, turns = ask(image, cache)
     assert sum(len(one.partitions) for one in found.topics) == 20_000
     assert turns >= 20_000 // PARTITIONS_AT_A_TIME
-    again, fewer = ask(image, link)
+    again, fewer = ask(image, cache)
     assert again == found
     assert fewer < turns / 4, "rows are remembered"
-    one, turns = ask(image, link, "topic-000000")
+    one, turns = ask(image, cache, "topic-000000")
     assert (one.topics, turns) == ([found.topics[[t.name for t in found.topics].index("topic-000000")]], 1)
     request = DescribeTopicPartitionsRequest()
-    page, turns = driven(metadata.describe_topic_partitions(request, context(image, link, 0)))
+    page, turns = driven(metadata.describe_topic_partitions(request, context(image, cache, 0)))
     data = b"".join(DESCRIBE_TOPIC_PARTITIONS.encode_response(0, page))
     decoded = DESCRIBE_TOPIC_PARTITIONS.decode_response(0, data)
     assert sum(len(one.partitions) for one in decoded.topics) == metadata.DESCRIBED_MAX
@@ -127,20 +142,20 @@ def test_a_large_answer_is_made_in_many_turns(topics: int, partitions: int) -> N
 
 
 def test_a_row_holds_as_long_as_its_topic_and_the_brokers_are_the_same() -> None:
-    link, first = Link(), topic(1, 2)
+    cache, first = Cache(), topic(1, 2)
     image = image_of(first, topic(2, 1))
-    rows = rows_of(cast(Any, link), image, "L")
-    assert rows_of(cast(Any, link), image, "L") is rows
-    assert rows_of(cast(Any, link), image_of(first), "L") is rows, "other topics, the same brokers"
-    assert rows_of(cast(Any, link), image, "OTHER") is not rows
-    ask(image, link)
+    rows = rows_of(cast(Any, cache), image, "L")
+    assert rows_of(cast(Any, cache), image, "L") is rows
+    assert rows_of(cast(Any, cache), image_of(first), "L") is rows, "other topics, the same brokers"
+    assert rows_of(cast(Any, cache), image, "OTHER") is not rows
+    ask(image, cache)
     changed = Topic(
         first.topic_id, first.name, first.partitions.set(0, first.partitions[0].led(3, isr=(3,), eligible=()))
     )
-    found, _ = ask(image_of(changed), link)
+    found, _ = ask(image_of(changed), cache)
     assert [row.leader_id for row in found.topics[0].partitions] == [3, 1]
     fenced = BROKERS.set(2, broker(2, fenced=True))
-    found, _ = ask(image_of(changed, brokers=fenced), link)
+    found, _ = ask(image_of(changed, brokers=fenced), cache)
     assert [row.offline_replicas for row in found.topics[0].partitions] == [[2], [2]]
 
 
@@ -152,20 +167,20 @@ def test_no_more_is_remembered_than_the_limit(monkeypatch: pytest.MonkeyPatch) -
         assert 0 < sum(len(data) for _, data in rows._rows.values()) == rows._bytes <= 1_000
     driven(rows.encode(VERSION, [topic(99, 100)]))
     assert rows._bytes == 0, "a row that is larger than all the room is not kept"
-    link = Link()
+    cache = Cache()
     for number in range(3 * topic_rows.LISTENERS_MAX):
-        rows_of(cast(Any, link), image_of(), str(number))
-    assert len(topic_rows._REMEMBERED[cast(Any, link)]) <= topic_rows.LISTENERS_MAX
+        rows_of(cast(Any, cache), image_of(), str(number))
+    assert len(topic_rows._CACHES[cast(Any, cache)]) <= topic_rows.LISTENERS_MAX
 
 
 def test_only_a_request_that_may_create_lets_the_next_one_begin() -> None:
-    image, link = image_of(topic(1, 1)), Link()
+    image, cache = image_of(topic(1, 1)), Cache()
 
     def handled(name: str, *, may_create: bool) -> object:
         request = MetadataRequest(topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=may_create)
-        return driven(metadata.metadata(request, context(image, link, VERSION)))[0]
+        return driven(metadata.metadata(request, context(image, cache, VERSION)))[0]
 
-    assert isinstance(handled("new", may_create=True), Later)
+    assert isinstance(handled("new", may_create=True), DeferredResponse)
     assert isinstance(handled("new", may_create=False), MetadataResponse)
     assert isinstance(handled("topic-000001", may_create=True), MetadataResponse)
 

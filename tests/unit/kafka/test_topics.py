@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from kafka_cluster import KafkaCluster
+from support.kafka.cluster import KafkaCluster
 
-from tidelog.metadata.settings import DELETE, SET, AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.config_changes import DELETE, SET, AlterConfigs, ConfigChange, ResourceChange
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.kafka import topics
 from tidelog.rpc.kafka.config_rows import CLUSTER_CONFIG, DEFAULT_CONFIG, TOPIC_CONFIG
@@ -34,9 +34,7 @@ KAFKA_CONFIGS = Path(__file__).parents[1] / "metadata" / "kafka_topic_configs.ts
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     """Nobody is killed in it; each test has topics of its own."""
-    with KafkaCluster(41, topics.HANDLERS) as made:
-        made.start()
-        made.start_brokers(*BROKERS)
+    with KafkaCluster(41, topics.HANDLERS, brokers=BROKERS) as made:
         yield made
 
 
@@ -71,7 +69,7 @@ def set_cluster(cluster: KafkaCluster, key: str, value: str | None) -> None:
 # CreateTopics.
 
 
-@pytest.mark.source("a:C-04", "a:C-15")
+@pytest.mark.requirement("a:C-04", "a:C-15")
 @pytest.mark.parametrize("version", range(2, 8))
 def test_topics_are_made_in_every_version_and_this_broker_knows_them_at_once(
     cluster: KafkaCluster, version: int
@@ -301,9 +299,7 @@ def test_partitions_are_never_taken_away_and_their_places_must_fit(cluster: Kafk
 
 
 def test_without_a_controller_every_row_says_that_the_time_is_up() -> None:
-    with KafkaCluster(42, topics.HANDLERS) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with KafkaCluster(42, topics.HANDLERS, brokers=(11,)) as cluster:
         for node in list(cluster.controllers):
             cluster.kill(node)
         late = "REQUEST_TIMED_OUT"
@@ -314,4 +310,4 @@ def test_without_a_controller_every_row_says_that_the_time_is_up() -> None:
         assert codes(delete(cluster, "a", UUID(int=2))) == [late, late]
         row = grow(cluster, "a", 2)
         assert codes([row]) == [late]
-        assert "no answer of an active controller in 1000 ms" in row.error_message
+        assert "no active controller answered in 1000 ms" in row.error_message

@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from kernel_forms import FORMS, Form
+from support.logs.record_codecs import FORMS, Form
 
 from tidelog.log.batch import BinaryColumn, Codec, Record, decode_columns, encode, encode_columns
 
@@ -23,7 +23,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> For
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_columns_hold_the_records(codec: Codec) -> None:
+def test_columns_have_the_records(codec: Codec) -> None:
     columns = decode_columns(encode(ROWS, base_offset=100, codec=codec), decompressed_bytes_max=MIB)
     assert columns.offsets == array("q", [100, 101, 103])
     assert columns.timestamps == array("q", [5, 6, 4])
@@ -108,7 +108,7 @@ def test_a_long_batch_with_every_width_of_offset_is_decoded() -> None:
     assert columns.keys.to_list() == [b"k"] * count
 
 
-def test_no_record_is_no_row() -> None:
+def test_a_batch_without_records_has_no_rows() -> None:
     columns = decode_columns(encode([], last_offset_delta=3), decompressed_bytes_max=MIB)
     assert len(columns) == 0
     assert columns.to_list() == []

@@ -25,10 +25,10 @@ NOISE = random.Random(3).randbytes(100_000)
 XERIAL_HEADER = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 
 
-@pytest.mark.source("b:B-52")
+@pytest.mark.requirement("b:B-52")
 @every_codec
 @pytest.mark.parametrize("data", [b"", b"a", TEXT, NOISE], ids=["nothing", "a byte", "text", "noise"])
-def test_what_is_compressed_comes_back(codec: Codec, data: bytes) -> None:
+def test_decompress_returns_the_compressed_data(codec: Codec, data: bytes) -> None:
     for kind in (bytes, bytearray, memoryview):
         packed = compress(codec, kind(data))
         assert isinstance(packed, bytes)
@@ -56,7 +56,7 @@ def test_one_byte_over_the_limit_is_too_large(codec: Codec) -> None:
 
 
 @packing_codec
-def test_a_stream_that_is_cut_off_is_corrupt(codec: Codec) -> None:
+def test_a_truncated_stream_is_corrupt(codec: Codec) -> None:
     packed = compress(codec, NOISE[:5_000])
     for size in [*range(1, 60), len(packed) // 2, len(packed) - 5, len(packed) - 1]:
         if codec is Codec.SNAPPY and size == len(XERIAL_HEADER):
@@ -122,7 +122,7 @@ def test_lz4_frames_of_other_kinds_are_read(options: dict[str, int]) -> None:
     assert decompress(Codec.LZ4, lz4.frame.compress(TEXT, **options), bytes_max=MIB) == TEXT
 
 
-def test_gzip_members_in_a_row_are_one_stream_but_not_without_end() -> None:
+def test_gzip_members_form_one_stream_up_to_a_limit() -> None:
     packed = gzip.compress(TEXT) + gzip.compress(b"more")
     assert decompress(Codec.GZIP, packed, bytes_max=MIB) == TEXT + b"more"
     with pytest.raises(RecordTooLargeError):
@@ -138,8 +138,8 @@ def test_gzip_is_read_by_the_standard_library() -> None:
 
 
 def test_zstd_frames_with_and_without_their_size_are_read() -> None:
-    for told in (True, False):
-        packed = zstandard.ZstdCompressor(write_content_size=told).compress(TEXT)
+    for has_size in (True, False):
+        packed = zstandard.ZstdCompressor(write_content_size=has_size).compress(TEXT)
         assert decompress(Codec.ZSTD, packed, bytes_max=len(TEXT)) == TEXT
         with pytest.raises(RecordTooLargeError):
             decompress(Codec.ZSTD, packed, bytes_max=len(TEXT) - 1)
@@ -163,8 +163,8 @@ def gzip():
     out = zlib.compressobj(9, wbits=31)
     return b"".join(out.compress(CHUNK) for _ in range(TIMES)) + out.flush()
 
-def zstd(told):
-    size = len(CHUNK) * TIMES if told else -1
+def zstd(has_size):
+    size = len(CHUNK) * TIMES if has_size else -1
     out = zstandard.ZstdCompressor(level=1).compressobj(size=size)
     return b"".join(out.compress(CHUNK) for _ in range(TIMES)) + out.flush()
 
@@ -200,8 +200,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_bombs_are_refused_in_little_memory() -> None:
-    # A process of its own: the libraries' memory is not Python's, so the peak of the whole process is measured.
+def test_decompression_bombs_are_rejected_in_little_memory() -> None:
+    # In another process: Python does not count the libraries' memory, so measure the peak of the process.
     done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 24 * 1024, "KiB above what making the bombs took, for bombs of 128 MiB"

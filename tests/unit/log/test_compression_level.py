@@ -1,14 +1,12 @@
 """A log compresses at the level that its topic is set to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 
 import pytest
-from log_world import SMALL, batch
+from support.logs.single_log import SMALL, batch
 
-from tidelog.log.admission import look_inside, look_of
+from tidelog.log.admission import inspect_records, record_rules
 from tidelog.log.batch import Codec, check_batch, decode
 
 
@@ -18,7 +16,7 @@ def test_log_compresses_at_the_level_of_its_topic(codec: Codec, fast: int, thoro
     sizes = []
     for level in (fast, thorough):
         config = replace(SMALL, compression=codec, compression_level=level, message_bytes_max=1 << 20)
-        stored = look_inside(batch(5, value=value), look_of(config))
+        stored = inspect_records(batch(5, value=value), record_rules(config))
         assert stored is not None
         assert check_batch(stored, size_max=1 << 20).codec is codec
         assert [one.value for one in decode(stored, decompressed_bytes_max=1 << 20)] == [value] * 5

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from kernel_forms import KERNELS
-from log_world import Lab, batch, open_log, stamped
+from support.logs.record_codecs import KERNELS
+from support.logs.single_log import Lab, batch, open_log, stamped
 
-from tidelog.log import appending
+from tidelog.log import log_appender
 from tidelog.log.config import LogConfig
 from tidelog.world.simulated import SimNode, SimWorld
 
@@ -30,7 +30,7 @@ def test_two_crcs_join_to_that_of_both_pieces(kernel: Any) -> None:
 @pytest.mark.parametrize("join_from", [0, 16 << 10, 1 << 30])
 def test_the_crc_of_a_sealed_segment_is_that_of_its_file(join_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches and large ones, from clients and from a leader, one and several in a call."""
-    monkeypatch.setattr(appending, "JOIN_BYTES_MIN", join_from)
+    monkeypatch.setattr(log_appender, "JOIN_BYTES_MIN", join_from)
 
     async def main(node: SimNode) -> None:
         log = await open_log(node, LogConfig(index_interval_bytes=4096))

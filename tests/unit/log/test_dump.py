@@ -1,4 +1,4 @@
-"""Reading and verifying the files of a log: sound files pass, and every wrong bit of every file is noticed."""
+"""Reads and verifies the files of a log: sound files pass, and every wrong bit of every file is detected."""
 
 from dataclasses import replace
 from struct import pack
@@ -7,7 +7,6 @@ import pytest
 from crc32c import crc32c
 
 from tidelog.log.batch import Codec, ControlKind, Record, encode, encode_control
-from tidelog.log.checkpoint import StoredState
 from tidelog.log.dump import (
     FileKind,
     OffsetEntry,
@@ -23,6 +22,7 @@ from tidelog.log.dump import (
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.producers import ProducerState
 from tidelog.log.segment import RecoveryMark, SegmentInfo
+from tidelog.log.stored_state import StoredState
 from tidelog.log.transactions import AbortedTransaction, encode_entry
 from tidelog.log.verify import LogVerifier
 from tidelog.model.ids import Offset, Position, ProducerId
@@ -173,7 +173,7 @@ INDEX_0, TIME_0 = "00000000000000000000.index", "00000000000000000000.timeindex"
 TXN_15 = "00000000000000000015.txnindex"
 
 
-@pytest.mark.source("b:B-25", "a:N-12")
+@pytest.mark.requirement("b:B-25", "a:N-12")
 def test_a_file_is_known_by_its_name() -> None:
     assert parse_name("00000000000000000042.log") == (FileKind.SEGMENT, 42)
     assert parse_name("00000000000000000042.timeindex") == (FileKind.TIME_INDEX, 42)
@@ -181,7 +181,7 @@ def test_a_file_is_known_by_its_name() -> None:
         assert parse_name(other) is None
 
 
-@pytest.mark.source("a:N-12")
+@pytest.mark.requirement("a:N-12")
 def test_a_segment_gives_its_batches_and_their_records() -> None:
     files, _ = sound_log()
     found = list(read_batches(Bytes(files[LOG_0]), LOG_0))
@@ -195,7 +195,7 @@ def test_a_segment_gives_its_batches_and_their_records() -> None:
     assert found[1].marker is None
 
 
-def test_control_batches_show_what_they_say() -> None:
+def test_control_batches_show_their_marker() -> None:
     files, _ = sound_log()
     found = [item for item in read_batches(Bytes(files[LOG_15]), LOG_15) if isinstance(item, StoredBatch)]
     assert [item.marker for item in found] == [None, None, "ABORT", None, "COMMIT"]
@@ -216,7 +216,7 @@ def test_sound_files_have_no_problem_with_and_without_the_state_store() -> None:
     assert problems(files, state) == []
 
 
-def test_every_flipped_bit_of_every_file_is_noticed() -> None:
+def test_every_flipped_bit_of_every_file_is_detected() -> None:
     files, state = sound_log()
     last = [item.position for item in read_batches(Bytes(files[LOG_15]), LOG_15) if isinstance(item, StoredBatch)][-1]
     for name, data in files.items():
@@ -228,7 +228,7 @@ def test_every_flipped_bit_of_every_file_is_noticed() -> None:
                 assert problems(broken, state), f"bit {bit} of byte {at} of {name}"
 
 
-def test_without_the_state_store_every_flipped_bit_under_a_crc_is_noticed() -> None:
+def test_without_the_state_store_every_flipped_bit_under_a_crc_is_detected() -> None:
     files, _ = sound_log()
     data = files[LOG_0]
     outside = {place + start for start in (0, len(batch(0, 5, time_ms=100))) for place in (*range(8), *range(12, 16))}
@@ -237,7 +237,7 @@ def test_without_the_state_store_every_flipped_bit_under_a_crc_is_noticed() -> N
 
 
 @pytest.mark.parametrize("name", [LOG_0, LOG_15, INDEX_0, TIME_0, TXN_15])
-def test_a_torn_file_is_noticed_at_every_length(name: str) -> None:
+def test_a_torn_file_is_detected_at_every_length(name: str) -> None:
     files, state = sound_log()
     whole = files[name]
     mark = state.mark
@@ -247,7 +247,7 @@ def test_a_torn_file_is_noticed_at_every_length(name: str) -> None:
     for length in range(len(whole)):
         found = problems({**files, name: whole[:length]}, state)
         if name == LOG_15 and length in unsynced:
-            continue  # whole batches past the recovery mark may be missing after a crash: nothing can tell
+            continue  # whole batches past the recovery mark may be missing after a crash: undetectable
         if name.endswith(".log"):
             assert found, f"{name} cut to {length}"
         elif length % {INDEX_0: 8, TIME_0: 12, TXN_15: 34}[name]:
@@ -293,30 +293,30 @@ def expect(found: list[Problem], file: str, what: str) -> None:
     assert any(problem.file == file and what in problem.what for problem in found), [str(problem) for problem in found]
 
 
-def test_an_index_that_points_into_the_middle_of_a_batch_is_named() -> None:
+def test_an_index_entry_into_the_middle_of_a_batch_is_a_problem() -> None:
     files, _ = sound_log()
     expect(problems(change(files, INDEX_0, 4, pack(">i", 3))), INDEX_0, "no batch starts at position 3")
 
 
-def test_an_index_without_a_segment_is_named() -> None:
+def test_an_index_without_a_segment_is_a_problem() -> None:
     files, _ = sound_log()
     del files[LOG_0]
     expect(problems(files), INDEX_0, "an index without its segment")
 
 
-def test_segments_that_overlap_are_named() -> None:
+def test_overlapping_segments_are_a_problem() -> None:
     files, _ = sound_log()
     files["00000000000000000012.log"] = batch(12, 3, epoch=2)
     expect(problems(files), "00000000000000000012.log", "begins below 15")
 
 
-def test_an_epoch_that_falls_is_named() -> None:
+def test_a_descending_epoch_is_a_problem() -> None:
     files, _ = sound_log()
     files["00000000000000000031.log"] = batch(31, 1, epoch=1)
     expect(problems(files), "00000000000000000031.log", "leader epoch 1 after epoch 3")
 
 
-def test_a_missing_entry_for_an_aborted_transaction_is_named() -> None:
+def test_a_missing_entry_for_an_aborted_transaction_is_a_problem() -> None:
     files, state = sound_log()
     expect(problems({**files, TXN_15: b""}, state), TXN_15, "no entry for producer 7, aborted from 15 to 25")
     del files[TXN_15]
@@ -332,7 +332,7 @@ def test_a_missing_offset_is_a_problem_only_in_a_log_that_was_never_compacted() 
     expect(problems(files, state), "00000000000000000040.log", "begins at 40, the segment before ends at 31")
 
 
-def test_the_state_store_is_held_against_the_log() -> None:
+def test_verify_compares_the_state_store_with_the_log() -> None:
     files, state = sound_log()
     mark = state.mark
     assert mark is not None
@@ -367,14 +367,14 @@ def test_the_state_store_is_held_against_the_log() -> None:
         expect(problems(files, changed), file, what)
 
 
-def test_a_snapshot_that_remembers_another_batch_is_named() -> None:
+def test_a_snapshot_with_another_batch_is_a_problem() -> None:
     files, state = sound_log()
-    stranger = ProducerState()
+    other_state = ProducerState()
     (found,) = read_batches(Bytes(batch(20, 5, producer=99, sequence=0)), "x")
     assert isinstance(found, StoredBatch)
-    stranger.apply(found.header, now_ms=0)
+    other_state.apply(found.header, now_ms=0)
     expect(
-        problems(files, replace(state, producers={30: stranger.to_snapshot()})),
+        problems(files, replace(state, producers={30: other_state.to_snapshot()})),
         LOG_15,
         "the producer snapshot remembers (99, 4)",
     )
@@ -387,6 +387,6 @@ def test_an_empty_log_that_begins_at_some_offset_is_sound() -> None:
     assert problems({}, StoredState(mark=empty, start=70, clean=70)) == []
 
 
-def test_records_that_contradict_their_batch_are_named() -> None:
+def test_records_that_contradict_their_batch_are_a_problem() -> None:
     lying = encode(records(0, 3, time_ms=50), base_offset=0, leader_epoch=0, max_timestamp=51)
     expect(problems({LOG_0: lying}), LOG_0, "a record of time 52 is newer than the batch's largest time 51")

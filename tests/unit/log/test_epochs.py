@@ -1,11 +1,11 @@
-"""The history of leader epochs: where epochs end, and what a replica that comes back must cut."""
+"""The history of leader epochs: where epochs end, and where a replica that rejoins must truncate."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.log.epochs import EpochHistory, sound_entries
-from tidelog.log.restoring import merge_epochs
+from tidelog.log.recovery_files import merge_epochs
 
 
 def history(*entries: tuple[int, int]) -> EpochHistory:
@@ -21,8 +21,8 @@ def test_an_epoch_ends_where_the_next_one_starts_and_the_latest_at_the_log_end()
     assert epochs.end_offset_for(5, log_end=120) == (5, 120)
 
 
-@pytest.mark.source("a:B-15")
-def test_an_epoch_that_this_log_missed_is_answered_with_the_largest_before_it() -> None:
+@pytest.mark.requirement("a:B-15")
+def test_an_unknown_epoch_is_answered_with_the_largest_before_it() -> None:
     epochs = history((0, 0), (2, 40), (5, 97))
     assert epochs.end_offset_for(1, log_end=120) == (0, 40)
     assert epochs.end_offset_for(4, log_end=120) == (2, 97)
@@ -39,14 +39,14 @@ def test_an_epoch_before_all_known_ends_where_the_history_begins() -> None:
 
 
 @pytest.mark.case("T5")
-def test_a_follower_that_missed_epochs_of_the_same_leader_still_cuts_its_tail() -> None:
-    """The leader was elected again and again (epochs 3, 4, 5); the follower stopped in epoch 2 with a longer tail."""
+def test_a_follower_that_missed_epochs_of_its_leader_still_truncates_its_tail() -> None:
+    """The leader was elected several times (epochs 3, 4, 5); the follower stopped in epoch 2 with a longer tail."""
     leader = history((1, 0), (2, 50), (4, 60), (5, 80))
     follower, follower_end = history((1, 0), (2, 50)), 75
     epoch, end = leader.end_offset_for(follower.latest, log_end=100)
     assert (epoch, end) == (2, 60)
     assert min(end, follower_end) == 60  # 60 to 74 of the follower were never the leader's
-    # A follower whose own epochs the leader does not know is led back by the epoch in the answer.
+    # A follower with epochs that the leader does not know uses the epoch in the response.
     diverged = history((1, 0), (3, 55))
     epoch, end = leader.end_offset_for(diverged.latest, log_end=100)
     assert (epoch, end) == (2, 60)
@@ -76,7 +76,7 @@ def test_an_epoch_is_assigned_once() -> None:
         epochs.assign(4, 5)
 
 
-def test_cutting_the_end_forgets_epochs_that_begin_there() -> None:
+def test_truncation_forgets_epochs_that_begin_at_or_past_the_end() -> None:
     epochs = history((0, 0), (1, 40), (2, 60))
     assert not epochs.truncate_from_end(61)
     assert epochs.truncate_from_end(60)
@@ -85,7 +85,7 @@ def test_cutting_the_end_forgets_epochs_that_begin_there() -> None:
     assert len(epochs) == 0
 
 
-def test_cutting_the_beginning_moves_the_epoch_that_reaches_over_it() -> None:
+def test_advancing_the_start_moves_the_epoch_that_spans_it() -> None:
     epochs = history((0, 0), (1, 40), (2, 60))
     assert not epochs.truncate_from_start(0)
     assert epochs.truncate_from_start(50)
@@ -106,7 +106,7 @@ def test_the_epoch_of_an_offset_is_the_last_that_began_at_or_before_it() -> None
 
 
 class TestMerging:
-    """What recovery makes of a stored history and the batches that it found."""
+    """Recovery merges a stored history with the epochs of the batches."""
 
     def test_the_batches_are_facts_and_stored_epochs_without_records_are_kept(self) -> None:
         merged = merge_epochs(history((0, 0), (1, 40), (2, 60)), [(0, 0), (2, 60)], log_end=80)
@@ -143,10 +143,10 @@ class TestMerging:
             starts = sorted(start for _, start in entries)
             return list(zip(epochs, starts, strict=False))
 
-        facts = ordered(found)
-        merged = merge_epochs(history(*ordered(known)), facts, log_end=50)
+        batch_epochs = ordered(found)
+        merged = merge_epochs(history(*ordered(known)), batch_epochs, log_end=50)
         merged.validate()
-        assert {epoch for epoch, _ in facts} <= {int(epoch) for epoch, _ in merged}
+        assert {epoch for epoch, _ in batch_epochs} <= {int(epoch) for epoch, _ in merged}
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), st.integers(-2, 5)), max_size=4))

@@ -3,28 +3,22 @@ nobody gives up a directory, and with room everything goes on without a restart.
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from log_world import SMALL, batch, read_all
-from logs_world import Host, SimSite, create, log_id, records_of, write
+from support.logs.node_logs import Host, SimSite, create, log_id, records_of, write
+from support.logs.single_log import SMALL, batch, read_all
 
-from tidelog.log.checkpoint import HIGH_WATERMARK, decode, key_prefix
 from tidelog.log.log import Damage, Log
 from tidelog.log.logs import Logs
+from tidelog.log.stored_state import HIGH_WATERMARK, decode, key_prefix
 from tidelog.model.errors import DiskFullError, StorageError
 from tidelog.model.ids import Offset
-from tidelog.world.simulated import Loss, SimWorld
+from tidelog.world.simulated import Loss
 
 COMPACTED = replace(SMALL, cleanup_compact=True, min_cleanable_dirty_ratio=0.0)
-
-
-@pytest.fixture
-def sim() -> Iterator[SimSite]:
-    with SimWorld(5) as world:
-        yield SimSite(world)
 
 
 def set_full(sim: SimSite, is_full: bool = True) -> None:
@@ -41,7 +35,7 @@ def fill_store(sim: SimSite, is_full: bool = True) -> None:
         sim.machine.store(label).fill(1.0 if is_full else 0.0)
 
 
-def test_a_store_without_room_holds_up_recovery_points_and_nothing_else(sim: SimSite) -> None:
+def test_a_full_state_store_delays_only_recovery_points(sim: SimSite) -> None:
     async def main(host: Host) -> None:
         logs = await host.open()
         log = await create(logs, 1)
@@ -73,24 +67,21 @@ def test_a_store_without_room_holds_up_recovery_points_and_nothing_else(sim: Sim
     sim.run(look)
 
 
-def test_high_watermarks_that_were_refused_are_stored_with_room(sim: SimSite) -> None:
-    async def main(host: Host) -> None:
-        logs = await host.open()
-        log = await create(logs, 1)
-        await write(log, 10)
-        await asyncio.sleep(2)
-        fill_store(sim)
-        logs.note_high_watermark(log_id(1), Offset(7))
-        await asyncio.sleep(3)
-        fill_store(sim, False)
-        await asyncio.sleep(2)
-        found = [store.get(key_prefix(log_id(1)) + HIGH_WATERMARK) for _, store, _ in host.places]
-        assert [decode("high-watermark", one)["offset"] for one in found if one is not None] == [7]
-
-    sim.run(main)
+async def test_rejected_high_watermarks_are_stored_when_there_is_space(sim: SimSite, host: Host) -> None:
+    logs = await host.open()
+    log = await create(logs, 1)
+    await write(log, 10)
+    await asyncio.sleep(2)
+    fill_store(sim)
+    logs.note_high_watermark(log_id(1), Offset(7))
+    await asyncio.sleep(3)
+    fill_store(sim, False)
+    await asyncio.sleep(2)
+    found = [store.get(key_prefix(log_id(1)) + HIGH_WATERMARK) for _, store, _ in host.places]
+    assert [decode("high-watermark", one)["offset"] for one in found if one is not None] == [7]
 
 
-def test_a_log_that_finds_no_room_to_open_is_opened_with_room_and_holds_up_no_other(sim: SimSite) -> None:
+def test_a_log_that_finds_no_space_is_opened_later_and_delays_no_other(sim: SimSite) -> None:
     async def before(host: Host) -> None:
         logs = await host.open()
         for topic in (1, 2):
@@ -116,7 +107,7 @@ def test_a_log_that_finds_no_room_to_open_is_opened_with_room_and_holds_up_no_ot
     sim.run(after)
 
 
-def test_a_stop_does_not_wait_for_room(sim: SimSite) -> None:
+def test_a_stop_does_not_wait_for_disk_space(sim: SimSite) -> None:
     async def before(host: Host) -> None:
         logs = await host.open()
         await write(await create(logs, 1), 20)
@@ -141,8 +132,8 @@ def test_a_stop_does_not_wait_for_room(sim: SimSite) -> None:
 
 
 @pytest.mark.parametrize("ending", ["room", "crash"])
-def test_a_topic_is_deleted_on_a_full_disk_and_its_room_is_free_at_once(sim: SimSite, ending: str) -> None:
-    """What the store has of it goes with room, before a log of the same id is made; after a crash too."""
+def test_a_topic_is_deleted_on_a_full_disk_and_frees_its_space(sim: SimSite, ending: str) -> None:
+    """Its stored state is deleted when there is space, before a log of the same id is created; also after a crash."""
 
     async def delete(host: Host) -> None:
         logs = await host.open()
@@ -153,13 +144,13 @@ def test_a_topic_is_deleted_on_a_full_disk_and_its_room_is_free_at_once(sim: Sim
         await asyncio.sleep(0.5)
         files = [path for label in sim.labels for path, _ in sim.machine.disk(label).files()]
         assert not [path for path in files if path.endswith(".log")]
-        with pytest.raises(DiskFullError, match="make room"):
+        with pytest.raises(DiskFullError, match="free space"):
             await create(logs, 1)
         if ending == "room":
             set_full(sim, False)
-            await make_anew(logs)
+            await create_again(logs)
 
-    async def make_anew(logs: Logs) -> None:
+    async def create_again(logs: Logs) -> None:
         log = await create(logs, 1)
         assert (log.damaged, log.end_offset) == (None, 0)
         assert await write(log, 3) == 3
@@ -172,7 +163,7 @@ def test_a_topic_is_deleted_on_a_full_disk_and_its_room_is_free_at_once(sim: Sim
         with pytest.raises(DiskFullError):
             await create(logs, 1)
         set_full(sim, False)
-        await make_anew(logs)
+        await create_again(logs)
 
     sim.run(delete)
     sim.lose_power()
@@ -190,7 +181,7 @@ def test_a_topic_is_deleted_on_a_full_disk_and_its_room_is_free_at_once(sim: Sim
     assert not any(name.endswith(".deleted") for label in sim.labels for name in sim.machine.disk(label).root.entries)
 
 
-def test_a_log_that_waits_for_room_to_open_can_be_deleted(sim: SimSite) -> None:
+def test_a_log_that_waits_for_space_to_open_can_be_deleted(sim: SimSite) -> None:
     async def before(host: Host) -> None:
         logs = await host.open()
         await write(await create(logs, 1), 20)
@@ -222,10 +213,10 @@ CHANGES: dict[str, tuple[Change, int, int]] = {
 @pytest.mark.parametrize("refused", range(6))
 @pytest.mark.parametrize("skipped", range(3))
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_change_of_files_that_finds_no_room_is_carried_out_with_room(
+def test_a_change_of_files_that_finds_no_space_succeeds_later(
     sim: SimSite, kind: str, refused: int, skipped: int
 ) -> None:
-    """Refused at its first commit or a later one; and what is written afterwards survives a loss of power."""
+    """The first or a later commit is rejected; what is written afterwards survives a power loss."""
     change, start, end = CHANGES[kind]
     device = sim.machine.store("disk-0")
 
@@ -267,7 +258,7 @@ def test_a_change_of_files_that_finds_no_room_is_carried_out_with_room(
     sim.run(look)
 
 
-def test_nothing_is_written_to_a_log_whose_reset_a_crash_would_repeat(sim: SimSite) -> None:
+def test_a_log_whose_reset_a_crash_would_repeat_rejects_appends(sim: SimSite) -> None:
     async def main(host: Host) -> None:
         logs = await host.open()
         log = await create(logs, 1)
@@ -286,7 +277,7 @@ def test_nothing_is_written_to_a_log_whose_reset_a_crash_would_repeat(sim: SimSi
             await log.reset_to(100)
         assert log.end_offset == 100
         for _ in range(2):
-            with pytest.raises(DiskFullError, match="make room"):
+            with pytest.raises(DiskFullError, match="free space"):
                 log.append(batch(), leader_epoch=1)
             await asyncio.sleep(2)
         assert host.failed == []
@@ -306,7 +297,7 @@ def test_nothing_is_written_to_a_log_whose_reset_a_crash_would_repeat(sim: SimSi
 
 
 @pytest.mark.parametrize("refused", range(1, 8))
-def test_a_cleaning_that_finds_no_room_changes_no_record(sim: SimSite, refused: int) -> None:
+def test_a_cleaning_that_finds_no_space_changes_no_record(sim: SimSite, refused: int) -> None:
     async def main(host: Host) -> None:
         logs = await host.open(COMPACTED)
         log = await create(logs, 1, config=COMPACTED)
@@ -324,12 +315,12 @@ def test_a_cleaning_that_finds_no_room_changes_no_record(sim: SimSite, refused: 
 
         store = sim.machine.store("disk-0")
         store._is_refused = refuse  # type: ignore[method-assign]
-        while await logs.clean_one() is not None:
+        while await logs.housekeeping.clean_one() is not None:
             pass
         del store._is_refused
         assert host.failed == []
-        assert logs.uncleanable == {}
-        while await logs.clean_one() is not None:
+        assert logs.housekeeping.uncleanable == {}
+        while await logs.housekeeping.clean_one() is not None:
             pass
         latest = {record.key: record.value for record in await records_of(log)}
         assert latest == {b"0": b"57", b"1": b"58", b"2": b"59"}
@@ -347,22 +338,19 @@ def test_a_cleaning_that_finds_no_room_changes_no_record(sim: SimSite, refused: 
     sim.run(look)
 
 
-def test_damage_that_cannot_be_stored_still_closes_the_log(sim: SimSite) -> None:
-    async def main(host: Host) -> None:
-        logs = await host.open()
-        log = await create(logs, 1)
-        await write(log, 20)
-        fill_store(sim)
-        await log.mark_damaged(Damage(Offset(7), "rot"))
-        with pytest.raises(StorageError, match="damaged"):
-            log.append(batch(), leader_epoch=1)
-        assert host.failed == []
-
-    sim.run(main)
+async def test_damage_that_cannot_be_stored_still_closes_the_log(sim: SimSite, host: Host) -> None:
+    logs = await host.open()
+    log = await create(logs, 1)
+    await write(log, 20)
+    fill_store(sim)
+    await log.mark_damaged(Damage(Offset(7), "rot"))
+    with pytest.raises(StorageError, match="damaged"):
+        log.append(batch(), leader_epoch=1)
+    assert host.failed == []
 
 
-def test_a_failed_sync_on_a_full_disk_is_known_after_a_restart_if_there_was_room_meanwhile(sim: SimSite) -> None:
-    """The mark that tells what is suspect waits for room; and a sync for which there is none is no matter of room."""
+def test_a_failed_sync_on_a_full_disk_is_stored_when_there_is_space(sim: SimSite) -> None:
+    """The suspect field waits for space; a sync that fails is never a matter of space."""
 
     async def main(host: Host) -> None:
         logs = await host.open()
@@ -389,7 +377,7 @@ def test_a_failed_sync_on_a_full_disk_is_known_after_a_restart_if_there_was_room
     sim.run(look)
 
 
-def test_a_log_moves_although_the_store_of_its_new_place_refuses_now_and_then(sim: SimSite) -> None:
+def test_a_log_moves_although_the_target_store_is_sometimes_full(sim: SimSite) -> None:
     async def main(host: Host) -> None:
         logs = await host.open()
         log = await create(logs, 1)
@@ -420,6 +408,6 @@ def test_a_log_moves_although_the_store_of_its_new_place_refuses_now_and_then(si
         logs = await host.open()
         log = await logs.wait_open(log_id(1))
         assert log is not None
-        assert (log.damaged, log.end_offset, logs.doubles) == (None, 42, {})
+        assert (log.damaged, log.end_offset, logs.duplicates) == (None, 42, {})
 
     sim.run(look)

@@ -1,4 +1,4 @@
-"""Group commit over the real disk and the simulated one: what a group covers, what it costs, what a failure does."""
+"""Group commit over the real and the simulated disk: what a group covers, its cost, and failures."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,7 +16,7 @@ from tidelog.world.simulated import Latency, Loss, SimMachine, SimNode, SimWorld
 
 
 class FileLog:
-    """The least that a log is to group commit: one file, and futures for those who wait for a size to be durable."""
+    """A minimal `Syncable`: one file, and futures for callers that wait for a durable size."""
 
     def __init__(self, disk: Disk, group_commit: GroupCommit, name: str) -> None:
         self.file = disk.open(name, create=True)
@@ -45,7 +45,7 @@ class FileLog:
         self._waiters = [(end, waiter) for end, waiter in self._waiters if end > self.durable_end]
 
     def fail_sync(self, error: StorageError) -> None:
-        assert self.error is None, "told once"
+        assert self.error is None, "reported once"
         self.error = error
         for _, waiter in self._waiters:
             if not waiter.done():
@@ -156,21 +156,12 @@ def test_there_is_no_task_while_nothing_is_dirty(side: Side) -> None:
 def test_flush_waits_for_a_group_that_began_after_the_call(side: Side) -> None:
     async def main() -> None:
         commit = GroupCommit(side.disk, on_failure=must_not_fail)
-        log, other = FileLog(side.disk, commit, "log"), FileLog(side.disk, commit, "other")
-        await commit.flush_all()
-        assert commit.groups == 0
+        log = FileLog(side.disk, commit, "log")
         log.append(b"abc")
         await asyncio.sleep(0)
         log.file.append(b"def")
         await commit.flush(log)
         assert log.durable_end == 6
-        other.append(b"abc")
-        await asyncio.sleep(0)
-        await commit.flush_all()
-        assert other.durable_end == 3
-        other.append(b"def")
-        await commit.flush_all()
-        assert other.durable_end == 6
         await commit.close()
 
     side.run(main)
@@ -192,7 +183,7 @@ def test_a_released_log_is_in_no_group_any_more(side: Side) -> None:
     side.run(main)
 
 
-def test_close_syncs_what_is_dirty_and_takes_no_more(side: Side) -> None:
+def test_close_syncs_dirty_logs_and_rejects_requests(side: Side) -> None:
     async def main() -> None:
         commit = GroupCommit(side.disk, on_failure=must_not_fail)
         log = FileLog(side.disk, commit, "log")
@@ -212,7 +203,7 @@ def test_close_syncs_what_is_dirty_and_takes_no_more(side: Side) -> None:
     side.run(main)
 
 
-# What only the simulated disk can show.
+# On the simulated disk only
 
 
 @pytest.fixture
@@ -221,7 +212,7 @@ def machine() -> Iterator[SimMachine]:
         yield world.machine("a")
 
 
-def test_a_failed_sync_is_told_to_all_and_is_never_retried(machine: SimMachine) -> None:
+def test_a_failed_sync_is_reported_to_all_and_never_retried(machine: SimMachine) -> None:
     device = machine.disk()
 
     async def main(node: SimNode) -> None:
@@ -245,8 +236,6 @@ def test_a_failed_sync_is_told_to_all_and_is_never_retried(machine: SimMachine) 
             commit.request(quiet)
         with pytest.raises(StorageError, match="EIO"):
             await commit.flush(quiet)
-        with pytest.raises(StorageError, match="EIO"):
-            await commit.flush_all()
         await commit.close()
         assert device.syncs == syncs
 
@@ -268,7 +257,7 @@ def test_a_failed_directory_sync_blocks_recording_completion(machine: SimMachine
     machine.world.run(machine.boot(), main)
 
 
-def test_a_log_that_breaks_its_promise_fails_the_directory_loudly(machine: SimMachine) -> None:
+def test_a_log_whose_begin_sync_raises_fails_the_directory(machine: SimMachine) -> None:
     class BrokenLog(FileLog):
         def end_sync(self, ticket: SyncTicket) -> None:
             raise AssertionError("our own error")
@@ -284,7 +273,7 @@ def test_a_log_that_breaks_its_promise_fails_the_directory_loudly(machine: SimMa
 
     world = machine.world
     world.run(machine.boot(), main)
-    # The error itself belongs to nobody but the task: the run must end with it.
+    # Only the task has the error: the run must end with it.
     machine_loop = world.scheduler.loops[1]
     machine_loop.report_untaken_errors()
     assert [str(failure.error) for failure in world.scheduler.failures] == ["our own error"]
@@ -312,8 +301,8 @@ def test_a_stalled_disk_shows_in_the_running_group_and_loses_nothing(machine: Si
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-def test_nothing_that_was_called_durable_is_lost_with_the_power(machine: SimMachine, loss: Loss) -> None:
-    """Producers run, the power goes at any time; what was acknowledged is there, whole and in order."""
+def test_durable_records_survive_a_power_loss(machine: SimMachine, loss: Loss) -> None:
+    """Producers run and the power fails at any time; acknowledged records survive, complete and in order."""
     world = machine.world
     machine.disk().sync_latency = Latency(0.001, 0.02)
     draw = world.random("test")

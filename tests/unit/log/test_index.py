@@ -1,5 +1,6 @@
-"""The sparse indexes: what an entry says, how it is found, and that a wrong file is no danger."""
+"""The sparse indexes: entries, searches, and files with wrong bytes."""
 
+import asyncio
 from struct import pack
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.log import index
-from tidelog.log.files import run_blocking
-from tidelog.log.index import IndexBuilder, OffsetEntry, TimeEntry
+from tidelog.log.file_pool import run_async
+from tidelog.log.index import IndexBuilder, OffsetEntry, ReadPlan, TimeEntry
 from tidelog.model.ids import Offset, Position, TimestampMs
 from tidelog.world.disk import File
 from tidelog.world.real.disk import RealDisk
@@ -22,14 +23,14 @@ def encoded(entries: list[OffsetEntry]) -> bytes:
     return b"".join(index.encode_offset_entry(entry, base_offset=100) for entry in entries)
 
 
-@pytest.mark.source("a:A-71")
+@pytest.mark.requirement("a:A-71")
 def test_an_offset_entry_is_a_relative_offset_and_a_position_of_four_bytes_each() -> None:
     entry = OffsetEntry(Offset(1_000_007), Position(4096))
     assert index.encode_offset_entry(entry, base_offset=1_000_000) == pack(">ii", 7, 4096)
     assert index.decode_offset_entries(pack(">ii", 7, 4096), base_offset=1_000_000) == [entry]
 
 
-@pytest.mark.source("a:A-72")
+@pytest.mark.requirement("a:A-72")
 def test_a_time_entry_is_a_timestamp_of_eight_bytes_and_a_relative_offset() -> None:
     entry = TimeEntry(TimestampMs(1_700_000_000_000), Offset(1_000_007))
     assert index.encode_time_entry(entry, base_offset=1_000_000) == pack(">qi", 1_700_000_000_000, 7)
@@ -57,11 +58,15 @@ def test_the_floor_by_position_is_the_last_batch_that_begins_at_or_below_it(coun
 
 
 @given(count=st.integers(0, 40), timestamp=st.integers(0, 500))
-def test_the_time_floor_lies_strictly_below_the_timestamp(count: int, timestamp: int) -> None:
+def test_the_time_floor_is_strictly_below_the_timestamp(count: int, timestamp: int) -> None:
     entries = [TimeEntry(TimestampMs(10 * at), Offset(100 + at)) for at in range(1, count + 1)]
     data = b"".join(index.encode_time_entry(entry, base_offset=100) for entry in entries)
     expected = [entry for entry in entries if entry.timestamp < timestamp]
     assert index.time_floor(data, timestamp, base_offset=100) == (expected[-1] if expected else None)
+
+
+def read(plan: ReadPlan[bytes]) -> bytes:
+    return asyncio.run(run_async(plan))
 
 
 def file_of(disk: RealDisk, data: bytes) -> File:
@@ -71,27 +76,27 @@ def file_of(disk: RealDisk, data: bytes) -> File:
 
 
 @pytest.mark.parametrize("count", [0, 1, 767, 768, 769, 5000])
-def test_a_search_in_a_file_finds_what_a_search_in_memory_finds(tmp_path: str, count: int) -> None:
+def test_searches_in_a_file_and_in_memory_agree(tmp_path: str, count: int) -> None:
     entries = offset_entries(count)
     data = encoded(entries)
     file = file_of(RealDisk(tmp_path), data)
     for offset in [90, 100, 103, 104, 100 + 3 * count // 2, 100 + 3 * count, 10**6]:
-        block = run_blocking(index.offset_block(file, file.size, offset, base_offset=100))
+        block = read(index.offset_block(file, file.size, offset, base_offset=100))
         assert len(block) <= 8192
         assert index.offset_floor(block, offset, base_offset=100) == index.offset_floor(data, offset, base_offset=100)
-        position = run_blocking(index.position_block(file, file.size, 1000 * offset))
+        position = read(index.position_block(file, file.size, 1000 * offset))
         assert index.position_floor(position, 1000 * offset, base_offset=100) == index.position_floor(
             data, 1000 * offset, base_offset=100
         )
 
 
 @pytest.mark.parametrize("count", [0, 3, 2000])
-def test_a_search_by_time_in_a_file_finds_what_a_search_in_memory_finds(tmp_path: str, count: int) -> None:
+def test_searches_by_time_in_a_file_and_in_memory_agree(tmp_path: str, count: int) -> None:
     entries = [TimeEntry(TimestampMs(10 * at), Offset(100 + at)) for at in range(1, count + 1)]
     data = b"".join(index.encode_time_entry(entry, base_offset=100) for entry in entries)
     file = file_of(RealDisk(tmp_path), data)
     for timestamp in [0, 10, 11, 5 * count, 10 * count, 10**9]:
-        block = run_blocking(index.time_block(file, file.size, timestamp))
+        block = read(index.time_block(file, file.size, timestamp))
         assert index.time_floor(block, timestamp, base_offset=100) == index.time_floor(data, timestamp, base_offset=100)
 
 
@@ -103,9 +108,9 @@ def test_any_bytes_can_be_searched(data: bytes, offset: int) -> None:
     assert by_time is None or by_time.last_offset <= 2**31
 
 
-def test_a_file_shorter_than_it_was_said_to_be_can_be_searched(tmp_path: str) -> None:
+def test_an_index_shorter_than_its_size_can_be_searched(tmp_path: str) -> None:
     file = file_of(RealDisk(tmp_path), encoded(offset_entries(10)))
-    block = run_blocking(index.offset_block(file, 8 * 5000, 10**6, base_offset=100))
+    block = read(index.offset_block(file, 8 * 5000, 10**6, base_offset=100))
     assert index.offset_floor(block, 10**6, base_offset=100) in [None, *offset_entries(10)]
 
 

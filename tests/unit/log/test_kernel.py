@@ -1,4 +1,4 @@
-"""The kernel: varints, murmur2, and that all forms of encoding and decoding are one."""
+"""The kernel: varints, murmur2, and the agreement of all forms of encoding and decoding."""
 
 import random
 import sys
@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 import pytest
-from kernel_forms import FORMS, KERNELS, SOURCE, Form, load_source
+from support.logs.record_codecs import FORMS, KERNELS, SOURCE, Form, load_source
 
 from tidelog.log import kernel, kernel_bulk
 from tidelog.model.errors import CorruptBatchError
@@ -31,7 +31,7 @@ VARINTS = {
 
 
 def columns(result: Any) -> Any:
-    """What a form of decoding gives, in a form that compares."""
+    """The result of a form of decoding, comparable."""
     offsets, stamps, keys, values, headers = result
     flat = [None if layout is None else _flat(layout) for layout in (keys, values, headers)]
     return offsets.tolist(), stamps.tolist(), flat
@@ -51,13 +51,14 @@ def test_a_varint_is_zigzag_with_seven_bits_to_a_byte(module: Any, value: int, e
 
 @every_kernel
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
-def test_a_varint_of_more_than_64_bits_is_refused(module: Any, value: int) -> None:
+def test_a_varint_of_more_than_64_bits_is_rejected(module: Any, value: int) -> None:
     with pytest.raises(OverflowError):
         module.varint(value)
     with pytest.raises(OverflowError):
         kernel_bulk.varint(value)
 
 
+@pytest.mark.requirement("a:D-51", "a:A-04", "b:F-21", "a:D-41")
 @every_kernel
 @pytest.mark.parametrize(
     ("key", "expected"),
@@ -73,6 +74,7 @@ def test_a_varint_of_more_than_64_bits_is_refused(module: Any, value: int) -> No
 )
 def test_murmur2_is_that_of_the_java_clients(module: Any, key: bytes, expected: int) -> None:
     assert module.murmur2(key) == expected
+    assert module.partition_of(key, 12) == (expected & 0x7FFFFFFF) % 12
 
 
 @pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")  # at the import of kafka-python
@@ -100,7 +102,7 @@ def test_a_partition_is_never_negative_and_null_keys_are_left_to_the_caller(modu
 
 
 def random_rows(draw: random.Random, count: int) -> tuple[list[int], list[bytes | None], list[bytes | None], Any, Any]:
-    """Columns that differ in kind from seed to seed: steady or not, with and without nulls, headers, gaps."""
+    """Columns of different kinds by seed: steady or not, with and without nulls, headers, gaps."""
 
     def column() -> list[bytes | None]:
         size_max = draw.choice([0, 3, 70, 9000])
@@ -149,7 +151,7 @@ def test_all_forms_write_the_same_bytes_and_read_the_same_columns(seed: int) -> 
 
 
 @every_form
-def test_columns_of_different_lengths_are_refused(form: Form) -> None:
+def test_columns_of_different_lengths_are_rejected(form: Form) -> None:
     good = ([1, 2], [b"a", b"b"], [b"a", b"b"], [b"\x00", b"\x00"], [0, 1])
     form.encode(*good, 0, 0)
     for number in range(5):
@@ -160,7 +162,7 @@ def test_columns_of_different_lengths_are_refused(form: Form) -> None:
 
 
 @every_form
-def test_a_timestamp_too_far_from_the_base_is_refused(form: Form) -> None:
+def test_a_timestamp_too_far_from_the_base_is_rejected(form: Form) -> None:
     assert form.encode([2**63 - 1], [None], [None], None, None, 0, 0)
     with pytest.raises(OverflowError):
         form.encode([2**63 - 1], [None], [None], None, None, -1, 0)
@@ -184,7 +186,7 @@ RECORD = "100000000241024200"
 WITH_HEADER = "160000000241024202026101"
 
 
-@pytest.mark.source("a:A-67")
+@pytest.mark.requirement("a:A-67")
 @every_form
 def test_a_record_has_the_documented_bytes(form: Form) -> None:
     assert bytes(form.encode([5], [b"A"], [b"B"], None, None, 5, 0)).hex() == RECORD
@@ -231,7 +233,7 @@ def test_a_broken_record_is_a_corrupt_batch(form: Form, broken: str) -> None:
 
 @every_form
 @pytest.mark.parametrize("count", [2**31 - 1, 2, -1])
-def test_a_count_that_the_bytes_cannot_hold_is_refused_before_anything_is_allocated(form: Form, count: int) -> None:
+def test_an_impossible_record_count_is_rejected_before_any_allocation(form: Form, count: int) -> None:
     data = bytes.fromhex(RECORD)
     with pytest.raises(CorruptBatchError, match="do not fit"):
         form.decode(data, 0, len(data), count, 0, 0, 2**31 - 1)
@@ -264,7 +266,7 @@ def test_bounds_that_are_not_in_the_data_are_the_callers_error(form: Form) -> No
 
 
 @every_kernel
-def test_headers_that_are_not_utf8_come_back_as_they_were(module: Any) -> None:
+def test_headers_that_are_not_utf8_are_decoded_to_the_same_bytes(module: Any) -> None:
     block = bytes.fromhex("0204fffe046162")
     headers = module.decode_headers(block)
     assert headers == (("\udcff\udcfe", b"ab"),)

@@ -1,4 +1,4 @@
-"""Several batches decoded into the same columns: as if each had been decoded, and their columns joined."""
+"""Several batches decoded into the same columns give the joined columns of each."""
 
 import random
 from array import array
@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-from kernel_forms import KERNELS
+from support.logs.record_codecs import KERNELS
 
 from tidelog.model.errors import CorruptBatchError
 
@@ -55,7 +55,7 @@ def test_a_run_is_its_batches_joined(module: Any, seed: int) -> None:
 
 
 @every_kernel
-def test_a_column_tells_of_nulls_only_if_a_batch_of_the_run_has_one(module: Any) -> None:
+def test_a_column_has_nulls_only_if_a_batch_of_the_run_has_one(module: Any) -> None:
     body = written(module, [(None, b"v", b"\x00")], 5)
     (_, _, keys, values, headers) = module.decode_run(body * 2, [(0, len(body), 1, 0, 5, 0), at_second(body)])
     assert bytes(keys[2]) == b"\x00\x00"
@@ -75,7 +75,7 @@ def test_a_run_of_nothing_has_no_rows(module: Any) -> None:
 
 
 @every_kernel
-def test_a_broken_batch_of_a_run_is_told_by_its_own_rows(module: Any) -> None:
+def test_a_broken_batch_of_a_run_is_reported_by_its_own_rows(module: Any) -> None:
     body = written(module, [(b"k", b"v", b"\x00")] * 3, 5)
     spans = [(0, len(body), 3, 0, 5, 2), (len(body), 2 * len(body), 3, 3, 5, 2)]
     module.decode_run(body * 2, spans)

@@ -1,31 +1,18 @@
-"""Stored offsets after a cut: a high watermark or a start offset never points past what the log still has."""
+"""Stored offsets after a truncation: high watermark and start offset are never past the log end."""
 
 import asyncio
 import functools
-from collections.abc import Iterator
 
-import pytest
-from log_world import Lab, fill, open_log
-from logs_world import Host, SimSite, create, log_id, write
+from support.logs.node_logs import Host, SimSite, create, log_id, write
+from support.logs.single_log import Lab, fill, open_log
 
-from tidelog.log import checkpoint as stored
+from tidelog.log import stored_state as stored
 from tidelog.log.config import FlushMode, LogConfig
-from tidelog.log.recovered import Damage
+from tidelog.log.damage import Damage
 from tidelog.model.ids import Offset
 from tidelog.world.simulated import Latency, SimNode, SimWorld
 
 PAGE_CACHE = LogConfig(flush_mode=FlushMode.PAGE_CACHE)
-
-
-@pytest.fixture
-def world() -> Iterator[SimWorld]:
-    with SimWorld(5) as world:
-        yield world
-
-
-@pytest.fixture
-def sim(world: SimWorld) -> SimSite:
-    return SimSite(world)
 
 
 def stored_high_watermark(host: Host, topic: int = 1) -> int | None:
@@ -106,7 +93,7 @@ def test_reset_stores_the_high_watermark_that_it_lowers(sim: SimSite) -> None:
 
 
 def test_checkpoint_that_overlaps_a_truncation_does_not_restore_the_high_watermark(sim: SimSite) -> None:
-    """The round begins at every step of a truncation, on a slow device."""
+    """The checkpoint begins at every step of a truncation, on a slow device."""
 
     async def race(host: Host, delay_s: float) -> int:
         logs = await host.open(PAGE_CACHE)
@@ -133,7 +120,8 @@ def test_checkpoint_that_overlaps_a_truncation_does_not_restore_the_high_waterma
 
 
 def test_repair_stores_the_start_offset_that_it_lowers(world: SimWorld) -> None:
-    """Damage below the start offset: the log is cut there, and new records take the offsets up to the old start."""
+    """Damage below the start offset: the log is truncated there, and new records take the offsets up to the old
+    start."""
     lab = Lab(world)
 
     async def make(node: SimNode) -> None:

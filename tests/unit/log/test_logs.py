@@ -1,23 +1,22 @@
-"""All the logs of a node: which there are, starting and stopping, removing; simulated and on real files and LMDB."""
+"""The logs of a node: names, start, stop and removal; simulated and on real files and LMDB."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from log_world import SMALL, batch, read_all
-from logs_world import Host, RealSite, SimSite, Site, create, directory_id, log_id, write
+from support.logs.node_logs import Host, SimSite, Site, create, directory_id, log_id, write
+from support.logs.single_log import SMALL, batch, read_all
 
-from tidelog.log.checkpoint import key_prefix
 from tidelog.log.directories import (
     LABEL_LENGTH_MAX,
     directory_name,
-    parse_deleted_name,
     parse_directory_name,
+    parse_former_name,
 )
 from tidelog.log.logs import LogsConfig
+from tidelog.log.stored_state import key_prefix
 from tidelog.model.errors import StorageError
 from tidelog.model.ids import Offset
 from tidelog.world.simulated import Loss, NodeDiedError, SimWorld
@@ -27,34 +26,14 @@ T = TypeVar("T")
 NO_CHECKPOINTS = LogsConfig(checkpoint_interval_ms=3_600_000)
 
 
-@pytest.fixture
-def world() -> Iterator[SimWorld]:
-    with SimWorld(5) as world:
-        yield world
-
-
-@pytest.fixture
-def sim(world: SimWorld) -> SimSite:
-    return SimSite(world)
-
-
-@pytest.fixture(params=["simulated", "real"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    if request.param == "real":
-        yield RealSite(tmp_path)
-        return
-    with SimWorld(5) as world:
-        yield SimSite(world)
-
-
 # Names
 
 
-def test_a_directory_name_tells_topic_id_and_partition_and_other_names_tell_nothing() -> None:
+def test_a_directory_name_has_topic_id_and_partition() -> None:
     some = log_id(0xABC, 17)
     assert parse_directory_name(directory_name(some, "orders.eu-1")) == (some, "orders.eu-1")
     assert parse_directory_name(directory_name(some, "")) == (some, "")
-    assert parse_deleted_name(directory_name(some, "orders") + ".3.deleted") == some
+    assert parse_former_name(directory_name(some, "orders") + ".3.deleted") == (some, ".deleted")
     hexes = some.topic_id.hex
     for other in [
         "state",
@@ -73,7 +52,7 @@ def test_a_directory_name_tells_topic_id_and_partition_and_other_names_tell_noth
         "notes.0.deleted",
     ]:
         assert parse_directory_name(other) is None, other
-        assert parse_deleted_name(other) is None, other
+        assert parse_former_name(other) is None, other
 
 
 def test_a_long_topic_name_still_gives_a_file_name_that_can_be_deleted() -> None:
@@ -85,36 +64,30 @@ def test_a_long_topic_name_still_gives_a_file_name_that_can_be_deleted() -> None
 # Several directories
 
 
-@pytest.mark.source("a:A-25", "b:B-07")
-def test_a_new_log_goes_to_the_directory_with_the_fewest_logs(site: Site) -> None:
-    async def main(host: Host) -> None:
-        logs = await host.open()
-        homes = []
-        for topic in range(1, 6):
-            await create(logs, topic)
-            home = logs.directory_of(log_id(topic))
-            assert home is not None
-            homes.append(home.directory_id)
-        assert homes == [directory_id(0), directory_id(1)] * 2 + [directory_id(0)]
-        await logs.create(log_id(6), label="x", config=SMALL, directory=directory_id(0))
-        assert [len(directory.paths) for directory in logs.directories] == [4, 2]
-        with pytest.raises(StorageError, match="does not work"):
-            await logs.create(log_id(7), label="x", config=SMALL, directory=directory_id(9))
-        await logs.close()
-
-    site.run(main)
+@pytest.mark.requirement("a:A-25", "b:B-07")
+async def test_a_new_log_goes_to_the_directory_with_the_fewest_logs(site: Site, host: Host) -> None:
+    logs = await host.open()
+    homes = []
+    for topic in range(1, 6):
+        await create(logs, topic)
+        home = logs.directory_of(log_id(topic))
+        assert home is not None
+        homes.append(home.directory_id)
+    assert homes == [directory_id(0), directory_id(1)] * 2 + [directory_id(0)]
+    await logs.create(log_id(6), label="x", config=SMALL, directory=directory_id(0))
+    assert [len(directory.paths) for directory in logs.directories] == [4, 2]
+    with pytest.raises(StorageError, match="has failed or is unknown"):
+        await logs.create(log_id(7), label="x", config=SMALL, directory=directory_id(9))
+    await logs.close()
 
 
-def test_a_log_that_is_there_is_not_made_again(site: Site) -> None:
-    async def main(host: Host) -> None:
-        logs = await host.open()
-        one, two = await asyncio.gather(create(logs, 1), create(logs, 1))
-        assert one is two
-        assert await create(logs, 1) is one
-        assert logs.known() == [log_id(1)]
-        await logs.close()
-
-    site.run(main)
+async def test_create_returns_an_existing_log(site: Site, host: Host) -> None:
+    logs = await host.open()
+    one, two = await asyncio.gather(create(logs, 1), create(logs, 1))
+    assert one is two
+    assert await create(logs, 1) is one
+    assert logs.known() == [log_id(1)]
+    await logs.close()
 
 
 def test_the_same_topic_name_with_another_topic_id_is_another_log(site: Site) -> None:
@@ -154,122 +127,15 @@ def test_a_directory_keeps_the_id_that_it_was_given_first(site: Site) -> None:
     site.run(swapped)
 
 
-async def make_double(host: Host, name: str) -> None:
-    """A log with a record in the second directory, and an empty one of the same name in the first."""
-    logs = await host.open()
-    log = await logs.create(log_id(3, 1), label="orders", config=SMALL, directory=directory_id(1))
-    assert log.path == name
-    await write(log, value=b"kept")
-    await logs.close()
-    host.places[0][0].make_directory(name)
-
-
-def test_of_a_log_in_two_directories_none_is_opened_until_the_owner_says_which_one_counts(site: Site) -> None:
-    name = directory_name(log_id(3, 1), "orders")
-
-    async def main(host: Host) -> None:
-        await make_double(host, name)
-
-    async def undecided(host: Host) -> None:
-        logs = await host.open()
-        assert logs.known() == [log_id(3, 1)]
-        assert await logs.wait_open(log_id(3, 1)) is None
-        with pytest.raises(StorageError, match=r"is there twice.*move one of them away") as caught:
-            await logs.keep(log_id(3, 1), directory_id(7))
-        assert all(f"{disk.label}/{name}" in str(caught.value) for disk, _, _ in host.places)
-        with pytest.raises(StorageError, match="is there twice"):
-            await create(logs, 3, 1)
-        other = await create(logs, 4)
-        await write(other)
-        assert await logs.close(), "the others are used, and closed"
-
-    async def decided(host: Host) -> None:
-        logs = await host.open()
-        await logs.keep(log_id(3, 1), directory_id(1))
-        log = await logs.wait_open(log_id(3, 1))
-        assert log is not None
-        assert b"kept" in (await read_all(log))[0]
-        assert host.places[0][0].exists(f"{name}.0.aside"), "nothing is thrown away"
-        assert not host.places[0][0].exists(name)
-        await logs.close()
-
-    async def later(host: Host) -> None:
-        logs = await host.open()
-        assert not logs.doubles
-        assert logs.known() == [log_id(3, 1), log_id(4)]
-        assert logs.get(log_id(3, 1)) is not None
-        await logs.close()
-
-    site.run(main)
-    site.run(undecided)
-    site.run(decided)
-    site.run(later)
-
-
-def test_what_is_stored_of_a_copy_goes_when_it_is_set_aside(site: Site) -> None:
-    """A log that is made there again would be taken for a damaged one. After a crash the next start sees to it."""
-    name = directory_name(log_id(3, 1), "orders")
-
-    async def main(host: Host) -> None:
-        await make_double(host, name)
-
-    async def crashed(host: Host) -> None:
-        disk = host.places[1][0]
-        disk.rename(name, f"{name}.0.aside")
-        assert host.places[1][1].keys(key_prefix(log_id(3, 1)))
-
-    async def later(host: Host) -> None:
-        logs = await host.open()
-        assert logs.known() == [log_id(3, 1)]
-        assert not host.places[1][1].keys(key_prefix(log_id(3, 1)))
-        assert host.places[1][0].exists(f"{name}.0.aside")
-        await logs.close()
-
-    site.run(main)
-    site.run(crashed)
-    site.run(later)
-
-
-def test_all_copies_of_a_log_that_is_removed_go(site: Site) -> None:
-    name = directory_name(log_id(3, 1), "orders")
-
-    async def main(host: Host) -> None:
-        await make_double(host, name)
-        logs = await host.open()
-        await logs.remove(log_id(3, 1))
-        assert logs.known() == []
-        assert not any(disk.exists(name) for disk, _, _ in host.places)
-        await logs.close()
-
-    site.run(main)
-
-
-def test_a_log_under_two_names_in_one_directory_is_the_operators_to_decide(site: Site) -> None:
-    async def main(host: Host) -> None:
-        for label in ("orders", "commands"):
-            host.places[0][0].make_directory(directory_name(log_id(3, 1), label))
-        logs = await host.open()
-        with pytest.raises(StorageError, match="is there twice"):
-            await logs.keep(log_id(3, 1), directory_id(0))
-        assert log_id(3, 1) in logs.doubles
-        await logs.close()
-
-    site.run(main)
-
-
-def test_names_that_are_no_logs_are_left_alone(site: Site) -> None:
+async def test_directories_that_are_no_logs_are_left_alone(site: Site, host: Host) -> None:
     names = ["lost+found", "notes.deleted", f"orders.{log_id(1).topic_id.hex}-07", "x.1.deleted"]
-
-    async def main(host: Host) -> None:
-        disk = host.places[0][0]
-        for name in names:
-            disk.make_directory(name)
-        logs = await host.open()
-        assert logs.known() == []
-        await logs.close()
-        assert set(names) <= set(disk.list(""))
-
-    site.run(main)
+    disk = host.places[0][0]
+    for name in names:
+        disk.make_directory(name)
+    logs = await host.open()
+    assert logs.known() == []
+    await logs.close()
+    assert set(names) <= set(disk.list(""))
 
 
 # Stop, crash, restart
@@ -299,7 +165,7 @@ def test_after_a_clean_stop_nothing_is_read_and_everything_is_there(site: Site) 
     site.run(look)
 
 
-@pytest.mark.source("a:T-22", "a:X3-41")
+@pytest.mark.requirement("a:T-22", "a:X3-41")
 @pytest.mark.parametrize("loss", list(Loss))
 def test_after_a_loss_of_power_every_log_has_what_was_acknowledged(sim: SimSite, loss: Loss) -> None:
     async def fill(host: Host) -> None:
@@ -343,7 +209,7 @@ def test_a_killed_process_loses_nothing(site: Site) -> None:
 
 
 class CountingWork:
-    """The work of the host, counted: how much of it runs at a time, and in which order it began."""
+    """Counts the work of the host: how much runs at a time, and the order in which it began."""
 
     def __init__(self, host: Host) -> None:
         self.inner = host.work
@@ -359,7 +225,7 @@ class CountingWork:
             self.running -= 1
 
 
-def test_recovery_runs_side_by_side_but_never_more_than_allowed_in_a_directory(sim: SimSite) -> None:
+def test_recovery_runs_in_parallel_up_to_the_limit_of_a_directory(sim: SimSite) -> None:
     async def fill(host: Host) -> None:
         logs = await host.open(logs_config=NO_CHECKPOINTS)
         for topic in range(1, 31):
@@ -432,7 +298,7 @@ def test_a_stop_during_recovery_leaves_the_rest_for_the_next_start(sim: SimSite)
     sim.run(look)
 
 
-def test_a_log_that_cannot_be_opened_holds_up_no_other(site: Site) -> None:
+def test_a_log_that_cannot_be_opened_delays_no_other(site: Site) -> None:
     async def fill(host: Host) -> None:
         logs = await host.open()
         for topic in range(1, 5):
@@ -484,30 +350,27 @@ def test_a_removed_log_is_gone_at_once_and_its_files_soon(site: Site) -> None:
     site.run(look)
 
 
-def test_a_log_can_be_made_again_while_the_old_one_is_removed(site: Site) -> None:
-    async def main(host: Host) -> None:
-        logs = await host.open()
-        for value in (b"first", b"second", b"third"):
-            log = await create(logs, 1)
-            assert log.end_offset == 0
-            await write(log, 20, value=value)
-            removal = asyncio.ensure_future(logs.remove(log_id(1)))
-            await asyncio.sleep(0)
-            again = await create(logs, 1)
-            assert removal.done()
-            assert again is not log
-            assert again.end_offset == 0
-            await removal
-            await logs.remove(log_id(1))
-        await logs.close()
-        assert all(not name.endswith(".deleted") for disk, _, _ in host.places for name in disk.list(""))
-
-    site.run(main)
+async def test_a_log_can_be_created_while_the_old_one_is_removed(site: Site, host: Host) -> None:
+    logs = await host.open()
+    for value in (b"first", b"second", b"third"):
+        log = await create(logs, 1)
+        assert log.end_offset == 0
+        await write(log, 20, value=value)
+        removal = asyncio.ensure_future(logs.remove(log_id(1)))
+        await asyncio.sleep(0)
+        again = await create(logs, 1)
+        assert removal.done()
+        assert again is not log
+        assert again.end_offset == 0
+        await removal
+        await logs.remove(log_id(1))
+    await logs.close()
+    assert all(not name.endswith(".deleted") for disk, _, _ in host.places for name in disk.list(""))
 
 
-def test_a_removal_that_was_cut_short_by_a_crash_is_finished_by_the_next_start(sim: SimSite, world: SimWorld) -> None:
-    """The power goes at every operation of a removal, of the disk and of the store. After it the log is whole or gone,
-    and if it is gone nothing of it is left, in the store neither: the same log can be made anew."""
+def test_a_removal_interrupted_by_a_crash_is_finished_by_the_next_start(sim: SimSite, world: SimWorld) -> None:
+    """The power fails at every operation of a removal, of disk and store. Afterwards the log is complete or gone,
+    and if it is gone nothing of it is left, also not in the store: the same log can be created again."""
 
     async def fill(host: Host) -> None:
         logs = await host.open()
@@ -567,7 +430,7 @@ def test_a_removal_that_was_cut_short_by_a_crash_is_finished_by_the_next_start(s
     assert outcomes[1] > 4
 
 
-def test_a_removed_log_with_rotten_state_leaves_nothing_behind(sim: SimSite) -> None:
+def test_a_removed_log_with_corrupt_state_leaves_nothing_behind(sim: SimSite) -> None:
     async def fill(host: Host) -> None:
         logs = await host.open()
         await write(await create(logs, 1), 30)
@@ -589,16 +452,32 @@ def test_a_removed_log_with_rotten_state_leaves_nothing_behind(sim: SimSite) -> 
     sim.run(remove)
 
 
-def test_whoever_waits_for_a_removed_log_is_told(sim: SimSite) -> None:
+async def test_a_waiter_for_a_removed_log_is_notified(host: Host) -> None:
+    logs = await host.open()
+    log = await create(logs, 1)
+    first = log.wait_durable(log.append(batch(), leader_epoch=0).last_offset)
+    await asyncio.sleep(0)
+    second = log.wait_durable(log.append(batch(), leader_epoch=0).last_offset)
+    await logs.remove(log_id(1))
+    await first  # wait for its group
+    with pytest.raises(StorageError, match="closed"):
+        await second
+
+
+def test_a_directory_fails_with_its_store_before_anything_else_is_acknowledged(sim: SimSite) -> None:
+    """The next start may find the intent of a reset: records that were acknowledged after it would be gone."""
+
     async def main(host: Host) -> None:
-        logs = await host.open()
+        logs = await host.open(logs_config=NO_CHECKPOINTS)
         log = await create(logs, 1)
-        first = log.wait_durable(log.append(batch(), leader_epoch=0).last_offset)
-        await asyncio.sleep(0)
-        second = log.wait_durable(log.append(batch(), leader_epoch=0).last_offset)
-        await logs.remove(log_id(1))
-        await first  # its group was under way, and is waited for
-        with pytest.raises(StorageError, match="closed"):
-            await second
+        await write(log, 3)
+        home = logs.directory_of(log_id(1))
+        assert home is not None
+        sim.machine.store(sim.labels[logs.directories.index(home)]).faults.arm("commit")
+        with pytest.raises(StorageError):
+            await log.reset_to(Offset(10))
+        assert home.failed is not None
+        with pytest.raises(StorageError):
+            await write(log, 1)
 
     sim.run(main)

@@ -1,27 +1,17 @@
-"""A log with very many producers: what it remembers is bounded, and a checkpoint of it holds up nobody."""
+"""A log with very many producers: their state is bounded, and its checkpoint does not block the loop."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from log_world import batch
-from logs_world import Host, SimSite, create, log_id
+from support.logs.node_logs import Host, SimSite, create, log_id
+from support.logs.single_log import batch
 
-from tidelog.log import marking
+from tidelog.log import recovery_checkpoint
 from tidelog.log.batch import read_header
-from tidelog.log.checkpoint import MARK, decode_mark, key_prefix
 from tidelog.log.config import LogConfig
-from tidelog.log.log import Appended, Log
+from tidelog.log.log import AppendInfo, Log
 from tidelog.log.producers import PRODUCERS_MAX, ProducerState
-from tidelog.world.simulated import SimWorld
-
-
-@pytest.fixture
-def sim() -> Iterator[SimSite]:
-    with SimWorld(5) as world:
-        yield SimSite(world)
+from tidelog.log.stored_state import MARK, decode_mark, key_prefix
 
 
 def stored_point(host: Host, log: Log) -> int:
@@ -30,12 +20,12 @@ def stored_point(host: Host, log: Log) -> int:
     return decode_mark(data).offset
 
 
-def append(log: Log, producer: int) -> Appended:
+def append(log: Log, producer: int) -> AppendInfo:
     data = batch(value=bytes(1_000), producer_id=producer, producer_epoch=0, base_sequence=0)
     return log.append(data, leader_epoch=0)
 
 
-def test_those_that_wrote_longest_ago_are_forgotten_also_after_a_snapshot() -> None:
+def test_the_least_recently_active_producers_are_evicted_also_after_a_snapshot() -> None:
     state = ProducerState(producers_max=32)
     for number in (*range(31, -1, -1), 31):  # 31 is the oldest by id order, and the newest by offset
         fill_one(state, number, offset=len(state) if number != 31 or len(state) < 32 else 99)
@@ -52,7 +42,7 @@ def fill_one(state: ProducerState, producer: int, *, offset: int) -> None:
     state.apply(replace(header, base_offset=offset), now_ms=1)
 
 
-def test_a_snapshot_of_more_than_are_remembered_is_cut_with_the_next_producer() -> None:
+def test_a_snapshot_over_the_limit_is_trimmed_with_the_next_producer() -> None:
     state = ProducerState(producers_max=100)
     for number in range(100):
         fill_one(state, number, offset=number)
@@ -64,7 +54,7 @@ def test_a_snapshot_of_more_than_are_remembered_is_cut_with_the_next_producer() 
     assert PRODUCERS_MAX <= 10_000
 
 
-def test_rows_are_made_a_few_at_a_time_and_only_those_that_have_changed() -> None:
+def test_snapshot_rows_are_encoded_a_few_at_a_time_if_they_changed() -> None:
     state = ProducerState()
     for number in range(1_000):
         fill_one(state, number, offset=number)
@@ -80,8 +70,8 @@ def test_rows_are_made_a_few_at_a_time_and_only_those_that_have_changed() -> Non
     state.validate()
 
 
-def test_the_mark_of_many_producers_waits_until_it_is_worth_it(sim: SimSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marking, "PRODUCERS_FEW", 20)
+def test_the_mark_of_many_producers_waits_for_enough_appends(sim: SimSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery_checkpoint, "PRODUCERS_FEW", 20)
 
     async def job(host: Host) -> None:
         logs = await host.open()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from struct import pack_into
 
 import pytest
-from kernel_forms import FORMS
+from support.logs.record_codecs import FORMS
 
 from tidelog.log.batch import (
     HEADER_BYTES,
@@ -128,7 +128,7 @@ def put_noise(draw: random.Random, batch: bytearray) -> None:
 
 
 def mutate_inside(draw: random.Random, batch: bytearray) -> None:
-    """Mutate the records of a compressed batch before compression, so that the deeper decoder meets them."""
+    """Mutate the records of a compressed batch before compression, so that the inner decoder reads them."""
     codec = Codec(batch[22] & 7)
     body = bytearray(decompress(codec, bytes(batch[HEADER_BYTES:]), bytes_max=11 * LIMIT))
     if body:
@@ -162,7 +162,7 @@ def mutation(seed: int, number: int) -> bytes:
 
 
 def outcome(work: Callable[[], object]) -> object:
-    """What a call gives: a value, or the class of a documented error; anything else goes up."""
+    """The result of a call: a value, or the class of a documented error; anything else is raised."""
     try:
         return work()
     except DOCUMENTED as error:
@@ -170,7 +170,7 @@ def outcome(work: Callable[[], object]) -> object:
 
 
 def exercise(batch: bytes, patch: pytest.MonkeyPatch) -> type[TidelogError] | None:
-    """Everything that takes bytes from outside; the error that decoding ended with, if any."""
+    """Calls everything that takes bytes from outside. Returns the error of decoding, if any."""
     checked = outcome(lambda: check_batch(batch, size_max=LIMIT, from_client=True))
     outcome(lambda: list(split_batches(batch)))
     decoded: list[object] = []
@@ -216,7 +216,7 @@ def test_mutated_batches_give_records_or_a_documented_error(seed: int, monkeypat
 
 
 def test_mutated_batches_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Python's own memory, which holds all that the decoders allocate by counts and sizes they were told; the memory of
+    # Python's own memory, which holds all that the decoders allocate by counts and sizes from the bytes; the memory of
     # the compression libraries is measured in test_compression.py.
     batches = [mutation(99, number) for number in range(500)]
     huge = bytearray(encode([Record(0, 1, None, b"")], last_offset_delta=2**31 - 1))

@@ -1,4 +1,4 @@
-"""What a log accepts from its producers, sentence by sentence of `producers`."""
+"""The rules of `producers`, one test for each."""
 
 import msgpack
 import pytest
@@ -62,10 +62,8 @@ def append(state: ProducerState, header: BatchHeader) -> None:
     state.validate()
 
 
-@pytest.mark.source("a:D-60")
-@pytest.mark.source("a:D-62")
-@pytest.mark.source("a:D-63")
-def test_a_repeat_of_any_of_the_last_five_batches_is_answered_with_the_original_offset() -> None:
+@pytest.mark.requirement("a:D-60", "a:D-62", "a:D-63")
+def test_a_duplicate_of_the_last_five_batches_returns_the_original_offset() -> None:
     state = ProducerState()
     sent = [batch(sequence, 100 + sequence, count=2, timestamp=sequence) for sequence in range(0, 10, 2)]
     for header in sent:
@@ -76,9 +74,9 @@ def test_a_repeat_of_any_of_the_last_five_batches_is_answered_with_the_original_
     append(state, batch(10, 110))
 
 
-@pytest.mark.source("a:D-62")
+@pytest.mark.requirement("a:D-62")
 @pytest.mark.case("C3")
-def test_a_repeat_older_than_five_batches_is_said_to_be_stored_and_where() -> None:
+def test_an_older_duplicate_is_reported_as_stored_below_an_offset() -> None:
     state = ProducerState()
     for sequence in range(6):
         append(state, batch(sequence, 100 + sequence))
@@ -89,8 +87,7 @@ def test_a_repeat_older_than_five_batches_is_said_to_be_stored_and_where() -> No
     assert state.check(batch(1, 106)) == Duplicate(Offset(101), Offset(101), 1000)
 
 
-@pytest.mark.source("a:D-64")
-@pytest.mark.source("a:X3-26")
+@pytest.mark.requirement("a:D-64", "a:X3-26")
 def test_sequence_27_after_2_is_out_of_order_and_a_repeat_of_2_is_a_duplicate() -> None:
     state = ProducerState()
     for sequence in range(3):
@@ -111,9 +108,8 @@ def test_an_overlap_that_is_no_stored_batch_is_out_of_order() -> None:
             state.check(batch(sequence, 6, count=count))
 
 
-@pytest.mark.source("a:D-70")
-@pytest.mark.source("a:X3-27")
-def test_a_later_batch_is_refused_until_the_failed_one_before_it_was_sent_again() -> None:
+@pytest.mark.requirement("a:D-70", "a:X3-27")
+def test_a_later_batch_is_rejected_until_the_failed_one_is_sent_again() -> None:
     state = ProducerState()
     append(state, batch(0, 0))
     with pytest.raises(OutOfOrderSequenceError):
@@ -123,7 +119,7 @@ def test_a_later_batch_is_refused_until_the_failed_one_before_it_was_sent_again(
 
 
 def test_a_batch_before_the_first_that_is_known_is_never_called_a_duplicate() -> None:
-    """A client takes DUPLICATE_SEQUENCE_NUMBER for an ack: said of a batch that is not in the log, it loses data."""
+    """A client treats DUPLICATE_SEQUENCE_NUMBER as an ack: for a batch that is not in the log it would lose data."""
     state = ProducerState()
     append(state, batch(27, 0))
     with pytest.raises(OutOfOrderSequenceError):
@@ -172,8 +168,7 @@ def test_batches_of_the_epoch_before_are_no_duplicates() -> None:
     assert state.check(batch(0, 2, epoch=1)) == Duplicate(Offset(1), Offset(1), 1000)
 
 
-@pytest.mark.source("a:D-65")
-@pytest.mark.source("a:D-66")
+@pytest.mark.requirement("a:D-65", "a:D-66")
 def test_another_producer_id_with_the_same_data_is_another_producer() -> None:
     state = ProducerState()
     append(state, batch(0, 0, producer=1))
@@ -181,7 +176,7 @@ def test_another_producer_id_with_the_same_data_is_another_producer() -> None:
     assert len(state) == 2
 
 
-@pytest.mark.source("a:D-71")
+@pytest.mark.requirement("a:D-71")
 def test_without_a_producer_id_nothing_is_checked_and_a_retry_is_a_second_copy() -> None:
     state = ProducerState()
     for offset in (0, 1):
@@ -189,7 +184,7 @@ def test_without_a_producer_id_nothing_is_checked_and_a_retry_is_a_second_copy()
     assert len(state) == 0
 
 
-def test_a_producer_id_without_epoch_or_sequence_is_not_a_record_of_ours() -> None:
+def test_a_producer_id_without_epoch_or_sequence_is_rejected() -> None:
     state = ProducerState()
     for header in (
         batch(-1, 0),
@@ -226,7 +221,7 @@ def test_a_producer_of_old_data_is_dated_by_the_clock_not_by_its_records() -> No
     assert state.expire(1_000_050, 100) == []
 
 
-def test_past_the_limit_the_longest_silent_producers_are_forgotten() -> None:
+def test_the_longest_silent_producers_over_the_limit_are_evicted() -> None:
     state = ProducerState(producers_max=16)
     state.apply(batch(0, 0, producer=0, transactional=True), now_ms=0)
     for producer in range(1, 40):
@@ -235,10 +230,8 @@ def test_past_the_limit_the_longest_silent_producers_are_forgotten() -> None:
     assert [row.producer_id for row in state.rows()] == [0, *range(25, 40)]
 
 
-@pytest.mark.source("a:D-72")
-@pytest.mark.source("a:B-19")
-@pytest.mark.source("a:X3-24")
-def test_a_follower_that_applied_the_same_batches_answers_like_the_leader() -> None:
+@pytest.mark.requirement("a:D-72", "a:B-19", "a:X3-24")
+def test_a_follower_with_the_same_batches_has_the_same_producers() -> None:
     leader, follower = ProducerState(), ProducerState()
     for sequence in range(7):
         header = batch(sequence, sequence)
@@ -249,9 +242,8 @@ def test_a_follower_that_applied_the_same_batches_answers_like_the_leader() -> N
     append(follower, batch(7, 7))
 
 
-@pytest.mark.source("a:D-73")
-@pytest.mark.source("a:X3-25")
-def test_a_snapshot_brings_back_everything() -> None:
+@pytest.mark.requirement("a:D-73", "a:X3-25")
+def test_a_snapshot_restores_the_whole_state() -> None:
     state = ProducerState()
     for sequence in range(8):
         append(state, batch(sequence, sequence, producer=9, epoch=2))
@@ -298,12 +290,12 @@ def test_a_snapshot_keeps_the_fields_of_a_newer_version() -> None:
         msgpack.packb(["producers", 1, {"producers": [[1, 0, 0, 0, 0, 6, None, [[0, 0, 0, 0]] * 6]], "pending": []}]),
     ],
 )
-def test_a_snapshot_that_is_none_is_one_error(value: bytes) -> None:
+def test_bytes_that_are_no_snapshot_give_one_error(value: bytes) -> None:
     with pytest.raises(CorruptStateError):
         ProducerState.from_snapshot(value)
 
 
-def test_every_cut_and_every_flipped_byte_of_a_snapshot_gives_a_state_or_that_error() -> None:
+def test_a_truncated_or_flipped_snapshot_gives_a_state_or_that_error() -> None:
     state = ProducerState()
     for sequence in range(6):
         append(state, batch(sequence, sequence, transactional=True))
@@ -316,7 +308,7 @@ def test_every_cut_and_every_flipped_byte_of_a_snapshot_gives_a_state_or_that_er
                 continue
 
 
-def test_transactions_open_hold_back_the_stable_offset_and_complete() -> None:
+def test_open_transactions_hold_back_the_last_stable_offset() -> None:
     state = ProducerState()
     append(state, batch(0, 10, producer=1, transactional=True))
     append(state, batch(0, 11, producer=2, transactional=True))
@@ -334,8 +326,8 @@ def test_transactions_open_hold_back_the_stable_offset_and_complete() -> None:
     assert state.first_open_offset is None
 
 
-def test_a_marker_that_is_not_replicated_has_decided_nothing() -> None:
-    """Else the last stable offset could move back: the marker may be truncated, and the other one come instead."""
+def test_an_unreplicated_marker_does_not_advance_the_last_stable_offset() -> None:
+    """Otherwise the last stable offset could go back: the marker may be truncated and replaced by the other one."""
     state = ProducerState()
     append(state, batch(0, 0, producer=1, transactional=True))
     state.apply(marker(5, producer=1), control=ending(is_abort=False), now_ms=0)
@@ -350,7 +342,7 @@ def test_a_marker_that_is_not_replicated_has_decided_nothing() -> None:
     state.validate()
 
 
-def test_many_unreplicated_transactions_are_joined_and_never_hold_back_less() -> None:
+def test_many_unreplicated_transactions_are_merged_and_never_hold_back_less() -> None:
     state = ProducerState()
     for number in range(3000):
         append(state, batch(number, 2 * number, transactional=True))
@@ -366,7 +358,7 @@ def test_many_unreplicated_transactions_are_joined_and_never_hold_back_less() ->
             assert unstable <= exact
 
 
-def test_data_outside_the_open_transaction_of_its_producer_is_refused() -> None:
+def test_data_outside_the_open_transaction_of_its_producer_is_rejected() -> None:
     state = ProducerState()
     append(state, batch(0, 0, transactional=True))
     with pytest.raises(InvalidTransactionStateError):
@@ -403,7 +395,7 @@ def test_a_marker_for_a_producer_without_data_here_completes_nothing() -> None:
     assert state.first_unstable_offset(Offset(0)) is None
 
 
-def test_a_control_batch_that_compaction_emptied_still_tells_the_epoch() -> None:
+def test_a_control_batch_emptied_by_compaction_keeps_the_epoch() -> None:
     state = ProducerState()
     state.apply(marker(3, epoch=6), now_ms=0)
     with pytest.raises(InvalidProducerEpochError):
@@ -417,8 +409,8 @@ def test_control_records_of_other_kinds_end_no_transaction() -> None:
     assert state.first_open_offset == 0
 
 
-def test_what_is_stored_is_taken_as_it_is() -> None:
-    """A leader that had expired the producer took these; a replay must end where the leader was."""
+def test_apply_accepts_every_stored_batch() -> None:
+    """A leader that had expired the producer accepted these; a replay must end in the same state."""
     state = ProducerState()
     state.apply(batch(0, 0, epoch=5), now_ms=0)
     state.apply(batch(40, 1, epoch=3), now_ms=0)
@@ -432,7 +424,7 @@ def test_what_is_stored_is_taken_as_it_is() -> None:
         state.check(batch(90, 100, epoch=3))
 
 
-def test_the_cleaner_is_told_the_last_batch_of_each_producer() -> None:
+def test_last_batches_has_the_newest_batch_of_each_producer() -> None:
     state = ProducerState()
     append(state, batch(0, 0, producer=1, count=5))
     append(state, batch(0, 5, producer=2, transactional=True))

@@ -1,29 +1,35 @@
-"""Opening a log: what it costs, what it cuts, what it refuses to cut."""
+"""Opening a log: its cost, truncation of torn tails, and damage."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from log_world import PATH, PREFIX, SMALL, Lab, batch, fill, open_log, read_all, segment, split, stamped, synced
+from support.logs.single_log import (
+    PATH,
+    PREFIX,
+    SMALL,
+    Lab,
+    batch,
+    fill,
+    open_log,
+    read_all,
+    segment,
+    split,
+    stamped,
+    synced,
+)
 
-from tidelog.log import checkpoint as stored
+from tidelog.log import stored_state as stored
 from tidelog.log.batch import read_header
 from tidelog.log.config import FlushMode
 from tidelog.log.log import Log
 from tidelog.log.segment import INDEX, LOG, TIME_INDEX
 from tidelog.model.errors import DamagedLogError
-from tidelog.world.simulated import Loss, SimNode, SimWorld
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with SimWorld(seed=11) as world:
-        yield Lab(world)
+from tidelog.world.simulated import Loss, SimNode
 
 
 class TestAfterACleanStop:
-    @pytest.mark.source("b:B-10")
-    def test_opening_reads_nothing_of_any_segment(self, lab: Lab) -> None:
+    @pytest.mark.requirement("b:B-10")
+    def test_opening_after_a_clean_stop_reads_no_segment(self, lab: Lab) -> None:
         async def write(node: SimNode) -> list[bytes]:
             log = await open_log(node)
             expected = fill(log, 60)
@@ -34,7 +40,7 @@ class TestAfterACleanStop:
             log = await open_log(node)
             assert log.report.clean
             assert log.report.bytes_read == 0
-            assert log.files.open_count == 0
+            assert log.context.files.open_count == 0
             assert len(log.sealed_segments()) > 3
             return log, await read_all(log)
 
@@ -64,7 +70,7 @@ class TestAfterACleanStop:
 
         assert not lab.run(again)
 
-    @pytest.mark.source("a:A-73", "a:T-21", "a:X3-40")
+    @pytest.mark.requirement("a:A-73", "a:T-21", "a:X3-40")
     @pytest.mark.parametrize("is_deleted", [True, False])
     def test_index_files_may_be_deleted_or_overwritten_while_it_is_stopped(self, lab: Lab, is_deleted: bool) -> None:
         async def write(node: SimNode) -> list[bytes]:
@@ -123,8 +129,8 @@ class TestAfterACleanStop:
 
 
 class TestAfterACrash:
-    @pytest.mark.source("a:T-22", "a:X3-41", "b:B-09", "b:D-23")
-    def test_only_what_lies_past_the_recovery_point_is_read(self, lab: Lab) -> None:
+    @pytest.mark.requirement("a:T-22", "a:X3-41", "b:B-09", "b:D-23")
+    def test_recovery_reads_only_past_the_recovery_point(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 50, then=3))
         lab.crash(Loss.ALL)
 
@@ -137,7 +143,7 @@ class TestAfterACrash:
         assert log.report.recovery_point == 50
         assert log.report.batches_scanned == 3
         assert log.report.bytes_read == sum(map(len, expected[50:]))
-        assert log.report.bytes_cut == 0
+        assert log.report.bytes_truncated == 0
         assert log.durable_end == log.recovery_point == 53
 
     def test_several_segments_past_the_recovery_point_are_recovered_with_their_indexes(self, lab: Lab) -> None:
@@ -159,7 +165,7 @@ class TestAfterACrash:
         lab.run(read)
 
     @pytest.mark.parametrize("cut", [1, 30, 61, 100])
-    def test_a_torn_tail_is_cut_at_the_last_good_batch_and_reported(self, lab: Lab, cut: int) -> None:
+    def test_a_torn_tail_is_truncated_to_the_last_good_batch_and_reported(self, lab: Lab, cut: int) -> None:
         expected = lab.run(lambda node: synced(node, 3, then=4))
         lab.kill()
         device = lab.machine.disk()
@@ -173,11 +179,11 @@ class TestAfterACrash:
             return log
 
         log = lab.run(read)
-        assert log.report.bytes_cut == len(expected[-1]) - cut
-        assert log.report.cut_reason is not None
+        assert log.report.bytes_truncated == len(expected[-1]) - cut
+        assert log.report.fault is not None
         assert log.end_offset == log.durable_end == 6
 
-    def test_a_corrupt_batch_past_the_recovery_point_cuts_everything_behind_it(self, lab: Lab) -> None:
+    def test_a_corrupt_batch_past_the_recovery_point_truncates_everything_after_it(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 3, then=40))
         lab.kill()
         position = sum(map(len, expected[:4])) + 80
@@ -189,11 +195,11 @@ class TestAfterACrash:
             return log
 
         log = lab.run(read)
-        assert log.report.bytes_cut == sum(map(len, expected[4:]))
-        assert "CRC" in (log.report.cut_reason or "")
+        assert log.report.bytes_truncated == sum(map(len, expected[4:]))
+        assert "CRC" in (log.report.fault or "")
         assert log.sealed_segments() == []
 
-    def test_zeros_at_the_end_of_the_file_are_cut(self, lab: Lab) -> None:
+    def test_zeros_at_the_end_of_the_file_are_truncated(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 3, then=1))
 
         async def extend(node: SimNode) -> None:
@@ -208,9 +214,9 @@ class TestAfterACrash:
             assert await read_all(log) == expected
             return log
 
-        assert lab.run(read).report.bytes_cut == 5000
+        assert lab.run(read).report.bytes_truncated == 5000
 
-    def test_a_batch_of_an_older_epoch_behind_a_newer_one_is_a_remnant_and_cut(self, lab: Lab) -> None:
+    def test_a_batch_of_an_older_epoch_after_a_newer_one_is_truncated(self, lab: Lab) -> None:
         async def write(node: SimNode) -> list[bytes]:
             log = await open_log(node)
             expected = fill(log, 3, epoch=5)
@@ -225,12 +231,12 @@ class TestAfterACrash:
         async def read(node: SimNode) -> None:
             log = await open_log(node)
             assert await read_all(log) == expected
-            assert "epoch 4 after epoch 5" in (log.report.cut_reason or "")
+            assert "epoch 4 after epoch 5" in (log.report.fault or "")
 
         lab.run(read)
 
     def test_the_durable_end_starts_at_what_recovery_has_synced(self, lab: Lab) -> None:
-        """A killed process leaves unsynced bytes in the page cache: recovery keeps them, and must sync them itself."""
+        """A killed process leaves unsynced bytes in the page cache: recovery keeps them and must sync them."""
 
         async def write(node: SimNode) -> None:
             log = await open_log(node, replace(SMALL, flush_mode=FlushMode.PAGE_CACHE))
@@ -270,7 +276,7 @@ class TestAfterACrash:
 
 
 class TestDamage:
-    """What was below the recovery point is not silently cut away."""
+    """Records below the recovery point are never truncated silently."""
 
     def check_damaged(self, lab: Lab, expected: list[bytes], good_end: int, *, verify: bool = False) -> None:
         device = lab.machine.disk()
@@ -314,14 +320,14 @@ class TestDamage:
 
         lab.run(after)
 
-    def test_a_log_that_ends_below_its_recovery_point(self, lab: Lab) -> None:
+    def test_a_log_that_ends_below_its_recovery_point_is_damaged(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 7))
         lab.kill()
         device = lab.machine.disk()
         device.cut(segment(0), sum(map(len, expected[:5])) + 17)
         self.check_damaged(lab, expected, 5)
 
-    def test_a_log_that_ends_below_its_recovery_point_after_a_clean_stop(self, lab: Lab) -> None:
+    def test_a_log_that_ends_below_its_recovery_point_after_a_clean_stop_is_damaged(self, lab: Lab) -> None:
         async def write(node: SimNode) -> list[bytes]:
             log = await open_log(node)
             expected = fill(log, 6)
@@ -333,7 +339,7 @@ class TestDamage:
         lab.machine.disk().cut(segment(0), sum(map(len, expected[:2])))
         self.check_damaged(lab, expected, 2)
 
-    def test_a_sealed_segment_of_another_size(self, lab: Lab) -> None:
+    def test_a_sealed_segment_of_another_size_damages_the_log(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 40))
         lab.kill()
         device = lab.machine.disk()
@@ -343,7 +349,7 @@ class TestDamage:
         end = second + len(device.raw(name)) // len(expected[second])
         self.check_damaged(lab, expected, end)
 
-    def test_a_missing_sealed_segment(self, lab: Lab) -> None:
+    def test_a_missing_sealed_segment_damages_the_log(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 40))
         names = sorted(name for name, _ in lab.machine.disk().files() if name.endswith(LOG))
         base = int(names[2][-24:-4])
@@ -355,7 +361,7 @@ class TestDamage:
         lab.kill()
         self.check_damaged(lab, expected, base)
 
-    def test_a_missing_first_segment(self, lab: Lab) -> None:
+    def test_a_missing_first_segment_damages_the_log(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 40))
 
         async def remove(node: SimNode) -> None:
@@ -376,7 +382,7 @@ class TestDamage:
         device.flip_bit(segment(base), (at - base) * len(expected[at]) + 90)
         self.check_damaged(lab, expected, at, verify=True)
 
-    @pytest.mark.source("a:A-73")
+    @pytest.mark.requirement("a:A-73")
     def test_rot_in_a_sealed_segment_is_found_by_the_scrub_also_outside_of_batch_crcs(self, lab: Lab) -> None:
         expected = lab.run(lambda node: synced(node, 40))
         base = int(sorted(n for n, _ in lab.machine.disk().files() if n.endswith(LOG))[1][-24:-4])
@@ -409,7 +415,7 @@ class TestDamage:
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-def test_a_new_log_whose_directory_was_never_synced_is_made_again(lab: Lab, loss: Loss) -> None:
+def test_a_new_log_whose_directory_was_never_synced_is_created_again(lab: Lab, loss: Loss) -> None:
     async def write(node: SimNode) -> None:
         log = await open_log(node, replace(SMALL, flush_mode=FlushMode.PAGE_CACHE))
         fill(log, 3)

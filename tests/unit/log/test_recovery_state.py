@@ -1,19 +1,11 @@
-"""Opening a log whose stored state is lost in part, or whose last sync had failed."""
-
-from collections.abc import Iterator
+"""Opening a log whose stored state is partly lost, or whose last sync failed."""
 
 import pytest
-from log_world import PREFIX, Lab, batch, fill, open_log, read_all, segment, synced
+from support.logs.single_log import PREFIX, Lab, batch, fill, open_log, read_all, segment, synced
 
-from tidelog.log import checkpoint as stored
+from tidelog.log import stored_state as stored
 from tidelog.model.errors import StorageError
-from tidelog.world.simulated import SimNode, SimWorld
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with SimWorld(seed=11) as world:
-        yield Lab(world)
+from tidelog.world.simulated import SimNode
 
 
 class TestLostState:
@@ -68,7 +60,7 @@ class TestLostState:
 
         lab.run(look)
 
-    @pytest.mark.source("a:D-73")
+    @pytest.mark.requirement("a:D-73")
     def test_a_corrupt_producer_snapshot_is_replayed_from_an_older_one(self, lab: Lab) -> None:
         async def write(node: SimNode) -> list[object]:
             log = await open_log(node)
@@ -94,9 +86,9 @@ class TestLostState:
 
 
 class TestFailedSync:
-    """After a failed sync the page cache lies: what it shows may never reach the device."""
+    """After a failed sync the page cache may show bytes that never reach the device."""
 
-    def test_what_was_past_the_durable_end_is_cut_after_a_restart(self, lab: Lab) -> None:
+    def test_records_past_the_durable_end_are_truncated_after_a_restart(self, lab: Lab) -> None:
         device = lab.machine.disk()
 
         async def write(node: SimNode) -> list[bytes]:
@@ -123,7 +115,7 @@ class TestFailedSync:
             log = await open_log(node)
             assert log.damaged is None
             assert await read_all(log) == expected
-            assert "sync had failed" in (log.report.cut_reason or "")
+            assert "sync had failed" in (log.report.fault or "")
             fill(log, 2)
             await log.flush()
 
@@ -133,7 +125,7 @@ class TestFailedSync:
         async def later(node: SimNode) -> None:
             log = await open_log(node)
             assert log.end_offset == 6
-            assert log.report.cut_reason is None
+            assert log.report.fault is None
 
         lab.run(later)
 

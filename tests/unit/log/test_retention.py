@@ -46,12 +46,7 @@ def expired(
     return [(entry.base_offset, entry.reason) for entry in found]
 
 
-@pytest.mark.source("a:A-49")
-@pytest.mark.source("a:A-64")
-@pytest.mark.source("a:A-102")
-@pytest.mark.source("a:X3-46")
-@pytest.mark.source("b:B-34")
-@pytest.mark.source("b:EX-23")
+@pytest.mark.requirement("a:A-49", "a:A-64", "a:A-102", "a:X3-46", "b:B-34", "b:EX-23")
 def test_100_mb_a_day_in_segments_of_1_gb_with_a_week_of_retention_keeps_17_days() -> None:
     """The first segment fills from day 0 to day 10; its first record goes when its last one is 7 days old."""
     full = segment(0, end=1000, size=10 * 100 * MB, newest_ms=10 * DAY_MS)
@@ -60,20 +55,16 @@ def test_100_mb_a_day_in_segments_of_1_gb_with_a_week_of_retention_keeps_17_days
     assert expired([full], config, now_ms=17 * DAY_MS + 1) == [(0, ExpiryReason.TIME)]
 
 
-@pytest.mark.source("a:A-62")
-@pytest.mark.source("a:X3-46")
-@pytest.mark.source("b:EX-23")
+@pytest.mark.requirement("a:A-62", "a:X3-46", "b:EX-23")
 def test_with_a_retention_of_1_day_and_5_day_segments_the_active_one_keeps_5_days() -> None:
-    """Only sealed segments are looked at: what was written since day 5 stays until its segment is sealed and old."""
+    """Only sealed segments expire: what was written since day 5 stays until its segment is sealed and old."""
     config = LogConfig(retention_ms=DAY_MS)
     sealed = [segment(0, end=100, newest_ms=5 * DAY_MS)]
     assert expired(sealed, config, now_ms=10 * DAY_MS) == [(0, ExpiryReason.TIME)]
     assert expired([], config, now_ms=10 * DAY_MS, active_bytes=GB) == []
 
 
-@pytest.mark.source("a:A-46")
-@pytest.mark.source("b:B-32")
-@pytest.mark.source("a:X3-46")
+@pytest.mark.requirement("a:A-46", "b:B-32", "a:X3-46")
 def test_bytes_are_counted_for_each_partition_so_8_partitions_of_1_gb_keep_8_gb() -> None:
     config = LogConfig(retention_ms=-1, retention_bytes=GB)
     quarter = GB // 4
@@ -86,8 +77,7 @@ def test_bytes_are_counted_for_each_partition_so_8_partitions_of_1_gb_keep_8_gb(
     assert kept_bytes == 8 * GB
 
 
-@pytest.mark.source("a:A-47")
-@pytest.mark.source("b:B-35")
+@pytest.mark.requirement("a:A-47", "b:B-35")
 def test_retention_by_bytes_leaves_at_least_that_much() -> None:
     config = LogConfig(retention_ms=-1, retention_bytes=250)
     segments = [segment(n, end=n + 1, size=100) for n in range(5)]
@@ -95,9 +85,7 @@ def test_retention_by_bytes_leaves_at_least_that_much() -> None:
     assert expired(segments, config, active_bytes=50) == [(n, ExpiryReason.BYTES) for n in range(3)]
 
 
-@pytest.mark.source("b:B-33")
-@pytest.mark.source("a:A-47")
-@pytest.mark.source("b:EX-23")
+@pytest.mark.requirement("b:B-33", "a:A-47", "b:EX-23")
 def test_either_criterion_is_enough() -> None:
     config = LogConfig(retention_ms=86_400_000, retention_bytes=GB)
     old = segment(0, end=10, size=1, newest_ms=0)
@@ -106,8 +94,7 @@ def test_either_criterion_is_enough() -> None:
     assert expired(young, config, now_ms=DAY_MS, active_bytes=0) == [(0, ExpiryReason.BYTES), (1, ExpiryReason.BYTES)]
 
 
-@pytest.mark.source("a:A-90")
-@pytest.mark.source("b:B-30")
+@pytest.mark.requirement("a:A-90", "b:B-30")
 def test_the_default_is_a_week_and_no_limit_on_bytes() -> None:
     config = LogConfig()
     assert config.retention_ms == 168 * 60 * 60 * 1000
@@ -116,19 +103,19 @@ def test_the_default_is_a_week_and_no_limit_on_bytes() -> None:
     assert gone == [(n, ExpiryReason.TIME) for n in range(13)]
 
 
-def test_minus_one_keeps_for_ever() -> None:
+def test_a_retention_of_minus_one_keeps_for_ever() -> None:
     config = LogConfig(retention_ms=-1, retention_bytes=-1)
     assert expired([segment(0, end=1)], config, now_ms=10_000 * DAY_MS, active_bytes=100 * GB) == []
 
 
-@pytest.mark.source("a:A-63")
-def test_who_has_read_what_plays_no_part() -> None:
-    """There is nothing to hand in about consumers: age alone decides, read or unread."""
+@pytest.mark.requirement("a:A-63")
+def test_consumer_positions_do_not_affect_retention() -> None:
+    """`expired_segments` takes nothing about consumers: age alone decides."""
     config = LogConfig(retention_ms=DAY_MS)
     assert expired([segment(0, end=1)], config, now_ms=2 * DAY_MS) == [(0, ExpiryReason.TIME)]
 
 
-@pytest.mark.source("b:B-31")
+@pytest.mark.requirement("b:B-31")
 def test_a_segment_without_timestamps_is_as_old_as_its_last_write() -> None:
     config = LogConfig(retention_ms=DAY_MS)
     bare = segment(0, end=1, newest_ms=-1, modified_ms=5 * DAY_MS)
@@ -142,7 +129,7 @@ def test_a_moved_replica_expires_by_its_records_not_by_when_it_was_copied() -> N
     assert expired([copied], config, now_ms=50 * DAY_MS) == [(0, ExpiryReason.TIME)]
 
 
-def test_a_timestamp_in_the_future_keeps_its_segment_and_what_comes_after_until_then() -> None:
+def test_a_future_timestamp_keeps_its_segment_and_later_ones() -> None:
     config = LogConfig(retention_ms=DAY_MS)
     segments = [segment(0, end=1, newest_ms=100 * DAY_MS), segment(1, end=2, newest_ms=0)]
     assert expired(segments, config, now_ms=101 * DAY_MS) == []
@@ -150,13 +137,13 @@ def test_a_timestamp_in_the_future_keeps_its_segment_and_what_comes_after_until_
 
 
 @pytest.mark.parametrize(("bound", "gone"), [(0, 0), (9, 0), (10, 1), (19, 1), (20, 2), (100, 3)])
-def test_nothing_at_or_past_the_bound_goes(bound: int, gone: int) -> None:
+def test_nothing_at_or_past_the_bound_expires(bound: int, gone: int) -> None:
     config = LogConfig(retention_ms=0, retention_bytes=0)
     segments = [segment(n * 10, end=n * 10 + 10) for n in range(3)]
     assert len(expired(segments, config, now_ms=DAY_MS, bound=bound, log_start=30)) == gone
 
 
-def test_what_lies_below_the_log_start_goes_whatever_the_policy() -> None:
+def test_segments_below_the_log_start_expire_under_every_policy() -> None:
     config = LogConfig(cleanup_delete=False, cleanup_compact=True, retention_ms=0, retention_bytes=0)
     segments = [segment(n * 10, end=n * 10 + 10) for n in range(3)]
     assert expired(segments, config, now_ms=DAY_MS, log_start=20) == [
@@ -166,7 +153,7 @@ def test_what_lies_below_the_log_start_goes_whatever_the_policy() -> None:
     assert len(expired(segments, config, now_ms=DAY_MS, log_start=19)) == 1
 
 
-@pytest.mark.source("a:A-92")
-def test_compact_and_delete_together_expires_the_latest_value_of_a_key_too() -> None:
+@pytest.mark.requirement("a:A-92")
+def test_both_policies_together_expire_the_latest_value_of_a_key() -> None:
     config = LogConfig(cleanup_delete=True, cleanup_compact=True, retention_ms=DAY_MS)
     assert expired([segment(0, end=1)], config, now_ms=2 * DAY_MS) == [(0, ExpiryReason.TIME)]

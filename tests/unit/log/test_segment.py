@@ -17,7 +17,7 @@ from tidelog.log.segment import (
 )
 
 
-@pytest.mark.source("b:B-25")
+@pytest.mark.requirement("b:B-25")
 def test_a_segment_is_named_after_its_first_offset_in_twenty_digits() -> None:
     assert file_name(42, LOG) == "00000000000000000042.log"
     assert file_name(0, INDEX) == "00000000000000000000.index"
@@ -27,7 +27,7 @@ def test_a_segment_is_named_after_its_first_offset_in_twenty_digits() -> None:
 
 @pytest.mark.parametrize("suffix", [LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX])
 @pytest.mark.parametrize("state", ["", CLEANED, SWAP, DELETED])
-def test_a_name_is_parsed_to_what_it_was_made_of(suffix: str, state: str) -> None:
+def test_parse_name_inverts_file_name(suffix: str, state: str) -> None:
     assert parse_name(file_name(1234, suffix, state)) == (1234, suffix, state)
 
 
@@ -42,7 +42,7 @@ def test_other_files_are_not_taken_for_segments(name: str) -> None:
 def segment(*, created_ms: int = 0, timestamp: int = 1000, size: int = 100) -> ActiveSegment:
     active = ActiveSegment(50, created_ms=created_ms, index_interval_bytes=4096)
     if size:
-        active.add(last_offset=50, size=size, max_timestamp=timestamp)
+        active.add(last_offset=50, size=size, max_timestamp=timestamp, crc=0, modified_ms=created_ms)
     return active
 
 
@@ -66,7 +66,7 @@ def must_roll(
     )
 
 
-@pytest.mark.source("a:A-48", "b:B-23")
+@pytest.mark.requirement("a:A-48", "b:B-23")
 def test_a_segment_rolls_when_the_next_batch_would_pass_its_size() -> None:
     config = LogConfig(segment_bytes=1000)
     assert not must_roll(segment(size=900), config, size=100)
@@ -78,7 +78,7 @@ def test_an_empty_segment_never_rolls() -> None:
     assert not must_roll(segment(size=0), config, size=10_000, max_timestamp=10**12, now_ms=10**12)
 
 
-@pytest.mark.source("a:A-50", "b:B-24")
+@pytest.mark.requirement("a:A-50", "b:B-24")
 def test_a_segment_rolls_when_its_first_record_is_older_than_the_next_by_segment_ms() -> None:
     config = LogConfig(segment_ms=5000)
     assert not must_roll(segment(timestamp=1000), config, max_timestamp=6000, now_ms=10**12)
@@ -122,14 +122,13 @@ def test_a_segment_rolls_when_an_index_is_full() -> None:
         if must_roll(active, config, last_offset=at, max_timestamp=-1):
             rolled_at = at
             break
-        active.add(last_offset=at, size=100, max_timestamp=-1)
+        active.add(last_offset=at, size=100, max_timestamp=-1, crc=0, modified_ms=0)
     assert rolled_at == 9  # the first batch has no entry, the next eight fill 64 bytes
 
 
-def test_a_mark_brings_the_segment_back_as_it_was() -> None:
+def test_a_mark_restores_the_active_segment() -> None:
     active = ActiveSegment(50, created_ms=7, index_interval_bytes=0)
-    active.add(last_offset=52, size=300, max_timestamp=900)
-    active.crc = 77
+    active.add(last_offset=52, size=300, max_timestamp=900, crc=77, modified_ms=7)
     mark = active.mark(53, has_producers=False)
     again = ActiveSegment.resume(mark, index_interval_bytes=0)
     assert again.info(53) == active.info(53)
@@ -148,10 +147,10 @@ def test_a_mark_brings_the_segment_back_as_it_was() -> None:
         LogConfig(min_compaction_lag_ms=5, max_compaction_lag_ms=4),
     ],
 )
-def test_settings_that_cannot_work_are_named(config: LogConfig) -> None:
+def test_invalid_settings_are_reported(config: LogConfig) -> None:
     assert len(config.problems()) == 1
 
 
-def test_all_problems_are_named_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     assert len(LogConfig(segment_bytes=0, retention_ms=-2, index_bytes_max=1).problems()) == 3
     assert LogConfig().problems() == []

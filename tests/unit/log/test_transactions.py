@@ -1,4 +1,4 @@
-"""The transaction index: Kafka's bytes, look-ups, cuts, and bytes that are no index."""
+"""The transaction index: Kafka's bytes, look-ups, truncation, and bytes that are no index."""
 
 import struct
 
@@ -30,7 +30,7 @@ def test_an_entry_has_kafkas_34_bytes() -> None:
     )
 
 
-def test_what_was_written_is_read() -> None:
+def test_parse_returns_the_written_entries() -> None:
     built = TransactionIndex()
     data = b"".join(built.append(entry) for entry in ENTRIES)
     assert data == built.to_bytes()
@@ -54,13 +54,13 @@ def test_what_was_written_is_read() -> None:
         (26, 30, [], False),
     ],
 )
-def test_a_look_up_finds_what_overlaps_and_knows_when_it_is_done(
+def test_a_look_up_finds_overlapping_transactions_and_knows_when_to_stop(
     start: int, end: int, found: list[AbortedTransaction], is_complete: bool
 ) -> None:
     assert index().overlapping(Offset(start), Offset(end)) == (found, is_complete)
 
 
-def test_truncation_drops_the_transactions_whose_marker_is_cut_off() -> None:
+def test_truncation_drops_transactions_whose_marker_is_truncated() -> None:
     for offset, left in ((26, 4), (25, 3), (21, 3), (20, 2), (11, 1), (0, 0)):
         built = index()
         built.truncate(Offset(offset))
@@ -80,6 +80,6 @@ def test_truncation_drops_the_transactions_whose_marker_is_cut_off() -> None:
         encode_entry(ENTRIES[0]) * 2,
     ],
 )
-def test_bytes_that_are_no_index_are_refused(data: bytes) -> None:
+def test_bytes_that_are_no_index_are_rejected(data: bytes) -> None:
     with pytest.raises(CorruptStateError):
         TransactionIndex.parse(data, path="log/0.txnindex")

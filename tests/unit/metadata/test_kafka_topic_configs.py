@@ -3,8 +3,6 @@
 `make interop-jvm` compares that file with Kafka's jars (`tests/jvm/test_topic_configs.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

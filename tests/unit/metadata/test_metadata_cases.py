@@ -1,22 +1,21 @@
 """Failures that peers of ours are known for, on whole controllers and brokers in the simulated machine room."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_quorum import CLUSTER, CONTROLLERS, Quorum
+from support.metadata.quorum import CLUSTER, CONTROLLERS, Quorum
 
-from tidelog.metadata.broker_side import CLEAN_STOP_KEY, BrokerAgent, BrokerConfig, store_clean_stop
+from tidelog.metadata.broker_lifecycle import CLEAN_STOP_KEY, BrokerLifecycle, store_clean_stop
 from tidelog.metadata.brokers import Register
+from tidelog.metadata.controller_client import ControllerClientConfig
+from tidelog.metadata.controller_node import ControllerConfig, ControllerNode
 from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.metadata.records import ChangeBroker, SetUser, UnknownRecord, decode_records, encode_records
 from tidelog.metadata.replay import Replay
-from tidelog.metadata.shell import ControllerConfig, ControllerNode
 from tidelog.metadata.tail import MetadataTail
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
@@ -52,7 +51,7 @@ def fencings(quorum: Quorum) -> list[int]:
 
 
 class Witness:
-    """Remembers what was committed, whoever forgets it."""
+    """Remembers what was committed."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -151,7 +150,7 @@ def test_nodes_that_are_upgraded_rolled_back_and_upgraded_again_do_not_diverge()
         until_equal(quorum)
         image = quorum.controller(quorum.active()).image
         assert [record.fields[2] for record in image.unknown] == [0, 1, 2]
-        assert len(image.extras) == 3, "the fields that only the newer version knows"
+        assert len(image.unknown_fields) == 3, "the fields that only the newer version knows"
         assert len(image.topics) == 18
         witness.check(quorum)
 
@@ -273,11 +272,11 @@ def test_the_last_replica_is_not_elected_after_it_lost_what_was_not_synced() -> 
         quorum.world.run_until(lambda: _partition(quorum, made.topic_id).leader == 12, timeout=20)
 
 
-def _epoch(agent: BrokerAgent) -> int | None:
+def _epoch(agent: BrokerLifecycle) -> int | None:
     return agent.broker_epoch
 
 
-def _twin(quorum: Quorum, broker: int, process: SimNode) -> tuple[BrokerAgent, MetadataTail]:
+def _twin(quorum: Quorum, broker: int, process: SimNode) -> tuple[BrokerLifecycle, MetadataTail]:
     """Another process that was given the same node id, at an address of its own."""
     transport = process.attach(SimTransport(quorum.network, NodeId(broker), process.loop))
     tail = MetadataTail(
@@ -296,7 +295,9 @@ def _twin(quorum: Quorum, broker: int, process: SimNode) -> tuple[BrokerAgent, M
         directories=(UUID(int=78),),
         features=supported(),
     )
-    return BrokerAgent(registration, transport, tail, lambda: CONTROLLERS, BrokerConfig(), process.random), tail
+    return BrokerLifecycle(
+        registration, transport, tail, lambda: CONTROLLERS, ControllerClientConfig(), process.random
+    ), tail
 
 
 def test_a_second_process_with_a_brokers_id_is_refused_while_the_first_lives_and_let_in_after_it() -> None:
@@ -311,9 +312,9 @@ def test_a_second_process_with_a_brokers_id_is_refused_while_the_first_lives_and
         async def ask_once(_: SimNode) -> Any:
             return await agent.client.call(agent.registration)
 
-        with pytest.raises(RemoteError, match="live as another process at host-11:9092") as refusal:
+        with pytest.raises(RemoteError, match="live as another process at host-11:9092") as rejection:
             quorum.world.run(process, ask_once)
-        assert refusal.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        assert rejection.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
 
         async def live(_: SimNode) -> None:
             await tail.open()
@@ -395,7 +396,7 @@ def test_a_controller_that_may_not_campaign_tells_tails_of_no_leader_that_it_doe
         quorum.start(node)
         driver = quorum.controller(node).driver
         quorum.world.run_until(lambda: driver.core.leader == active, timeout=20)
-        assert quorum.on(node, _told) == active
+        assert quorum.on(node, _reported_leader) == active
 
         async def remove(controller: ControllerNode) -> None:
             await controller.driver.change_membership(remove=node)
@@ -403,11 +404,11 @@ def test_a_controller_that_may_not_campaign_tells_tails_of_no_leader_that_it_doe
         quorum.on(active, remove)
         quorum.world.run_for(2.0)
         assert driver.core.leader == active, "it still believes in a leader, which does not talk to it any more"
-        assert quorum.on(node, _told) is None
-        assert all(quorum.on(member, _told) == active for member in CONTROLLERS), "members do hear one"
+        assert quorum.on(node, _reported_leader) is None
+        assert all(quorum.on(member, _reported_leader) == active for member in CONTROLLERS), "members do hear one"
 
 
-async def _told(controller: ControllerNode) -> NodeId | None:
+async def _reported_leader(controller: ControllerNode) -> NodeId | None:
     return controller.driver._tails._state().leader
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metadata_cluster import Cluster
+from support.metadata.controller import Cluster
 
 from tidelog.log.batch import Codec, TimestampType
 from tidelog.log.config import FlushMode, LogConfig
 from tidelog.metadata import configs
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.config_docs import page
 from tidelog.metadata.config_table import BROKER_KEYS, CLUSTER_KEYS, SERVER_KEYS, TABLES, TOPIC_KEYS, Kind, Scope
-from tidelog.metadata.describe import DescribeConfigs
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.queries import DescribeConfigs
 from tidelog.model.errors import ErrorCode, InvalidConfigError, TidelogError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,11 +37,11 @@ class TestTable:
         for scope, rows in TABLES.items():
             for name, row in rows.items():
                 if row.default is None:
-                    assert row.default_says, name
+                    assert row.default_text, name
                 elif row.default != ():
                     assert configs.check(scope, name, configs.as_text(row.default)) == row.default
 
-    def test_names_are_told_once_and_sentences_end(self) -> None:
+    def test_names_are_unique_and_descriptions_are_sentences(self) -> None:
         for keys in (TOPIC_KEYS, (*CLUSTER_KEYS, *BROKER_KEYS, *SERVER_KEYS)):
             names = [row.name for row in keys]
             assert len(set(names)) == len(names)
@@ -80,10 +80,10 @@ class TestTable:
         ],
     )
     def test_a_bad_value_is_refused_with_what_is_allowed(self, key: str, value: str, says: str) -> None:
-        with pytest.raises(InvalidConfigError) as refusal:
+        with pytest.raises(InvalidConfigError) as rejection:
             configs.check(Scope.TOPIC, key, value)
-        assert says in str(refusal.value)
-        assert len(str(refusal.value)) < 300
+        assert says in str(rejection.value)
+        assert len(str(rejection.value)) < 300
 
     @pytest.mark.parametrize(
         ("scope", "key", "says"),
@@ -99,7 +99,7 @@ class TestTable:
                 Scope.CLUSTER,
                 "log.retention.hours.per.topic",
                 "is not a cluster config",
-                marks=pytest.mark.source("b:B-36"),
+                marks=pytest.mark.requirement("b:B-36"),
             ),
             (Scope.TOPIC, "", "'' is not a topic config"),
             (Scope.TOPIC, "x" * 300, "is not a topic config"),
@@ -107,9 +107,9 @@ class TestTable:
         ],
     )
     def test_an_unknown_key_is_refused_with_the_nearest(self, scope: Scope, key: str, says: str) -> None:
-        with pytest.raises(InvalidConfigError) as refusal:
+        with pytest.raises(InvalidConfigError) as rejection:
             configs.definition(scope, key)
-        assert says in str(refusal.value)
+        assert says in str(rejection.value)
 
     def test_topics_are_not_created_by_accident_unless_it_is_switched_on(self) -> None:
         cluster = Cluster(1)
@@ -119,7 +119,7 @@ class TestTable:
 
 
 class TestResolution:
-    @pytest.mark.source("a:A-33", "b:I-05", "b:B-36")
+    @pytest.mark.requirement("a:A-33", "b:I-05", "b:B-36")
     def test_the_topics_own_value_then_the_clusters_then_the_built_in_one(self) -> None:
         cluster = Cluster(1)
         cluster.made("t", (0,))
@@ -173,7 +173,7 @@ class TestResolution:
         assert (config.retention_bytes, config.min_cleanable_dirty_ratio) == (99, 0.25)
         assert configs.log_config(cluster.image, "other") is configs.log_config(cluster.image, "another")
 
-    @pytest.mark.source("a:A-51", "b:C-11")
+    @pytest.mark.requirement("a:A-51", "b:C-11")
     @pytest.mark.parametrize(("replicas", "least"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
     def test_a_majority_must_be_in_sync_unless_it_was_set(self, replicas: int, least: int) -> None:
         cluster = Cluster(5)
@@ -203,7 +203,7 @@ class TestResolution:
 
 
 class TestAlter:
-    @pytest.mark.source("b:I-05", "b:B-36")
+    @pytest.mark.requirement("b:I-05", "b:B-36")
     def test_set_delete_append_and_subtract(self) -> None:
         cluster = Cluster(1)
         cluster.made("t", (0,))
@@ -302,6 +302,38 @@ class TestAlter:
         assert cluster.partition("t").eligible == (), "two are enough for a write again"
         assert put().error is None
         assert configs.overrides(cluster.image, Scope.TOPIC, "t") == {}
+
+    @pytest.mark.parametrize(
+        ("changes", "replaces"),
+        [
+            ((change("cleanup.policy", "set", "delete"),), False),
+            ((change("cleanup.policy", "set", "compact,delete"),), False),
+            ((change("cleanup.policy", "append", "delete"),), False),
+            ((change("cleanup.policy", "delete"),), False),
+            ((change("retention.ms", "set", "5"),), True),
+        ],
+        ids=str,
+    )
+    def test_an_internal_topic_stays_compacted(self, changes: tuple[ConfigChange, ...], replaces: bool) -> None:
+        cluster = Cluster(1)
+        cluster.create("__consumer_offsets", 1, 1)
+        alter(cluster, "cluster", "", change("log.cleanup.policy", "set", "compact"))
+        before = cluster.image
+        resource = ResourceChange(
+            resource_type="topic", resource="__consumer_offsets", changes=changes, replaces=replaces
+        )
+        (outcome,) = cluster.ask(AlterConfigs(resources=(resource,))).items
+        assert (outcome.error, cluster.image) == (ErrorCode.INVALID_CONFIG, before)
+        assert "only cleanup.policy=compact" in outcome.message
+
+    def test_an_internal_topic_takes_changes_that_keep_its_records(self) -> None:
+        cluster = Cluster(1)
+        cluster.create("__consumer_offsets", 1, 1)
+        keeping = change("cleanup.policy", "set", " compact"), change("segment.bytes", "set", "1000000")
+        assert alter(cluster, "topic", "__consumer_offsets", *keeping).error is None
+        assert configs.log_config(cluster.image, "__consumer_offsets").segment_bytes == 1_000_000
+        alter(cluster, "cluster", "", change("log.cleanup.policy", "set", "delete"))
+        assert topic_value(cluster, "__consumer_offsets", "cleanup.policy") == ("compact",)
 
     def test_the_same_value_again_and_validation_only_log_nothing(self) -> None:
         cluster = Cluster(1)

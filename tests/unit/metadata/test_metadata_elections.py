@@ -4,14 +4,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_cluster import CLUSTER_ID, Cluster, directory
+from support.metadata.controller import CLUSTER_ID, Cluster, directory
 
 from tidelog.metadata import elections
 from tidelog.metadata.brokers import Drain, Drained, Fence, Heartbeat, Register, Unregister
-from tidelog.metadata.describe import describe_topic
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.image import NIL, Partition
+from tidelog.metadata.queries import describe_topic
 from tidelog.metadata.records import NO_LEADER
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.model.errors import ErrorCode
 
 
@@ -20,7 +20,7 @@ def partition(isr: tuple[int, ...], leader: int, eligible: tuple[int, ...] = ())
 
 
 class TestElect:
-    @pytest.mark.source("a:B-30", "b:E-02")
+    @pytest.mark.requirement("a:B-30", "b:E-02")
     @pytest.mark.parametrize(
         ("isr", "eligible", "alive", "leader"),
         [
@@ -39,7 +39,7 @@ class TestElect:
         elected = elections.elect(partition(isr, -1, eligible), lambda b: b in alive, unclean=False)
         assert elected == (None if leader is None else elections.Elected(leader))
 
-    @pytest.mark.source("a:B-31")
+    @pytest.mark.requirement("a:B-31")
     def test_only_unclean_election_takes_another_live_replica(self) -> None:
         elected = elections.elect(partition((), -1, (2,)), lambda b: b in (1, 3), unclean=True)
         assert elected == elections.Elected(1, is_unclean=True)
@@ -56,9 +56,9 @@ class TestElect:
         assert elect((1, 2)) == elections.Elected(1)
 
     def test_who_leaves_an_in_sync_set_that_stays_large_enough_is_not_eligible(self) -> None:
-        assert elections.without_replicas(partition((1, 2, 3), 1), (3,), min_isr=2) == ((1, 2), ())
-        assert elections.without_replicas(partition((1, 2), 1, ()), (2,), min_isr=2) == ((1,), (2,))
-        assert elections.without_replicas(partition((1, 2, 3), 1), (1, 2), min_isr=2) == ((3,), (1, 2))
+        assert elections.with_isr(partition((1, 2, 3), 1), (1, 2), min_isr=2) == ((1, 2), ())
+        assert elections.with_isr(partition((1, 2), 1, ()), (1,), min_isr=2) == ((1,), (2,))
+        assert elections.with_isr(partition((1, 2, 3), 1), (3,), min_isr=2) == ((3,), (1, 2))
 
     def test_nothing_to_change_makes_no_record(self) -> None:
         before = partition((1, 2), 1)
@@ -69,7 +69,7 @@ class TestElect:
 
 
 class TestRegistration:
-    @pytest.mark.source("b:E-21")
+    @pytest.mark.requirement("b:E-21")
     def test_a_broker_begins_fenced_and_is_unfenced_once_it_has_seen_its_registration(self) -> None:
         cluster = Cluster()
         epoch = cluster.register(1)
@@ -96,7 +96,7 @@ class TestRegistration:
         cluster.crash(1)
         assert cluster.ask(request).broker_epoch > 0
 
-    @pytest.mark.source("a:B-55", "a:O-15", "a:T-06")
+    @pytest.mark.requirement("a:B-55", "a:O-15", "a:T-06")
     def test_an_empty_broker_with_the_old_id_gets_the_same_partitions_and_is_in_sync_nowhere(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", (0, 1, 2), (1, 2, 0))
@@ -167,7 +167,7 @@ def registration(broker: Any, **more: object) -> Register:
 
 
 class TestDeparture:
-    @pytest.mark.source("a:B-54", "b:E-02")
+    @pytest.mark.requirement("a:B-54", "b:E-02")
     def test_every_partition_of_a_lost_broker_gets_a_new_leader_from_its_in_sync_set(self) -> None:
         cluster = Cluster(4)
         cluster.create("t", 20, 3)
@@ -190,7 +190,7 @@ class TestDeparture:
         assert error.code is ErrorCode.STALE_BROKER_EPOCH
         assert cluster.refused(Fence(broker=9, broker_epoch=0)).code is ErrorCode.BROKER_ID_NOT_REGISTERED
 
-    @pytest.mark.source("a:B-35", "b:I-09")
+    @pytest.mark.requirement("a:B-35", "b:I-09")
     def test_a_controlled_shutdown_moves_leaderships_before_the_broker_may_stop(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", (0, 1, 2), (0, 2, 1), (1, 0, 2))
@@ -205,7 +205,7 @@ class TestDeparture:
         assert cluster.beat(1, wants_fence=True).is_fenced
         assert not cluster.beat(1).is_fenced
 
-    def test_heartbeats_of_strangers_and_of_former_lives_are_refused(self) -> None:
+    def test_heartbeats_of_unknown_brokers_and_of_former_incarnations_are_refused(self) -> None:
         cluster = Cluster(1)
         stale = Heartbeat(broker=0, broker_epoch=0, metadata_offset=9)
         assert cluster.refused(stale).code is ErrorCode.STALE_BROKER_EPOCH
@@ -279,7 +279,7 @@ class TestEligibleLeaders:
         cluster.start(0, directories=(directory(0, 0), directory(0, 7)))
         assert cluster.partition("t").leader == NO_LEADER
 
-    @pytest.mark.source("a:B-32", "a:T-05")
+    @pytest.mark.requirement("a:B-32", "a:T-05")
     def test_without_an_eligible_replica_the_partition_waits(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", (0, 1, 2))
@@ -316,7 +316,7 @@ class TestEligibleLeaders:
 
 
 class TestUnclean:
-    @pytest.mark.source("a:B-31", "a:T-05")
+    @pytest.mark.requirement("a:B-31", "a:T-05")
     @pytest.mark.parametrize("kind", ["topic", "cluster"])
     def test_turning_it_on_brings_an_offline_partition_back_with_what_there_is(self, kind: str) -> None:
         cluster = Cluster(3)
@@ -353,7 +353,7 @@ class TestDirectories:
         assert cluster.propose("t", (0, 1, 2)).error is ErrorCode.INELIGIBLE_REPLICA
         before = cluster.image
         cluster.beat(0, stalled_directories=(directory(0),))
-        assert cluster.image is before, "told once"
+        assert cluster.image is before, "reported once"
         cluster.beat(0)
         assert cluster.partition("alone").leader == 0
         assert cluster.propose("t", (0, 1, 2)).error is None

@@ -1,13 +1,13 @@
 """A log directory without room: what its broker leads there goes to others, if they can go on without it."""
 
 import pytest
-from metadata_cluster import Cluster, directory
+from support.metadata.controller import Cluster, directory
 
 from tidelog.metadata.brokers import Heartbeat
 from tidelog.model.errors import ErrorCode
 
 
-@pytest.mark.source("a:X3-7")
+@pytest.mark.requirement("a:X3-7")
 def test_what_lies_in_a_full_directory_is_led_by_others_and_its_broker_lives() -> None:
     cluster = Cluster(3)
     cluster.made("led", (0, 1, 2))

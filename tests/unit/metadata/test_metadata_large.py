@@ -1,8 +1,6 @@
 """What is too large for one turn of the event loop: fencing in steps, snapshots read in slices, candidates looked up
 once."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import defaultdict
@@ -10,21 +8,21 @@ from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster, directory
-from metadata_quorum import CONTROLLERS, Quorum
+from support.metadata.controller import Cluster, directory
+from support.metadata.quorum import CONTROLLERS, Quorum
 
 from tidelog.log.batch import partition_of
 from tidelog.metadata import brokers
 from tidelog.metadata.brokers import Drain, Fence, Heartbeat
+from tidelog.metadata.controller_node import ControllerConfig
 from tidelog.metadata.image import ClusterImage, Partition
-from tidelog.metadata.leadership import Candidates, can_serve
-from tidelog.metadata.loading import SnapshotLoader
-from tidelog.metadata.losses import ReportLost
-from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders, FindLeaders
+from tidelog.metadata.lost_replicas import ReplicasLost
+from tidelog.metadata.partition_changes import Candidates, can_serve
+from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders, ElectMissingLeaders
 from tidelog.metadata.records import CreateTopic
-from tidelog.metadata.shell import ControllerConfig
 from tidelog.metadata.snapshot import RECORDS_PER_CHUNK, decode_snapshot, snapshot_bytes
-from tidelog.metadata.topics import AddPartitions, MoreOfTopic
+from tidelog.metadata.snapshot_loader import SnapshotLoader
+from tidelog.metadata.topics import AddPartitions, NewPartitions
 from tidelog.model.errors import CorruptStateError, DuplicateBrokerError, ErrorCode
 from tidelog.model.ids import NodeId
 from tidelog.raft.config import RaftConfig
@@ -172,6 +170,30 @@ class TestLeavingInSteps:
             image = quorum.controller(quorum.active()).image
             assert all(partition.leader in (12, 13) for _, _, partition in image.partitions_on(11))
 
+    @pytest.mark.sim
+    def test_a_drain_goes_on_when_its_caller_gives_up(self) -> None:
+        with Quorum(10) as quorum:
+            quorum.start()
+            quorum.start_brokers(11, 12, 13)
+            quorum.create("t", partitions=30)
+            controller = quorum.controller(quorum.active())
+
+            def leads() -> int:
+                return sum(partition.leader == 11 for _, _, partition in controller.image.partitions_on(11))
+
+            async def give_up(_: object) -> None:
+                before = leads()
+                asked = asyncio.create_task(controller.submit(Drain(broker=11)))
+                while leads() == before:  # noqa: ASYNC110 - virtual time
+                    await asyncio.sleep(0.001)
+                asked.cancel()
+                await asyncio.wait([asked])
+                assert asked.cancelled()
+                assert 0 < leads() < before, "some steps are left"
+
+            quorum.on(quorum.active(), give_up)
+            quorum.world.run_until(lambda: leads() == 0, timeout=10)
+
 
 @pytest.mark.usefixtures("small_steps")
 class TestOtherSteps:
@@ -183,54 +205,54 @@ class TestOtherSteps:
                 cluster.crash(broker)
         cluster.register(0, clean_stop_epoch=cluster.image.brokers[0].broker_epoch)
         reply = cluster.beat(0)
-        assert (reply.is_fenced, reply.is_more_to_do) == (False, True)
+        assert (reply.is_fenced, reply.has_more) == (False, True)
         assert led_by(cluster, 0) == 3
-        found = [cluster.ask(FindLeaders(broker=0, elections_max=3)) for _ in range(2)]
-        assert [(step.elected, step.is_more_to_do) for step in found] == [(3, True), (2, False)]
+        found = [cluster.ask(ElectMissingLeaders(broker=0, elections_max=3)) for _ in range(2)]
+        assert [(step.elected, step.has_more) for step in found] == [(3, True), (2, False)]
         assert led_by(cluster, 0) == 8
-        assert not cluster.beat(0).is_more_to_do
+        assert not cluster.beat(0).has_more
 
     def test_without_a_broker_in_question_leaders_are_found_cleanly_only(self) -> None:
         cluster = Cluster(2)
         damaged = cluster.made("damaged", (0,), unclean_leader_election_enable="true")
         epoch = cluster.image.brokers[0].broker_epoch
-        cluster.ask(ReportLost(broker=0, broker_epoch=epoch, replicas=((damaged, 0),)))
-        assert cluster.ask(FindLeaders()).elected == 0
+        cluster.ask(ReplicasLost(broker=0, broker_epoch=epoch, replicas=((damaged, 0),)))
+        assert cluster.ask(ElectMissingLeaders()).elected == 0
         assert cluster.partition("damaged").leader == -1
 
     @pytest.mark.parametrize("kind", ["stalled_directories", "failed_directories"])
     def test_the_replicas_of_a_directory_that_is_offline_leave_step_by_step(self, kind: str) -> None:
         cluster = Cluster(3)
         cluster.made("t", *[(0, 1, 2)] * 8)
-        told = {kind: (directory(0),)}
+        reported = {kind: (directory(0),)}
         steps: list[bool] = []
         while not steps or steps[-1]:
-            steps.append(cluster.beat(0, **told).is_more_to_do)
+            steps.append(cluster.beat(0, **reported).has_more)
             assert cluster.image.brokers[0].offline == (directory(0),)
         assert steps == [True, True, False]
         assert all(0 not in partition.isr for _, _, partition in cluster.image.partitions_on(0))
-        assert not cluster.beat(0, **told).is_more_to_do
+        assert not cluster.beat(0, **reported).has_more
 
     def test_a_directory_that_runs_again_is_believed_when_all_its_replicas_have_left(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", *[(0, 1, 2)] * 8)
-        assert cluster.beat(0, stalled_directories=(directory(0),)).is_more_to_do
+        assert cluster.beat(0, stalled_directories=(directory(0),)).has_more
         number = next(n for n in range(8) if 0 not in cluster.partition("t", n).isr)
         assert cluster.propose("t", (0, 1, 2), number).error is ErrorCode.INELIGIBLE_REPLICA
         for in_sync in (2, 0):
-            assert cluster.beat(0).is_more_to_do
+            assert cluster.beat(0).has_more
             assert cluster.image.brokers[0].offline == (directory(0),)
             assert sum(0 in partition.isr for _, _, partition in cluster.image.partitions_on(0)) == in_sync
-        assert not cluster.beat(0).is_more_to_do
+        assert not cluster.beat(0).has_more
         assert cluster.image.brokers[0].offline == ()
 
     def test_a_drain_goes_step_by_step_and_its_validation_changes_nothing(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", *[(0, 1, 2)] * 8)
-        assert cluster.ask(Drain(broker=0, validate_only=True)).is_more_to_do
+        assert cluster.ask(Drain(broker=0, validate_only=True)).has_more
         assert led_by(cluster, 0) == 8
         replies = [cluster.ask(Drain(broker=0)) for _ in range(3)]
-        assert [(reply.leads, reply.is_more_to_do) for reply in replies] == [(5, True), (2, True), (0, False)]
+        assert [(reply.leads, reply.has_more) for reply in replies] == [(5, True), (2, True), (0, False)]
 
     @pytest.mark.sim
     def test_the_controller_takes_the_steps_of_heartbeats_and_drains(self) -> None:
@@ -238,12 +260,12 @@ class TestOtherSteps:
             quorum.start()
             quorum.start_brokers(11, 12, 13)
             quorum.create("t", partitions=30)
-            assert quorum.ask(Drain(broker=11, validate_only=True)).is_more_to_do
+            assert quorum.ask(Drain(broker=11, validate_only=True)).has_more
             drained = quorum.ask(Drain(broker=11))
-            assert (drained.leads, drained.is_more_to_do) == (0, False)
+            assert (drained.leads, drained.has_more) == (0, False)
             controller, broker = quorum.controller(quorum.active()), quorum.brokers[NodeId(12)]
             broker.agent.stalled_directories = controller.image.brokers[12].directories
-            broker.agent.beat_soon()
+            broker.agent.heartbeat_soon()
             quorum.world.run_until(
                 lambda: all(12 not in partition.isr for _, _, partition in controller.image.partitions_on(12)),
                 timeout=1.0,
@@ -268,7 +290,7 @@ def test_no_decision_changes_more_than_so_many_of_10000_partitions(what: str) ->
         epoch = cluster.register(0, clean_stop_epoch=cluster.image.brokers[0].broker_epoch)
         request = Heartbeat(broker=0, broker_epoch=epoch, metadata_offset=len(cluster.log))
     decision = cluster.decide(request)
-    assert decision.reply.is_more_to_do
+    assert decision.reply.has_more
     assert len(decision.records) == brokers.DEPARTURES_MAX + 1
 
 
@@ -449,7 +471,7 @@ def test_keys_stay_where_they_are_until_a_topic_grows_and_its_old_partitions_sta
     cluster.start(2)
     assert mapping() == before, "who leads has no say in where a key goes"
     old = dict(cluster.image.topics[topic_id].partitions)
-    cluster.ask(AddPartitions(topics=(MoreOfTopic(name="t", total=6),)))
+    cluster.ask(AddPartitions(topics=(NewPartitions(name="t", total=6),)))
     after = mapping()
     moved = sum(1 for one, other in zip(before, after, strict=True) if one != other)
     assert 500 < moved < 900

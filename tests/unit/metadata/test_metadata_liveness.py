@@ -1,37 +1,41 @@
 """What must go on whatever stands still: dead brokers are fenced, frozen controllers are left, our errors end us."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import msgpack
 import pytest
-from metadata_quorum import CONTROLLERS, Quorum
+from support.async_tests import asyncio_test
+from support.metadata.quorum import CONTROLLERS, Quorum
 
-from tidelog.metadata.broker_side import BrokerConfig, ControllerClient, _decode_beat
+from tidelog.metadata.broker_lifecycle import _decode_beat
+from tidelog.metadata.broker_sessions import BrokerSessions, ProbeResult
 from tidelog.metadata.brokers import HeartbeatReply
-from tidelog.metadata.features import METADATA_VERSION
+from tidelog.metadata.controller_client import ControllerClient, ControllerClientConfig
+from tidelog.metadata.controller_node import HEARTBEATS, ControllerConfig, ControllerNode, encode_beat
+from tidelog.metadata.features import METADATA_VERSION, UPGRADE, FeatureChange, UpdateFeatures
 from tidelog.metadata.image import Broker
-from tidelog.metadata.sessions import Answer, BrokerSessions
-from tidelog.metadata.settings import UPGRADE, FeatureChange, UpdateFeatures
-from tidelog.metadata.shell import HEARTBEATS, ControllerConfig, encode_beat
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import (
     CallTimeoutError,
     CorruptStateError,
     ErrorCode,
+    InvalidRequestError,
     NotLeaderError,
+    OverloadedError,
+    RaftStoppedError,
     RemoteError,
     TidelogError,
+    UnknownOutcomeError,
     UnreachableError,
 )
 from tidelog.model.ids import NodeId
-from tidelog.world.transport import Stream, decode_error, encode_error
+from tidelog.world.transport import Stream, Transport, decode_error, encode_error
 
 
 def stall(quorum: Quorum, *nodes: NodeId) -> None:
@@ -62,7 +66,7 @@ def test_a_broker_that_is_let_in_after_its_session_ended_is_fenced_all_the_same(
         stall(quorum, *others)
 
         def is_let_in() -> bool:
-            found = controller.machine.replicated._speculative.brokers.get(14)
+            found = controller.machine.runtime._speculative.brokers.get(14)
             return found is not None and not found.fenced
 
         quorum.world.run_until(is_let_in, timeout=5)
@@ -86,11 +90,11 @@ def test_a_stream_that_breaks_is_noticed_while_the_reply_to_its_heartbeat_waits_
         others = [node for node in CONTROLLERS if node != active]
         controller = quorum.controller(active)
         ended: list[int] = []
-        told = controller.stream_ended
+        reported = controller.stream_ended
 
         def note(broker: Broker) -> None:
             ended.append(broker.broker)
-            told(broker)
+            reported(broker)
 
         controller.stream_ended = note  # type: ignore[method-assign]
         stall(quorum, *others)
@@ -144,20 +148,20 @@ class ProbeTransport:
         return self.end()
 
 
-def probed(quorum: Quorum, broker: Broker, end: Callable[[], bytes]) -> tuple[dict[NodeId, str], list[Answer]]:
+def probed(quorum: Quorum, broker: Broker, end: Callable[[], bytes]) -> tuple[dict[NodeId, str], list[ProbeResult]]:
     active = quorum.active()
     controller = quorum.controller(active)
     transport, answers = ProbeTransport(end), []
 
     async def probe(node: Any) -> None:
         sessions, kept = node._sessions, node._transport
-        answered = sessions.answered
-        sessions.answered = lambda _now, _broker, _epoch, answer: answers.append(answer)
+        original = sessions.probed
+        sessions.probed = lambda _now, _broker, _epoch, answer: answers.append(answer)
         node._transport = transport
         try:
             await node._probe(broker)
         finally:
-            node._transport, sessions.answered = kept, answered
+            node._transport, sessions.probed = kept, original
 
     quorum.on(active, probe)
     assert controller.is_active
@@ -175,7 +179,7 @@ def test_a_probe_goes_to_the_address_that_a_broker_has_registered_also_if_it_vot
         same = UUID(int=9).bytes
         assert probed(quorum, broker_at(11, "host"), lambda: same) == (
             {NodeId(11): "host:9092"},
-            [Answer.SAME_INCARNATION],
+            [ProbeResult.SAME_INCARNATION],
         )
         assert probed(quorum, broker_at(11, "fd00::7"), lambda: same)[0] == {NodeId(11): "[fd00::7]:9092"}
         for node in CONTROLLERS:
@@ -194,35 +198,76 @@ def test_only_a_refused_connection_is_taken_for_a_death() -> None:
         quorum.start()
         broker = broker_at(11, "host")
         for error, expected in (
-            (UnreachableError("refused", node=11, is_refused=True), Answer.REFUSED),
-            (UnreachableError("no address", node=11), Answer.SILENT),
-            (CallTimeoutError("nothing", node=11), Answer.SILENT),
-            (RemoteError("not served", code=ErrorCode.INVALID_REQUEST), Answer.SILENT),
+            (UnreachableError("refused", node=11, is_refused=True), ProbeResult.REFUSED),
+            (UnreachableError("no address", node=11), ProbeResult.SILENT),
+            (CallTimeoutError("nothing", node=11), ProbeResult.SILENT),
+            (RemoteError("not served", code=ErrorCode.INVALID_REQUEST), ProbeResult.SILENT),
         ):
             assert probed(quorum, broker, failing(error))[1] == [expected], error
-        assert probed(quorum, broker, lambda: b"another")[1] == [Answer.OTHER_INCARNATION]
+        assert probed(quorum, broker, lambda: b"another")[1] == [ProbeResult.OTHER_INCARNATION]
 
 
 # Controllers that fall silent.
 
 
-def test_a_controller_that_fell_silent_is_not_asked_while_others_are_known() -> None:
-    async def main() -> None:
-        client = ControllerClient(None, lambda: CONTROLLERS, BrokerConfig(avoid_ms=60_000), Random(1))  # type: ignore[arg-type]
-        silent = CONTROLLERS[0]
-        client.found(silent)
-        client.fell_silent(silent)
-        assert {client.target() for _ in range(100)} == set(CONTROLLERS[1:])
-        client.hint(decode_error(encode_error(NotLeaderError("it leads", leader=silent))))
-        assert client.target() == silent, "somebody hears of it: it may only be slow to commit"
-        alone = ControllerClient(None, lambda: CONTROLLERS[:1], BrokerConfig(), Random(1))  # type: ignore[arg-type]
-        alone.fell_silent(silent)
-        assert alone.target() == silent, "there is no other"
-        soon = ControllerClient(None, lambda: CONTROLLERS, BrokerConfig(avoid_ms=0), Random(1))  # type: ignore[arg-type]
-        soon.fell_silent(silent)
-        assert silent in {soon.target() for _ in range(100)}
+@asyncio_test
+async def test_a_controller_that_fell_silent_is_not_asked_while_others_are_known() -> None:
+    client = ControllerClient(None, lambda: CONTROLLERS, ControllerClientConfig(avoid_ms=60_000), Random(1))  # type: ignore[arg-type]
+    silent = CONTROLLERS[0]
+    client.found(silent)
+    client.fell_silent(silent)
+    assert {client.target() for _ in range(100)} == set(CONTROLLERS[1:])
+    client.hint(decode_error(encode_error(NotLeaderError("it leads", leader=silent))))
+    assert client.target() == silent, "somebody hears of it: it may only be slow to commit"
+    alone = ControllerClient(None, lambda: CONTROLLERS[:1], ControllerClientConfig(), Random(1))  # type: ignore[arg-type]
+    alone.fell_silent(silent)
+    assert alone.target() == silent, "there is no other"
+    soon = ControllerClient(None, lambda: CONTROLLERS, ControllerClientConfig(avoid_ms=0), Random(1))  # type: ignore[arg-type]
+    soon.fell_silent(silent)
+    assert silent in {soon.target() for _ in range(100)}
 
-    asyncio.run(main())
+
+@pytest.mark.parametrize("is_repeatable", [True, False])
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize(
+    ("error", "is_repeated"),
+    [
+        (NotLeaderError("it leads no more"), "always"),
+        (RaftStoppedError("it stops"), "always"),
+        (OverloadedError("10000 requests are pending"), "always"),
+        (UnknownOutcomeError("it may be done"), "if repeatable"),
+        (InvalidRequestError("no"), "never"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, TidelogError) else "",
+)
+def test_the_own_controller_is_retried_as_another_one(
+    error: TidelogError, is_repeated: str, is_own: bool, is_repeatable: bool
+) -> None:
+    config = ControllerClientConfig(retry_min_ms=1, retry_max_ms=1)
+    client = ControllerClient(cast("Transport", SimpleNamespace(me=NodeId(9))), lambda: CONTROLLERS, config, Random(1))
+    own = cast("ControllerNode", SimpleNamespace(is_active=True)) if is_own else None
+    answers = [error if is_own else decode_error(encode_error(error))] * 2
+
+    def answer() -> str:
+        if answers:
+            raise answers.pop()
+        return "done"
+
+    async def run(_controller: ControllerNode) -> str:
+        return answer()
+
+    async def send(_target: NodeId, _timeout_ms: int) -> str:
+        return answer()
+
+    async def main() -> str:
+        return await client.retry(send, is_repeatable=is_repeatable, timeout_ms=5_000, own=own, run=run)
+
+    if is_repeated == "always" or (is_repeated == "if repeatable" and is_repeatable):
+        assert asyncio.run(main()) == "done"
+    else:
+        with pytest.raises(TidelogError) as failure:
+            asyncio.run(main())
+        assert failure.value.code is error.code
 
 
 @pytest.mark.sim
@@ -266,9 +311,9 @@ def test_a_reply_to_a_heartbeat_that_means_nothing_is_known_as_such(data: bytes)
 def test_a_reply_to_a_heartbeat_is_read_and_its_refusal_is_raised() -> None:
     reply = HeartbeatReply(is_fenced=False, may_shut_down=False, is_caught_up=True)
     assert _decode_beat(encode_beat(reply)) == reply
-    with pytest.raises(RemoteError) as refusal:
+    with pytest.raises(RemoteError) as rejection:
         _decode_beat(encode_beat(NotLeaderError("node 2 leads", leader=2)))
-    assert refusal.value.facts["leader"] == 2
+    assert rejection.value.facts["leader"] == 2
 
 
 class Rubbish:
@@ -365,7 +410,7 @@ def test_a_flooded_controller_still_fences_who_dies() -> None:
         quorum.world.run_for(0.1)
         assert codes.count(ErrorCode.THROTTLING_QUOTA_EXCEEDED) >= 20, "there is no more room for others"
         quorum.kill(NodeId(11))
-        quorum.world.run_until(lambda: controller.machine.replicated._speculative.brokers[11].fenced, timeout=1)
+        quorum.world.run_until(lambda: controller.machine.runtime._speculative.brokers[11].fenced, timeout=1)
         heal(quorum, *others)
         quorum.world.run_until(lambda: controller.image.brokers[11].fenced, timeout=5)
 
@@ -397,9 +442,9 @@ def test_a_level_is_raised_only_when_every_controller_says_that_it_can_read_it()
         assert outcome.error is ErrorCode.FEATURE_UPDATE_FAILED
         assert f"controller {older} supports 1 to 1" in outcome.message
         quorum.kill(older)
-        with pytest.raises(RemoteError, match=f"controller {older} does not say") as refusal:
+        with pytest.raises(RemoteError, match=f"controller {older} does not report") as rejection:
             quorum.ask(upgrade(2))
-        assert refusal.value.code is ErrorCode.FEATURE_UPDATE_FAILED
+        assert rejection.value.code is ErrorCode.FEATURE_UPDATE_FAILED
         assert quorum.controller(quorum.active()).image.features[METADATA_VERSION] == 1
         quorum.start(older)
         newer(quorum, older)

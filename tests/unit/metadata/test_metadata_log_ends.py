@@ -3,7 +3,7 @@
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster
+from support.metadata.controller import Cluster
 
 from tidelog.metadata import log_ends
 from tidelog.metadata.log_ends import REPORT_AGE_MAX_MS, UNKNOWN, LogEnds
@@ -92,16 +92,16 @@ def test_a_report_of_a_former_life_of_the_broker_does_not_count() -> None:
     cluster.start(3)
     cluster.ask(ELECTION)
     assert cluster.partition("t").leader == 1
-    refusal = cluster.refused(ReportLogEnds(broker=3, broker_epoch=former, replicas=()))
-    assert refusal.code is ErrorCode.STALE_BROKER_EPOCH
+    rejection = cluster.refused(ReportLogEnds(broker=3, broker_epoch=former, replicas=()))
+    assert rejection.code is ErrorCode.STALE_BROKER_EPOCH
 
 
 def test_a_report_of_too_many_replicas_is_refused() -> None:
     cluster = Cluster(1)
     replicas = tuple((TOPIC, number, 0, 0) for number in range(LOG_ENDS_PER_REQUEST_MAX + 1))
     epoch = cluster.image.brokers[0].broker_epoch
-    refusal = cluster.refused(ReportLogEnds(broker=0, broker_epoch=epoch, replicas=replicas))
-    assert refusal.code is ErrorCode.INVALID_REQUEST
+    rejection = cluster.refused(ReportLogEnds(broker=0, broker_epoch=epoch, replicas=replicas))
+    assert rejection.code is ErrorCode.INVALID_REQUEST
 
 
 def test_an_election_lacks_log_ends_until_every_live_replica_has_reported() -> None:

@@ -1,23 +1,21 @@
 """A replica that has lost data: out of everything, and not back by what was said before."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster
-from metadata_quorum import ADMIN, Quorum
+from support.metadata.controller import Cluster
+from support.metadata.quorum import ADMIN, Quorum
 
-from tidelog.metadata.losses import ReportedLost, ReportLost
+from tidelog.metadata.lost_replicas import ReplicasLost, ReportedLost
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders
 from tidelog.model.errors import ErrorCode, RemoteError, StaleBrokerEpochError
 
 
 def report(cluster: Cluster, broker: int, *replicas: tuple[UUID, int]) -> ReportedLost:
     epoch = cluster.image.brokers[broker].broker_epoch
-    reply = cluster.ask(ReportLost(broker=broker, broker_epoch=epoch, replicas=replicas))
+    reply = cluster.ask(ReplicasLost(broker=broker, broker_epoch=epoch, replicas=replicas))
     assert isinstance(reply, ReportedLost)
     return reply
 
@@ -89,12 +87,12 @@ def test_a_leader_gives_up_and_nobody_is_elected_uncleanly_by_that() -> None:
     report(cluster, 0, (topic_id, 0))
     assert cluster.partition("t").leader == 1
     alone = cluster.made("alone", (0,), unclean_leader_election_enable="true")
-    told = report(cluster, 0, (alone, 0)).partition_epochs[0]
+    reported = report(cluster, 0, (alone, 0)).partition_epochs[0]
     assert cluster.partition("alone").leader == -1
     cluster.ask(ElectLeaders(kind="unclean", partitions=(("alone", 0),)))
     now = cluster.partition("alone")
     assert now.leader == 0
-    assert now.partition_epoch > told, "the broker sees that this is later than its report"
+    assert now.partition_epoch > reported, "the broker sees that this is later than its report"
 
 
 def test_every_report_raises_the_epochs_also_one_that_is_repeated() -> None:
@@ -102,10 +100,10 @@ def test_every_report_raises_the_epochs_also_one_that_is_repeated() -> None:
     topic_id = cluster.made("t", (0, 1, 2))
     epochs = []
     for _ in range(3):
-        (told,) = report(cluster, 2, (topic_id, 0)).partition_epochs
-        assert told == cluster.partition("t").partition_epoch
-        epochs.append((told, cluster.partition("t").leader_epoch))
-    assert len({told for told, _ in epochs}) == len({epoch for _, epoch in epochs}) == 3
+        (reported,) = report(cluster, 2, (topic_id, 0)).partition_epochs
+        assert reported == cluster.partition("t").partition_epoch
+        epochs.append((reported, cluster.partition("t").leader_epoch))
+    assert len({reported for reported, _ in epochs}) == len({epoch for _, epoch in epochs}) == 3
     assert epochs == sorted(epochs)
 
 
@@ -117,7 +115,7 @@ def test_what_cannot_be_reported_is_refused_by_itself() -> None:
     assert codes == [None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID]
     assert reply.partition_epochs[1:] == (-1, -1)
     assert report(cluster, 2, (topic_id, 0)).items[0].error is ErrorCode.INVALID_REQUEST
-    stale = ReportLost(broker=1, broker_epoch=0, replicas=((topic_id, 0),))
+    stale = ReplicasLost(broker=1, broker_epoch=0, replicas=((topic_id, 0),))
     assert isinstance(cluster.refused(stale), StaleBrokerEpochError)
 
 
@@ -128,7 +126,7 @@ def test_a_broker_reports_its_own_losses_only() -> None:
         quorum.start_brokers(11, 12, 13)
         made: Any = quorum.create("t")
         broker = quorum.controller(quorum.active()).image.brokers[11]
-        request = ReportLost(broker=11, broker_epoch=broker.broker_epoch, replicas=((made.topic_id, 0),))
-        with pytest.raises(RemoteError, match=f"node {ADMIN} speaks for broker 11") as refusal:
+        request = ReplicasLost(broker=11, broker_epoch=broker.broker_epoch, replicas=((made.topic_id, 0),))
+        with pytest.raises(RemoteError, match=f"node {ADMIN} sends a request of broker 11") as rejection:
             quorum.ask(request)
-        assert refusal.value.code is ErrorCode.INVALID_REQUEST
+        assert rejection.value.code is ErrorCode.INVALID_REQUEST

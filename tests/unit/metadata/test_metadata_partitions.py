@@ -4,9 +4,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster, directory
+from support.metadata.controller import Cluster, directory
 
 from tidelog.metadata.brokers import Drain
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.configs import cluster_int
 from tidelog.metadata.image import NIL
 from tidelog.metadata.partitions import (
@@ -18,7 +19,6 @@ from tidelog.metadata.partitions import (
     imbalance,
 )
 from tidelog.metadata.records import NO_LEADER
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.model.errors import ErrorCode
 
 
@@ -129,7 +129,7 @@ class TestElectLeaders:
         assert cluster.propose("t", (1, 2, 0), 0).error is None
         return cluster
 
-    @pytest.mark.source("a:B-13", "a:B-33", "a:X3-45", "b:I-07")
+    @pytest.mark.requirement("a:B-13", "a:B-33", "a:X3-45", "b:I-07")
     def test_the_preferred_replica_leads_again_once_it_is_in_sync(self) -> None:
         cluster = self.skewed()
         assert [cluster.partition("t", number).leader for number in range(3)] == [1, 1, 1]
@@ -144,7 +144,7 @@ class TestElectLeaders:
         after = cluster.partition("t", 0)
         assert (after.leader, after.leader_epoch, after.isr) == (0, 2, (0, 1, 2))
 
-    @pytest.mark.source("b:I-07")
+    @pytest.mark.requirement("b:I-07")
     def test_for_all_partitions_those_that_need_nothing_are_passed_over(self) -> None:
         cluster = self.skewed()
         reply = cluster.ask(ElectLeaders(kind="preferred"))
@@ -155,7 +155,7 @@ class TestElectLeaders:
         assert outcomes(healthy.ask(ElectLeaders(kind="preferred"))) == []
         assert cluster.image is before
 
-    @pytest.mark.source("a:B-31", "a:B-32", "a:T-05")
+    @pytest.mark.requirement("a:B-31", "a:B-32", "a:T-05")
     def test_an_unclean_election_takes_what_is_live_and_only_where_nobody_leads(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", (0, 1, 2), (2, 1, 0))
@@ -201,7 +201,7 @@ class TestBalance:
             assert cluster.propose("t", (0, 1, 2), number).error is None
         return cluster
 
-    @pytest.mark.source("a:B-33", "a:X3-45")
+    @pytest.mark.requirement("a:B-33", "a:X3-45")
     def test_leaderships_go_back_when_too_many_are_missing(self) -> None:
         cluster = self.back()
         shares = imbalance(cluster.image)
@@ -216,7 +216,7 @@ class TestBalance:
         set_cluster(cluster, "auto.leader.rebalance.enable", "false")
         assert cluster.ask(BalanceLeaders()).elected == 0
 
-    @pytest.mark.source("a:A-30")
+    @pytest.mark.requirement("a:A-30")
     def test_a_small_imbalance_is_left_alone(self) -> None:
         cluster = self.back(60)
         mine = [(f"t-{n}", n) for _, n, p in cluster.image.partitions_on(0) if p.preferred == 0]
@@ -233,7 +233,7 @@ class TestBalance:
     def test_one_round_is_bounded(self) -> None:
         cluster = self.back()
         reply = cluster.ask(BalanceLeaders(elections_max=2))
-        assert (reply.elected, reply.is_more_to_do) == (2, True)
+        assert (reply.elected, reply.has_more) == (2, True)
 
     def test_nothing_goes_back_to_a_broker_that_is_drained_or_not_in_sync(self) -> None:
         cluster = self.back()

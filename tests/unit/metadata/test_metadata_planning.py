@@ -5,15 +5,15 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metadata_cluster import Cluster
+from support.metadata.controller import Cluster
 
 from tidelog.metadata.brokers import Drain, Unregister
-from tidelog.metadata.describe import describe_topic
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.partitions import ElectLeaders
-from tidelog.metadata.planning import plan_reassignments
+from tidelog.metadata.queries import describe_topic
+from tidelog.metadata.reassignment_planner import plan_reassignments
 from tidelog.metadata.reassignments import AlterReassignments, list_reassignments
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
-from tidelog.metadata.topics import AddPartitions, DeleteTopics, MoreOfTopic
+from tidelog.metadata.topics import AddPartitions, DeleteTopics, NewPartitions
 from tidelog.model.errors import (
     BrokerNotRegisteredError,
     ErrorCode,
@@ -33,7 +33,7 @@ def execute(cluster: Cluster, **options: object) -> int:
     return len(plan)
 
 
-@pytest.mark.source("a:O-11", "a:O-16", "b:I-06", "b:I-10")
+@pytest.mark.requirement("a:O-11", "a:O-16", "b:I-06", "b:I-10")
 def test_new_brokers_get_their_share_and_no_more_moves_than_that_takes() -> None:
     cluster = Cluster(3)
     cluster.create("t", 12, 3)
@@ -47,7 +47,7 @@ def test_new_brokers_get_their_share_and_no_more_moves_than_that_takes() -> None
     assert plan_reassignments(cluster.image) == (), "an even cluster needs no plan"
 
 
-@pytest.mark.source("b:I-06", "a:O-16")
+@pytest.mark.requirement("b:I-06", "a:O-16")
 def test_a_broker_is_emptied_and_can_then_be_forgotten() -> None:
     cluster = Cluster(5, racks={broker: f"r{broker % 2}" for broker in range(5)})
     cluster.create("t", 20, 2)
@@ -162,12 +162,12 @@ def test_bad_plans_are_refused() -> None:
         plan_reassignments(cluster.image, topics=["nothing"])
 
 
-@pytest.mark.source("b:EX-35")
+@pytest.mark.requirement("b:EX-35")
 def test_the_daily_work_of_an_operator_from_create_to_delete() -> None:
     cluster = Cluster(4)
     cluster.made("t", (0, 1))
     assert describe_topic(cluster.image, "t").partitions[0].leader == 0
-    cluster.ask(AddPartitions(topics=(MoreOfTopic(name="t", total=2),)))
+    cluster.ask(AddPartitions(topics=(NewPartitions(name="t", total=2),)))
     change = ConfigChange(key="retention.ms", operation="set", value="1000")
     cluster.ask(AlterConfigs(resources=(ResourceChange(resource_type="topic", resource="t", changes=(change,)),)))
     assert describe_topic(cluster.image, "t").configs == (("retention.ms", "1000"),)

@@ -3,17 +3,17 @@
 from typing import Any
 
 import pytest
-from metadata_cluster import Cluster, directory
+from support.metadata.controller import Cluster, directory
 
-from tidelog.metadata.describe import ListReassignments
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.partitions import BalanceLeaders
-from tidelog.metadata.reassignments import AlterReassignments, Reassigned, list_reassignments
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.queries import ListReassignments
+from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget, list_reassignments
 from tidelog.model.errors import ErrorCode
 
 
 def reassign(cluster: Cluster, target: tuple[int, ...] | None, name: str = "t", number: int = 0, **more: Any) -> Any:
-    item = Reassigned(topic=name, partition=number, replicas=target)
+    item = ReassignmentTarget(topic=name, partition=number, replicas=target)
     return cluster.ask(AlterReassignments(partitions=(item,), **more)).items[0]
 
 
@@ -23,7 +23,7 @@ def three() -> Cluster:
     return cluster
 
 
-@pytest.mark.source("a:O-16", "a:X3-52")
+@pytest.mark.requirement("a:O-16", "a:X3-52")
 def test_a_move_adds_the_new_replicas_first_and_drops_the_old_when_all_are_in_sync() -> None:
     cluster = three()
     assert reassign(cluster, (3, 4, 5)).error is None
@@ -46,7 +46,7 @@ def test_a_move_adds_the_new_replicas_first_and_drops_the_old_when_all_are_in_sy
     assert cluster.image.replica_count(0) == 0
 
 
-@pytest.mark.source("a:X3-52")
+@pytest.mark.requirement("a:X3-52")
 def test_a_replica_can_be_added() -> None:
     cluster = three()
     reassign(cluster, (0, 1, 2, 3))
@@ -73,7 +73,7 @@ def test_replicas_that_are_added_do_not_raise_what_a_write_needs() -> None:
     assert cluster.propose("t", (0, 1)).min_isr == 2
 
 
-@pytest.mark.source("a:X3-52")
+@pytest.mark.requirement("a:X3-52")
 def test_dropping_replicas_is_complete_at_once_and_raises_the_epoch() -> None:
     cluster = three()
     assert reassign(cluster, (1, 2)).error is None
@@ -83,7 +83,7 @@ def test_dropping_replicas_is_complete_at_once_and_raises_the_epoch() -> None:
     assert cluster.partition("t").leader_epoch == 2, "2 must not follow in the epoch in which it was a replica"
 
 
-@pytest.mark.source("a:X3-52", "a:B-13")
+@pytest.mark.requirement("a:X3-52", "a:B-13")
 def test_another_order_changes_the_preferred_leader_only() -> None:
     cluster = three()
     reassign(cluster, (2, 0, 1))
@@ -94,7 +94,7 @@ def test_another_order_changes_the_preferred_leader_only() -> None:
     assert cluster.partition("t").leader == 2
 
 
-@pytest.mark.source("a:X3-52")
+@pytest.mark.requirement("a:X3-52")
 def test_a_cancel_restores_what_was_before() -> None:
     cluster = three()
     before = cluster.partition("t")
@@ -152,7 +152,7 @@ def test_a_dead_broker_is_replaced_without_it() -> None:
     assert cluster.partition("t").replicas == (0, 1, 3)
 
 
-@pytest.mark.source("a:X3-52")
+@pytest.mark.requirement("a:X3-52")
 def test_the_list_can_be_for_some_partitions() -> None:
     cluster = Cluster(4)
     cluster.made("t", (0,), (1,))
@@ -190,7 +190,7 @@ def test_bad_targets_are_refused(name: str, number: int, target: tuple[int, ...]
 def test_a_partition_named_twice_is_refused_and_validation_only_changes_nothing() -> None:
     cluster = three()
     before = cluster.image
-    item = Reassigned(topic="t", partition=0, replicas=(3,))
+    item = ReassignmentTarget(topic="t", partition=0, replicas=(3,))
     twice = cluster.ask(AlterReassignments(partitions=(item, item)))
     assert [outcome.error for outcome in twice.items] == [ErrorCode.INVALID_REQUEST] * 2
     assert reassign(cluster, (3, 4), validate_only=True).error is None

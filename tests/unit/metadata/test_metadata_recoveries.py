@@ -1,20 +1,18 @@
 """A broker that registers before its logs are open: what it could be elected for waits until it has said more."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster
+from support.metadata.controller import Cluster
 
-from tidelog.metadata.describe import DescribeTopics
-from tidelog.metadata.losses import ReportLost
-from tidelog.metadata.partitions import ElectLeaders, FindLeaders
-from tidelog.metadata.reassignments import AlterReassignments, Reassigned
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.lost_replicas import ReplicasLost
+from tidelog.metadata.partitions import ElectLeaders, ElectMissingLeaders
+from tidelog.metadata.queries import DescribeTopics
+from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
 from tidelog.metadata.records import NO_LEADER
-from tidelog.metadata.recoveries import ReportOpen
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.recovering_replicas import ReplicasRecovered
 from tidelog.metadata.snapshot import decode_snapshot, snapshot_bytes
 from tidelog.model.errors import ErrorCode, StaleBrokerEpochError
 
@@ -34,12 +32,12 @@ def back(cluster: Cluster, broker: int, **more: Any) -> None:
 
 def opened(cluster: Cluster, broker: int, *replicas: tuple[UUID, int]) -> Any:
     epoch = cluster.image.brokers[broker].broker_epoch
-    return cluster.ask(ReportOpen(broker=broker, broker_epoch=epoch, replicas=replicas))
+    return cluster.ask(ReplicasRecovered(broker=broker, broker_epoch=epoch, replicas=replicas))
 
 
 def lost(cluster: Cluster, broker: int, *replicas: tuple[UUID, int]) -> None:
     epoch = cluster.image.brokers[broker].broker_epoch
-    cluster.ask(ReportLost(broker=broker, broker_epoch=epoch, replicas=replicas))
+    cluster.ask(ReplicasLost(broker=broker, broker_epoch=epoch, replicas=replicas))
 
 
 def test_an_eligible_replica_whose_log_is_not_open_is_let_in_and_leads_when_it_is() -> None:
@@ -48,7 +46,7 @@ def test_an_eligible_replica_whose_log_is_not_open_is_let_in_and_leads_when_it_i
     assert not cluster.image.brokers[2].fenced
     before = cluster.partition("t")
     assert (before.leader, before.isr, before.eligible, before.recovering) == (NO_LEADER, (), (1, 2), (2,))
-    cluster.ask(FindLeaders())
+    cluster.ask(ElectMissingLeaders())
     assert cluster.partition("t").leader == NO_LEADER
     opened(cluster, 2, (topic_id, 0))
     after = cluster.partition("t")
@@ -81,7 +79,7 @@ def test_a_damaged_one_leaves_and_the_others_stay_eligible_even_if_one_in_sync_i
 def test_a_reassignment_to_it_alone_is_not_complete_before_its_log_is_open() -> None:
     cluster, topic_id = dark()
     back(cluster, 2)
-    cluster.ask(AlterReassignments(partitions=(Reassigned(topic="t", partition=0, replicas=(2,)),)))
+    cluster.ask(AlterReassignments(partitions=(ReassignmentTarget(topic="t", partition=0, replicas=(2,)),)))
     assert set(cluster.partition("t").replicas) == {0, 1, 2}
     assert cluster.partition("t").recovering == (2,)
     opened(cluster, 2, (topic_id, 0))
@@ -108,8 +106,8 @@ def test_the_marks_of_a_former_life_are_over() -> None:
     assert (cluster.partition("t").leader, cluster.partition("t").recovering) == (2, ())
     cluster.crash(2)
     back(cluster, 2)
-    refusal = cluster.refused(ReportOpen(broker=2, broker_epoch=former, replicas=((topic_id, 0),)))
-    assert isinstance(refusal, StaleBrokerEpochError)
+    rejection = cluster.refused(ReplicasRecovered(broker=2, broker_epoch=former, replicas=((topic_id, 0),)))
+    assert isinstance(rejection, StaleBrokerEpochError)
     assert cluster.partition("t").recovering == (2,)
 
 
@@ -122,14 +120,14 @@ def test_a_replica_that_is_marked_stays_so_over_a_fence_and_a_snapshot() -> None
     assert decode_snapshot(snapshot_bytes(cluster.image)).image == cluster.image
 
 
-def test_where_an_unclean_election_is_allowed_it_chooses_who_is_open_or_has_told_its_loss() -> None:
+def test_an_unclean_election_chooses_a_replica_that_is_open_or_has_reported_its_loss() -> None:
     cluster, topic_id = dark(unclean_leader_election_enable="true")
     assert cluster.partition("t").eligible == (1, 2)
     back(cluster, 0)
     assert (cluster.partition("t").leader, cluster.partition("t").recovering) == (NO_LEADER, (0,))
     lost(cluster, 0, (topic_id, 0))
     now = cluster.partition("t")
-    assert (now.leader, now.isr, now.recovering) == (0, (0,), ()), "as if it had been told at registration"
+    assert (now.leader, now.isr, now.recovering) == (0, (0,), ()), "as if it had been reported at registration"
 
 
 @pytest.mark.parametrize("kind", ["preferred", "unclean"])
@@ -151,7 +149,7 @@ def test_a_report_is_repeated_at_will_and_answers_for_what_is_gone() -> None:
     assert cluster.image == before
 
 
-def test_who_asks_is_told_that_the_log_is_being_recovered() -> None:
+def test_requests_learn_that_the_log_is_being_recovered() -> None:
     cluster, _ = dark()
     back(cluster, 2)
     (found,) = cluster.controller.answer(cluster.image, DescribeTopics(names=("t",))).topics

@@ -9,15 +9,32 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metadata_cluster import CLUSTER_ID, Cluster
+from support.metadata.controller import CLUSTER_ID, Cluster
 
-from tidelog.metadata import access, brokers, describe, losses, partitions, reassignments, recoveries, settings, topics
-from tidelog.metadata.controller import ANSWERS, DECISIONS, Controller
+from tidelog.metadata import (
+    acls,
+    brokers,
+    config_changes,
+    features,
+    lost_replicas,
+    partitions,
+    producer_ids,
+    queries,
+    quotas,
+    reassignments,
+    recovering_replicas,
+    topics,
+    users,
+)
+from tidelog.metadata.controller import DECISIONS, QUERIES, Controller
 from tidelog.metadata.requests import (
     REPLIES,
     REQUESTS,
+    check_request,
+    decode_message,
     decode_reply,
     decode_request,
+    encode_message,
     encode_reply,
     encode_request,
 )
@@ -51,11 +68,11 @@ EXAMPLES: list[Any] = [
         topics=(topics.NewTopic(name="t", assignment=((1, 2),), configs=(("k", "v"),)),), validate_only=True
     ),
     topics.DeleteTopics(names=("t",), ids=(ID,)),
-    topics.AddPartitions(topics=(topics.MoreOfTopic(name="t", total=3),)),
-    topics.Trim(
+    topics.AddPartitions(topics=(topics.NewPartitions(name="t", total=3),)),
+    topics.AdvanceLogStart(
         broker=1,
         broker_epoch=2,
-        partitions=(topics.TrimmedPartition(topic_id=ID, partition=0, leader_epoch=1, start_offset=2),),
+        partitions=(topics.LogStartAdvance(topic_id=ID, partition=0, leader_epoch=1, start_offset=2),),
     ),
     partitions.AlterPartition(
         broker=1,
@@ -66,47 +83,47 @@ EXAMPLES: list[Any] = [
             ),
         ),
     ),
-    losses.ReportLost(broker=1, broker_epoch=2, replicas=((ID, 0),)),
-    recoveries.ReportOpen(broker=1, broker_epoch=2, replicas=((ID, 0),)),
+    lost_replicas.ReplicasLost(broker=1, broker_epoch=2, replicas=((ID, 0),)),
+    recovering_replicas.ReplicasRecovered(broker=1, broker_epoch=2, replicas=((ID, 0),)),
     partitions.ReportLogEnds(broker=1, broker_epoch=2, replicas=((ID, 0, 3, 40),)),
-    partitions.FindLeaders(broker=1),
+    partitions.ElectMissingLeaders(broker=1),
     partitions.ElectLeaders(kind="preferred", partitions=(("t", 0),)),
     partitions.ElectLeaders(kind="unclean"),
     partitions.BalanceLeaders(elections_max=3),
     partitions.AssignDirectories(broker=1, broker_epoch=2, replicas=((ID, 0, ID),)),
     reassignments.AlterReassignments(
         partitions=(
-            reassignments.Reassigned(topic="t", partition=0, replicas=(1, 2)),
-            reassignments.Reassigned(topic="t", partition=1, replicas=None),
+            reassignments.ReassignmentTarget(topic="t", partition=0, replicas=(1, 2)),
+            reassignments.ReassignmentTarget(topic="t", partition=1, replicas=None),
         )
     ),
     reassignments.GrowInternalTopics(),
-    settings.AlterConfigs(
+    config_changes.AlterConfigs(
         resources=(
-            settings.ResourceChange(
+            config_changes.ResourceChange(
                 resource_type="topic",
                 resource="t",
-                changes=(settings.ConfigChange(key="k", operation="set", value="v"),),
+                changes=(config_changes.ConfigChange(key="k", operation="set", value="v"),),
             ),
         )
     ),
-    settings.AlterQuotas(changes=(settings.QuotaChange(entity=(("user", None),), values=(("k", 1.5), ("l", None))),)),
-    settings.AllocateProducerIdBlock(broker=1, broker_epoch=2),
-    settings.UpdateFeatures(changes=(settings.FeatureChange(name="f", level=1),)),
-    access.AlterUsers(changes=(access.UserChange(user="u", mechanism="m", salt=b"s"),)),
-    access.CreateAcls(
-        bindings=(access.AclBinding(resource_type="topic", resource="t", principal="User:u", operation="read"),)
+    quotas.AlterQuotas(changes=(quotas.QuotaChange(entity=(("user", None),), values=(("k", 1.5), ("l", None))),)),
+    producer_ids.AllocateProducerIdBlock(broker=1, broker_epoch=2),
+    features.UpdateFeatures(changes=(features.FeatureChange(name="f", level=1),)),
+    users.AlterUsers(changes=(users.UserChange(user="u", mechanism="m", salt=b"s"),)),
+    acls.CreateAcls(
+        bindings=(acls.AclBinding(resource_type="topic", resource="t", principal="User:u", operation="read"),)
     ),
-    access.DeleteAcls(filters=(access.AclFilter(host="h"),)),
-    describe.DescribeTopics(names=("t",)),
-    describe.DescribeBrokers(),
-    describe.DescribeConfigs(resource_type="topic", resource="t"),
-    describe.ListReassignments(partitions=(("t", 0),)),
-    describe.DescribeAcls(matching=access.AclFilter(principal="User:u")),
-    describe.DescribeQuotas(),
-    describe.DescribeUsers(),
-    describe.DescribeFeatures(),
-    describe.FindTopics(topic_ids=(ID,)),
+    acls.DeleteAcls(filters=(acls.AclFilter(host="h"),)),
+    queries.DescribeTopics(names=("t",)),
+    queries.DescribeBrokers(),
+    queries.DescribeConfigs(resource_type="topic", resource="t"),
+    queries.ListReassignments(partitions=(("t", 0),)),
+    queries.DescribeAcls(matching=acls.AclFilter(principal="User:u")),
+    queries.DescribeQuotas(),
+    queries.DescribeUsers(),
+    queries.DescribeFeatures(),
+    queries.FindTopics(topic_ids=(ID,)),
 ]
 
 
@@ -116,8 +133,8 @@ def number_of(request: object) -> int:
 
 def test_there_is_an_example_and_a_decision_or_an_answer_for_every_request() -> None:
     assert {type(example) for example in EXAMPLES} == set(REQUESTS.values())
-    special = {brokers.Register, settings.UpdateFeatures}
-    assert set(REQUESTS.values()) == {*DECISIONS, *ANSWERS, *special}
+    special = {brokers.Register, features.UpdateFeatures}
+    assert set(REQUESTS.values()) == {*DECISIONS, *QUERIES, *special}
 
 
 @pytest.mark.parametrize("request_", EXAMPLES, ids=lambda example: type(example).__name__)
@@ -126,7 +143,7 @@ def test_a_request_comes_back_as_it_went(request_: Any) -> None:
 
 
 def result_of(work: Callable[[], Any]) -> Any:
-    """What it returns, or the refusal that it raises."""
+    """What it returns, or the rejection that it raises."""
     try:
         return work()
     except TidelogError as error:
@@ -134,10 +151,10 @@ def result_of(work: Callable[[], Any]) -> Any:
 
 
 def ask(cluster: Cluster, request: Any) -> Any:
-    """The reply to a request or question, or its refusal; what would be logged makes a valid image."""
+    """The reply to a request or question, or its rejection; what would be logged makes a valid image."""
 
     def work() -> Any:
-        if type(request) in ANSWERS:
+        if type(request) in QUERIES:
             return cluster.controller.answer(cluster.image, request)
         decision = cluster.controller.decide(cluster.image, request, cluster.context())
         cluster.image.apply_all(decision.records).validate()
@@ -161,13 +178,13 @@ def test_every_request_has_a_reply_that_can_travel(example: Any) -> None:
 
 
 def test_a_refusal_travels_with_its_name_and_sentence() -> None:
-    with pytest.raises(RemoteError, match="ask node 2") as refusal:
+    with pytest.raises(RemoteError, match="ask node 2") as rejection:
         decode_reply(encode_reply(NotLeaderError("ask node 2", leader=2)))
-    assert refusal.value.code is ErrorCode.NOT_CONTROLLER
+    assert rejection.value.code is ErrorCode.NOT_CONTROLLER
     unknown = msgpack.packb([0, ["SOMETHING_NEW", "later"]])
-    with pytest.raises(RemoteError, match="later") as refusal:
+    with pytest.raises(RemoteError, match="later") as rejection:
         decode_reply(unknown)
-    assert refusal.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert rejection.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 WRONG_VALUES: list[Any] = [None, True, 5, -1, 1 << 63, 1.5, "text", "x" * 70_000, b"bytes", [], [1], ["a"], {}, {0: 1}]
@@ -194,6 +211,33 @@ def test_every_field_with_a_value_of_another_type_is_refused_and_nothing_happens
             assert type(reply) in REPLIES.values() or str(reply)
     assert refusals or not dataclasses.fields(example)
     assert cluster.image is before
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_check_request_and_the_wire_reject_the_same_values(example: Any) -> None:
+    check_request(example)
+    for field in dataclasses.fields(example):
+        for value in (None, 1.5, "text", "x" * 70_000, b"bytes", 1 << 63, (), (1,), ("a",), ((),), ID):
+            request = dataclasses.replace(example, **{field.name: value})
+            by_wire = result_of(lambda request=request: decode_request(encode_request(request)))  # type: ignore[misc]
+            by_check = result_of(lambda request=request: check_request(request))  # type: ignore[misc]
+            assert isinstance(by_wire, TidelogError) == isinstance(by_check, TidelogError), (field.name, value)
+            assert not isinstance(by_wire, TidelogError) or str(by_wire) == str(by_check)
+
+
+def test_check_request_bounds_the_bytes_of_a_request() -> None:
+    many = topics.DeleteTopics(names=("x" * 60_000,) * 150)
+    assert str(result_of(lambda: check_request(many))).endswith("at most 8388608")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_a_message_between_services_is_decoded_as_its_class(example: Any) -> None:
+    data = encode_message(example)
+    assert decode_message(type(example), data) == example
+    for wrong in (b"", data[:-1], b"\xc1", msgpack.packb({99: 1}), msgpack.packb([1])):
+        rejection = result_of(lambda wrong=wrong: decode_message(type(example), wrong))  # type: ignore[misc]
+        assert isinstance(rejection, InvalidRequestError | UnsupportedVersionError)
+    assert isinstance(result_of(lambda: decode_message(type(example), bytes(11), bytes_max=10)), InvalidRequestError)
 
 
 @pytest.mark.parametrize(

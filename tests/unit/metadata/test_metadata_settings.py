@@ -9,29 +9,17 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster
+from support.metadata.controller import Cluster
 
-from tidelog.metadata.access import (
-    AclBinding,
-    AclFilter,
-    AlterUsers,
-    CreateAcls,
-    DeleteAcls,
-    UserChange,
-    find_acls,
-    scram_keys,
-)
+from tidelog.metadata.acls import AclBinding, AclFilter, CreateAcls, DeleteAcls, find_acls
 from tidelog.metadata.controller import Controller
 from tidelog.metadata.decision import Context
-from tidelog.metadata.describe import DescribeAcls, DescribeFeatures, DescribeQuotas, DescribeUsers
+from tidelog.metadata.features import FeatureChange, UpdateFeatures
+from tidelog.metadata.producer_ids import AllocateProducerIdBlock
+from tidelog.metadata.queries import DescribeAcls, DescribeFeatures, DescribeQuotas, DescribeUsers
+from tidelog.metadata.quotas import AlterQuotas, QuotaChange
 from tidelog.metadata.records import AllocateProducerIds, UnknownRecord
-from tidelog.metadata.settings import (
-    AllocateProducerIdBlock,
-    AlterQuotas,
-    FeatureChange,
-    QuotaChange,
-    UpdateFeatures,
-)
+from tidelog.metadata.users import AlterUsers, UserChange, scram_keys
 from tidelog.model.errors import ErrorCode, InvalidRequestError, UnsupportedVersionError
 
 

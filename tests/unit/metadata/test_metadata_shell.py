@@ -1,25 +1,23 @@
 """Controllers as processes: who answers, what survives whom, who is fenced and when."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_quorum import ADMIN, CLUSTER, CONTROLLERS, Quorum
+from support.metadata.quorum import ADMIN, CLUSTER, CONTROLLERS, Quorum
 
-from tidelog.metadata.broker_side import BrokerAgent, store_clean_stop
+from tidelog.metadata.broker_lifecycle import BrokerLifecycle, store_clean_stop
 from tidelog.metadata.brokers import Fence, Heartbeat, Register
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.controller_node import LOCAL_METHOD, METHOD, ControllerConfig
 from tidelog.metadata.delta import ImageDelta
-from tidelog.metadata.describe import DescribeTopics
 from tidelog.metadata.features import supported
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.partitions import AlteredPartition, AlterPartition
+from tidelog.metadata.queries import DescribeTopics
 from tidelog.metadata.requests import decode_reply, encode_request
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
-from tidelog.metadata.shell import LOCAL_METHOD, METHOD, ControllerConfig
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import ErrorCode, RemoteError, UnknownOutcomeError
 from tidelog.model.ids import NodeId
@@ -36,9 +34,7 @@ def call(quorum: Quorum, node: NodeId, request: object, method: str = METHOD) ->
     return quorum.world.run(quorum.admin, job)
 
 
-@pytest.mark.source("a:B-61")
-@pytest.mark.source("a:B-50")
-@pytest.mark.source("b:E-01")
+@pytest.mark.requirement("a:B-61", "a:B-50", "b:E-01")
 def test_a_standby_answers_with_who_leads_and_the_one_that_leads_with_the_change() -> None:
     with Quorum(1) as quorum:
         quorum.start()
@@ -46,16 +42,16 @@ def test_a_standby_answers_with_who_leads_and_the_one_that_leads_with_the_change
         quorum.start_brokers(11, 12, 13)
         standby = next(node for node in CONTROLLERS if node != active)
         request = CreateTopics(topics=(NewTopic(name="t", partitions=2, replication_factor=3),))
-        with pytest.raises(RemoteError) as refusal:
+        with pytest.raises(RemoteError) as rejection:
             call(quorum, standby, request)
-        assert refusal.value.code is ErrorCode.NOT_CONTROLLER
-        assert refusal.value.facts["leader"] == active
+        assert rejection.value.code is ErrorCode.NOT_CONTROLLER
+        assert rejection.value.facts["leader"] == active
         (made,) = call(quorum, active, request).topics
         assert made.error is None
         assert quorum.controller(active).image.topic_named("t") is not None
 
 
-@pytest.mark.source("a:B-60")
+@pytest.mark.requirement("a:B-60")
 def test_the_committed_state_is_a_replay_of_the_log_on_every_controller() -> None:
     with Quorum(2) as quorum:
         quorum.start()
@@ -71,8 +67,7 @@ def test_the_committed_state_is_a_replay_of_the_log_on_every_controller() -> Non
             assert len(quorum.controller(node).image.topics) == 5
 
 
-@pytest.mark.source("a:B-62")
-@pytest.mark.source("b:D-27")
+@pytest.mark.requirement("a:B-62", "b:D-27")
 def test_a_standby_takes_over_with_everything_and_without_a_reload() -> None:
     with Quorum(3) as quorum:
         quorum.start()
@@ -106,7 +101,7 @@ def test_a_question_is_linearizable_at_the_active_one_and_local_anywhere() -> No
             call(quorum, standby, CreateTopics(topics=()), LOCAL_METHOD)
 
 
-@pytest.mark.source("a:B-52")
+@pytest.mark.requirement("a:B-52")
 def test_an_isolated_controller_answers_neither_changes_nor_questions() -> None:
     with Quorum(5) as quorum:
         quorum.start()
@@ -148,14 +143,14 @@ def test_a_broker_speaks_for_itself_only_and_fencing_is_not_on_request() -> None
             Fence(broker=11, broker_epoch=1),
             Heartbeat(broker=11, broker_epoch=1, metadata_offset=0),
         ):
-            with pytest.raises(RemoteError) as refusal:
+            with pytest.raises(RemoteError) as rejection:
                 call(quorum, active, request)
-            assert refusal.value.code is ErrorCode.INVALID_REQUEST
+            assert rejection.value.code is ErrorCode.INVALID_REQUEST
         assert not quorum.controller(active).image.brokers
         assert ADMIN not in quorum.controller(active).image.brokers
 
 
-@pytest.mark.source("b:E-02")
+@pytest.mark.requirement("b:E-02")
 def test_a_killed_broker_is_fenced_at_once_and_its_leaderships_move() -> None:
     with Quorum(7) as quorum:
         quorum.start()
@@ -171,7 +166,7 @@ def test_a_killed_broker_is_fenced_at_once_and_its_leaderships_move() -> None:
         assert all(12 not in p.isr and p.leader not in (12, -1) for p in topic.partitions.values())
 
 
-@pytest.mark.source("b:E-21")
+@pytest.mark.requirement("b:E-21")
 def test_a_silent_broker_is_fenced_after_its_session() -> None:
     with Quorum(8) as quorum:
         quorum.start()
@@ -231,7 +226,29 @@ def test_a_new_active_controller_fences_who_died_with_the_old_one() -> None:
         assert not controller.image.brokers[11].fenced
 
 
-@pytest.mark.source("a:B-35")
+def test_a_crashed_task_of_the_active_controller_stops_the_node_and_another_one_fences() -> None:
+    with Quorum(21) as quorum:
+        quorum.start()
+        quorum.start_brokers(11, 12, 13)
+        former = quorum.active()
+        bug = ZeroDivisionError("a bug in the sessions")
+
+        def crash(_now_ms: int) -> None:
+            raise bug
+
+        sessions = quorum.controller(former)._sessions
+        assert sessions is not None
+        sessions.tick = crash  # type: ignore[assignment, method-assign]
+        quorum.world.run_until(lambda: bool(quorum.failures), timeout=5)
+        assert quorum.failures == [bug]
+        assert not quorum.controller(former).is_active
+        quorum.kill(NodeId(12))
+        others = [node for node in CONTROLLERS if node != former]
+        controller = quorum.controller(quorum.active(among=others))
+        quorum.world.run_until(lambda: controller.image.brokers[12].fenced, timeout=10)
+
+
+@pytest.mark.requirement("a:B-35")
 def test_controlled_shutdown_moves_leaderships_first_and_a_restart_says_that_it_was_clean() -> None:
     with Quorum(12) as quorum:
         quorum.start()
@@ -245,6 +262,8 @@ def test_controlled_shutdown_moves_leaderships_first_and_a_restart_says_that_it_
             return epoch
 
         epoch = quorum.world.run(broker.node, stop)
+        broker.agent.broker_epoch = None  # a heartbeat was rejected meanwhile: it registers again
+        assert quorum.world.run(broker.node, stop) == epoch
         image = quorum.controller(quorum.active()).image
         assert all(p.leader not in (12, -1) for p in image.topics[made.topic_id].partitions.values())
         quorum.kill(NodeId(12))
@@ -341,7 +360,7 @@ def test_a_controller_that_stops_in_order_hands_over() -> None:
         former = quorum.active()
 
         async def close(controller: Any) -> None:
-            await controller.close(hand_over_ms=3000)
+            await controller.close(step_down_ms=3000)
             await asyncio.sleep(0)
 
         quorum.on(former, close)
@@ -364,7 +383,7 @@ def test_one_controller_alone_is_a_quorum_and_comes_back_with_everything() -> No
         assert quorum.controller(only).image == quorum.replayed(only)
 
 
-async def _ask(agent: BrokerAgent, request: object, _node: object) -> Any:
+async def _ask(agent: BrokerLifecycle, request: object, _node: object) -> Any:
     return await agent.ask(request)
 
 
@@ -396,7 +415,7 @@ def _set_cluster(quorum: Quorum, key: str, value: str) -> None:
     quorum.ask(AlterConfigs(resources=(ResourceChange(resource_type="cluster", changes=(change,)),)))
 
 
-@pytest.mark.source("a:A-28", "a:A-29", "a:B-14")
+@pytest.mark.requirement("a:A-28", "a:A-29", "a:B-14")
 def test_the_controller_gives_leaderships_back_at_intervals_if_it_is_allowed_to() -> None:
     with Quorum(21) as quorum:
         quorum.start()

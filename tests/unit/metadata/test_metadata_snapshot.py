@@ -6,13 +6,13 @@ from uuid import UUID
 
 import msgpack
 import pytest
-from metadata_cluster import Cluster, directory
+from support.metadata.controller import Cluster, directory
 
 from tidelog.metadata import records as r
 from tidelog.metadata import snapshot
 from tidelog.metadata.delta import apply_delta, delta_between, for_broker
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.reassignments import AlterReassignments, Reassigned
+from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
 from tidelog.metadata.records import decode_records, encode_records, split_decision
 from tidelog.metadata.replay import Replay
 from tidelog.metadata.snapshot import decode_snapshot, encode_snapshot, image_records, snapshot_bytes
@@ -22,26 +22,8 @@ from tidelog.model.errors import CorruptStateError
 TOPIC = UUID(int=1)
 
 
-def examples() -> list[r.Record]:
-    """One of each kind, with something in every field."""
-    d = directory(1)
+def partition_examples(d: UUID) -> list[r.Record]:
     return [
-        r.NoOp(),
-        r.BeginDecision(name="n"),
-        r.EndDecision(),
-        r.AbortDecision(reason="why"),
-        r.FeatureLevel(name="metadata.version", level=2),
-        r.RegisterBroker(
-            broker=1,
-            broker_epoch=2,
-            incarnation=UUID(int=3),
-            endpoints=(("A", "B", "c", 4),),
-            rack="r",
-            directories=(d,),
-            features=(("f", 1, 2),),
-        ),
-        r.UnregisterBroker(broker=1, broker_epoch=2),
-        r.ChangeBroker(broker=1, broker_epoch=2, fenced=True, in_controlled_shutdown=True, draining=True, offline=(d,)),
         r.CreateTopic(topic_id=TOPIC, name="t"),
         r.RemoveTopic(topic_id=TOPIC),
         r.CreatePartition(
@@ -73,6 +55,30 @@ def examples() -> list[r.Record]:
             start_offset=5,
             target=(2,),
         ),
+    ]
+
+
+def examples() -> list[r.Record]:
+    """One of each kind, with something in every field."""
+    d = directory(1)
+    return [
+        r.NoOp(),
+        r.BeginDecision(name="n"),
+        r.EndDecision(),
+        r.AbortDecision(reason="why"),
+        r.FeatureLevel(name="metadata.version", level=2),
+        r.RegisterBroker(
+            broker=1,
+            broker_epoch=2,
+            incarnation=UUID(int=3),
+            endpoints=(("A", "B", "c", 4),),
+            rack="r",
+            directories=(d,),
+            features=(("f", 1, 2),),
+        ),
+        r.UnregisterBroker(broker=1, broker_epoch=2),
+        r.ChangeBroker(broker=1, broker_epoch=2, fenced=True, in_controlled_shutdown=True, draining=True, offline=(d,)),
+        *partition_examples(d),
         r.SetConfig(resource_type="topic", resource="t", key="k", value="v"),
         r.SetQuota(entity=(("user", None),), key="k", value=1.5),
         r.SetUser(user="u", mechanism="m", salt=b"s", stored_key=b"k", server_key=b"v", iterations=4096),
@@ -163,7 +169,7 @@ def busy() -> Cluster:
     cluster = Cluster(4)
     cluster.made("t", (0, 1, 2), (1, 2, 0), retention_ms="5")
     cluster.made("u.v", (3,))
-    cluster.ask(AlterReassignments(partitions=(Reassigned(topic="t", partition=0, replicas=(3, 2)),)))
+    cluster.ask(AlterReassignments(partitions=(ReassignmentTarget(topic="t", partition=0, replicas=(3, 2)),)))
     cluster.crash(1)
     cluster.crash(0)
     cluster.beat(3, stalled_directories=(directory(3),))
@@ -227,7 +233,7 @@ class TestSnapshot:
                 r.FeatureLevel(name="f", level=1, extra=((9, "f"),)),
             ]
         )
-        assert len(cluster.image.extras) == 4
+        assert len(cluster.image.unknown_fields) == 4
         cluster.log_records(
             [
                 r.RemoveTopic(topic_id=TOPIC),
@@ -241,7 +247,7 @@ class TestSnapshot:
         cluster.log_records([r.ChangePartition(topic_id=topic_id, partition=0, extra=((30, "p"),))])
         cluster.crash(0)
         cluster.start(0)
-        assert set(cluster.image.extras) == {(r.ChangePartition.TYPE, topic_id, 0)}
+        assert set(cluster.image.unknown_fields) == {(r.ChangePartition.TYPE, topic_id, 0)}
 
     def test_an_open_decision_is_carried_along(self) -> None:
         pending = (r.CreateTopic(topic_id=TOPIC, name="n"),)
@@ -298,7 +304,7 @@ class TestSnapshot:
         header, crc = snapshot._chunk(snapshot._HEADER, snapshot.MAGIC + b"\1", 0)
         body, crc = snapshot._chunk(snapshot.RECORDS, encode_records([examples()[10]]), crc)
         end, _ = snapshot._chunk(snapshot._END, msgpack.packb([1, 1]), crc)
-        with pytest.raises(CorruptStateError, match="do not fit together"):
+        with pytest.raises(CorruptStateError, match="are inconsistent"):
             decode_snapshot(header + body + end)
         unknown, _ = snapshot._chunk(b"\7", b"", 0)
         with pytest.raises(CorruptStateError, match="not a metadata snapshot"):
@@ -306,7 +312,7 @@ class TestSnapshot:
 
 
 class TestDelta:
-    def test_a_topic_made_anew_with_the_same_settings_is_another_topic(self) -> None:
+    def test_a_topic_created_again_with_the_same_settings_is_another_topic(self) -> None:
         cluster = Cluster(2)
         cluster.made("t", (0, 1), retention_ms="5")
         older = cluster.image
@@ -321,20 +327,20 @@ class TestDelta:
         assert [(p.topic_id, p.number) for p in mine.led] == [(made, 0)]
         assert mine.dropped == ((older.topic_ids["t"], 0),)
 
-    @pytest.mark.source("a:B-34")
-    def test_each_broker_is_told_what_it_leads_follows_and_drops(self) -> None:
+    @pytest.mark.requirement("a:B-34")
+    def test_each_broker_learns_what_it_leads_follows_and_drops(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", (0, 1))
         older = cluster.image
-        cluster.ask(AlterReassignments(partitions=(Reassigned(topic="t", partition=0, replicas=(1, 2)),)))
+        cluster.ask(AlterReassignments(partitions=(ReassignmentTarget(topic="t", partition=0, replicas=(1, 2)),)))
         cluster.propose("t", (0, 1, 2))
         delta = delta_between(older, cluster.image)
 
-        def told(broker: int) -> tuple[Any, ...]:
+        def reported(broker: int) -> tuple[Any, ...]:
             mine = for_broker(delta, older, broker)
             return len(mine.led), len(mine.followed), len(mine.leaderless), len(mine.dropped)
 
-        assert [told(broker) for broker in range(3)] == [(0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 0)]
+        assert [reported(broker) for broker in range(3)] == [(0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 0)]
         before = cluster.image
         cluster.crash(1)
         cluster.crash(2)

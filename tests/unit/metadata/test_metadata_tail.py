@@ -1,15 +1,13 @@
 """A broker's copy of the metadata: what it keeps, what it fetches, what it hands on, and how stale it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
-from metadata_quorum import CONTROLLERS, Quorum, RunningBroker
+from support.metadata.quorum import CONTROLLERS, Quorum, RunningBroker
 
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.delta import ImageDelta, apply_delta
 from tidelog.metadata.image import ClusterImage
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.tail import decode_entries, encode_entry
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.messages import Entry, EntryKind
@@ -31,7 +29,7 @@ def stale_ms(broker: RunningBroker, quorum: Quorum) -> int | None:
     return quorum.world.run(broker.node, job)
 
 
-@pytest.mark.source("a:B-64")
+@pytest.mark.requirement("a:B-64")
 def test_deltas_come_in_order_and_make_the_image() -> None:
     with Quorum(1) as quorum:
         quorum.start()

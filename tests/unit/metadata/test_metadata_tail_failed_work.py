@@ -1,9 +1,7 @@
 """A broker's copy of the metadata when the helper process that encodes its snapshot dies."""
 
-from __future__ import annotations
-
 import pytest
-from metadata_quorum import Quorum
+from support.metadata.quorum import Quorum
 
 from tidelog.model.ids import Epoch, NodeId
 
@@ -45,12 +43,12 @@ def test_a_tail_that_cannot_follow_says_why() -> None:
         quorum.start()
         quorum.start_brokers(11, 12, 13)
         tail = quorum.brokers[B].tail
-        before = tail.trouble
+        before = tail.unhealthy_reason
         tail._observer.epoch = Epoch(tail.epoch + 70)  # as if it had followed another group until now
         source = tail._observer.source
         assert source is not None
-        quorum.kill(source)  # whoever is next compares
-        quorum.world.run_until(lambda: tail.trouble is not None, timeout=30)
+        quorum.kill(source)  # the next source compares
+        quorum.world.run_until(lambda: tail.unhealthy_reason is not None, timeout=30)
         assert before is None
-        assert tail.trouble is not None
-        assert "is not of this group" in tail.trouble
+        assert tail.unhealthy_reason is not None
+        assert "is of another group" in tail.unhealthy_reason

@@ -1,13 +1,11 @@
 """Large decisions in a broker's copy of the metadata: taken in slices, shown at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import pytest
-from metadata_quorum import Quorum
+from support.metadata.quorum import Quorum
 
 from tidelog.metadata.delta import (
     PARTITIONS_PER_STEP,

@@ -4,22 +4,22 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from metadata_cluster import Cluster
+from support.metadata.controller import Cluster
 
 from tidelog.metadata.brokers import Drain
-from tidelog.metadata.describe import DescribeBrokers, DescribeTopics, describe_topic, topic_names
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.image import NIL
+from tidelog.metadata.queries import DescribeBrokers, DescribeTopics, describe_topic, topic_names
 from tidelog.metadata.reassignments import GrowInternalTopics, list_reassignments
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.topics import (
     AddPartitions,
+    AdvanceLogStart,
     CreatedTopic,
     CreateTopics,
     DeleteTopics,
-    MoreOfTopic,
+    LogStartAdvance,
+    NewPartitions,
     NewTopic,
-    Trim,
-    TrimmedPartition,
 )
 from tidelog.model.errors import ErrorCode, UnknownTopicOrPartitionError
 
@@ -40,7 +40,7 @@ def refused(cluster: Cluster, name: str, *numbers: int, **more: Any) -> CreatedT
 
 
 class TestCreate:
-    @pytest.mark.source("b:I-01", "a:A-07", "b:A-08")
+    @pytest.mark.requirement("b:I-01", "a:A-07", "b:A-08")
     def test_a_topic_gets_an_id_and_its_partitions_with_leaders(self) -> None:
         cluster = Cluster(3)
         created = cluster.create("orders", 6, 3, configs=(("retention.ms", "1000"),))
@@ -52,7 +52,7 @@ class TestCreate:
         assert all(p.leader == p.replicas[0] and len(p.isr) == 3 for p in topic.partitions.values())
         assert describe_topic(cluster.image, "orders").configs == (("retention.ms", "1000"),)
 
-    @pytest.mark.source("a:A-40", "b:B-12", "a:A-44")
+    @pytest.mark.requirement("a:A-40", "b:B-12", "a:A-44")
     def test_numbers_that_are_not_given_are_the_clusters(self) -> None:
         cluster = Cluster(3)
         created = cluster.create("t")
@@ -62,7 +62,7 @@ class TestCreate:
         created = cluster.create("u")
         assert (created.partitions, created.replication_factor) == (4, 2)
 
-    @pytest.mark.source("a:A-44")
+    @pytest.mark.requirement("a:A-44")
     def test_too_few_registered_brokers_for_the_default_factor_is_an_error_and_fenced_ones_count(self) -> None:
         cluster = Cluster(2)
         error = refused(cluster, "t")
@@ -76,7 +76,7 @@ class TestCreate:
         assert "read-only" in cluster.create("t", 1, 2).message
         assert cluster.create("u", 1, 2, configs=(("min.insync.replicas", "1"),)).message == ""
 
-    def test_a_topic_deleted_and_made_anew_has_another_id(self) -> None:
+    def test_a_topic_deleted_and_created_again_has_another_id(self) -> None:
         cluster = Cluster(1)
         first = cluster.create("t", 1, 1).topic_id
         cluster.ask(DeleteTopics(names=("t",)))
@@ -86,7 +86,7 @@ class TestCreate:
     def test_good_names_are_taken(self, name: str) -> None:
         assert Cluster(1).create(name, 1, 1).error is None
 
-    @pytest.mark.source("a:N-18")
+    @pytest.mark.requirement("a:N-18")
     @pytest.mark.parametrize(
         "name",
         [
@@ -110,7 +110,7 @@ class TestCreate:
     def test_bad_names_are_refused(self, name: str) -> None:
         assert refused(Cluster(1), name, 1, 1).error is ErrorCode.INVALID_TOPIC
 
-    @pytest.mark.source("a:N-18")
+    @pytest.mark.requirement("a:N-18")
     def test_names_that_differ_only_in_dots_and_underscores_collide(self) -> None:
         cluster = Cluster(1)
         cluster.create("a.b_c", 1, 1)
@@ -177,7 +177,7 @@ class TestCreate:
         assert (good.error, good.partitions, bad.error) == (None, 2, ErrorCode.INVALID_TOPIC)
         assert cluster.image is before
 
-    @pytest.mark.source("a:O-07")
+    @pytest.mark.requirement("a:O-07")
     def test_a_broker_and_the_cluster_take_only_so_many_replicas(self) -> None:
         cluster = Cluster(2)
         set_cluster(cluster, "max.partitions.per.broker", "3")
@@ -224,9 +224,23 @@ class TestInternalTopics:
         (outcome,) = cluster.ask(DeleteTopics(names=("__transaction_state",))).items
         assert outcome.error is ErrorCode.INVALID_REQUEST
 
+    @pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+    def test_their_partition_count_never_changes(self, name: str) -> None:
+        cluster = Cluster(1)
+        cluster.create(name, 4, 1)
+        before = cluster.image
+        (outcome,) = cluster.ask(AddPartitions(topics=(NewPartitions(name=name, total=8),))).items
+        assert (outcome.error, cluster.image) == (ErrorCode.INVALID_TOPIC, before)
+        assert "hash" in outcome.message
+
+    @pytest.mark.parametrize("policy", ["delete", "compact,delete", "delete, compact"])
+    def test_they_are_not_created_with_a_policy_that_deletes_records(self, policy: str) -> None:
+        error = refused(Cluster(1), "__consumer_offsets", 4, 1, configs=(("cleanup.policy", policy),))
+        assert (error.error, "cleanup.policy" in error.message) == (ErrorCode.INVALID_CONFIG, True)
+
 
 class TestDelete:
-    @pytest.mark.source("a:N-19", "b:I-03", "a:X3-16")
+    @pytest.mark.requirement("a:N-19", "b:I-03", "a:X3-16")
     def test_after_a_delete_nothing_of_the_topic_is_left(self) -> None:
         cluster = Cluster(2)
         cluster.create("keep", 1, 2)
@@ -240,7 +254,7 @@ class TestDelete:
         (outcome,) = cluster.ask(DeleteTopics(ids=(created.topic_id,))).items
         assert outcome.error is ErrorCode.UNKNOWN_TOPIC_ID
 
-    @pytest.mark.source("a:A-31", "b:I-03")
+    @pytest.mark.requirement("a:A-31", "b:I-03")
     def test_it_can_be_switched_off(self) -> None:
         cluster = Cluster(1)
         cluster.create("t", 1, 1)
@@ -271,43 +285,43 @@ class TestDelete:
 
 
 class TestAddPartitions:
-    @pytest.mark.source("b:I-04", "a:A-40", "a:X3-16")
+    @pytest.mark.requirement("b:I-04", "a:A-40", "a:X3-16")
     def test_the_total_is_given_and_what_there_was_stays(self) -> None:
         cluster = Cluster(3)
         cluster.create("t", 2, 2)
         before = [cluster.partition("t", number) for number in range(2)]
-        assert cluster.ask(AddPartitions(topics=(MoreOfTopic(name="t", total=5),))).items[0].error is None
+        assert cluster.ask(AddPartitions(topics=(NewPartitions(name="t", total=5),))).items[0].error is None
         assert [cluster.partition("t", number) for number in range(2)] == before
         assert all(len(cluster.partition("t", number).replicas) == 2 for number in range(5))
 
     def test_new_partitions_can_be_assigned_by_hand(self) -> None:
         cluster = Cluster(3)
         cluster.create("t", 1, 2)
-        more = MoreOfTopic(name="t", total=3, assignment=((2, 1), (0, 2)))
+        more = NewPartitions(name="t", total=3, assignment=((2, 1), (0, 2)))
         cluster.ask(AddPartitions(topics=(more,)))
         assert [cluster.partition("t", number).replicas for number in (1, 2)] == [(2, 1), (0, 2)]
 
-    @pytest.mark.source("a:N-20", "a:A-40", "b:B-12")
+    @pytest.mark.requirement("a:N-20", "a:A-40", "b:B-12")
     @pytest.mark.parametrize("total", [2, 1, 0, -1, 3, 100_001])
     def test_fewer_as_many_or_far_too_many_is_refused(self, total: int) -> None:
-        self.refused(MoreOfTopic(name="t", total=total), ErrorCode.INVALID_PARTITIONS)
+        self.refused(NewPartitions(name="t", total=total), ErrorCode.INVALID_PARTITIONS)
 
     @pytest.mark.parametrize(
         ("more", "code"),
         [
-            (MoreOfTopic(name="nothing", total=9), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-            (MoreOfTopic(name="t", total=10_004), ErrorCode.POLICY_VIOLATION),
-            (MoreOfTopic(name="t", total=5, assignment=((0, 1),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-            (MoreOfTopic(name="t", total=4, assignment=((0,),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-            (MoreOfTopic(name="t", total=4, assignment=((0, 0),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-            (MoreOfTopic(name="t", total=4, assignment=((0, 9),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (NewPartitions(name="nothing", total=9), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            (NewPartitions(name="t", total=10_004), ErrorCode.POLICY_VIOLATION),
+            (NewPartitions(name="t", total=5, assignment=((0, 1),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (NewPartitions(name="t", total=4, assignment=((0,),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (NewPartitions(name="t", total=4, assignment=((0, 0),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (NewPartitions(name="t", total=4, assignment=((0, 9),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
         ],
         ids=str,
     )
-    def test_other_bad_requests_are_refused(self, more: MoreOfTopic, code: ErrorCode) -> None:
+    def test_other_bad_requests_are_refused(self, more: NewPartitions, code: ErrorCode) -> None:
         self.refused(more, code)
 
-    def refused(self, more: MoreOfTopic, code: ErrorCode) -> None:
+    def refused(self, more: NewPartitions, code: ErrorCode) -> None:
         cluster = Cluster(3)
         cluster.create("t", 3, 2)
         before = cluster.image
@@ -319,7 +333,7 @@ class TestAddPartitions:
     def test_some_topics_may_succeed_and_others_fail(self) -> None:
         cluster = Cluster(1)
         cluster.create("a", 1, 1)
-        topics = (MoreOfTopic(name="a", total=2), MoreOfTopic(name="b", total=2))
+        topics = (NewPartitions(name="a", total=2), NewPartitions(name="b", total=2))
         errors = [item.error for item in cluster.ask(AddPartitions(topics=topics)).items]
         assert errors == [None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert cluster.partition("a", 1).leader == 0
@@ -329,9 +343,9 @@ class TestTrim:
     def trim(self, cluster: Cluster, offset: int, **more: Any) -> Any:
         partition = cluster.partition("t")
         fields = {"topic_id": cluster.image.topic_ids["t"], "partition": 0, "leader_epoch": partition.leader_epoch}
-        item = TrimmedPartition(**{**fields, "start_offset": offset, **more})
+        item = LogStartAdvance(**{**fields, "start_offset": offset, **more})
         epoch = cluster.image.brokers[0].broker_epoch
-        return cluster.ask(Trim(broker=0, broker_epoch=epoch, partitions=(item,))).items[0]
+        return cluster.ask(AdvanceLogStart(broker=0, broker_epoch=epoch, partitions=(item,))).items[0]
 
     def test_the_start_offset_is_kept_and_only_grows(self) -> None:
         cluster = Cluster(2)
@@ -351,12 +365,12 @@ class TestTrim:
         assert self.trim(cluster, -1).error is ErrorCode.INVALID_REQUEST
         assert self.trim(cluster, 5, partition=1).error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert self.trim(cluster, 5, topic_id=UUID(int=5)).error is ErrorCode.UNKNOWN_TOPIC_ID
-        stale = Trim(broker=0, broker_epoch=0, partitions=())
+        stale = AdvanceLogStart(broker=0, broker_epoch=0, partitions=())
         assert cluster.refused(stale).code is ErrorCode.STALE_BROKER_EPOCH
 
 
 class TestDescribe:
-    @pytest.mark.source("b:I-02", "a:A-07")
+    @pytest.mark.requirement("b:I-02", "a:A-07")
     def test_leader_replicas_and_in_sync_set_of_each_partition(self) -> None:
         cluster = Cluster(3)
         cluster.made("t", (0, 1, 2), (1, 2, 0))
@@ -371,7 +385,7 @@ class TestDescribe:
         cluster.crash(2)
         assert [p.state for p in describe_topic(cluster.image, "t").partitions] == ["read-only", "read-only"]
 
-    def test_an_unknown_topic_is_told_by_itself(self) -> None:
+    def test_an_unknown_topic_has_an_error_beside_known_ones(self) -> None:
         cluster = Cluster(1)
         cluster.made("t", (0,))
         known, unknown = cluster.controller.answer(cluster.image, DescribeTopics(names=("t", "u"))).topics
@@ -385,5 +399,5 @@ class TestDescribe:
         cluster.ask(Drain(broker=1))
         cluster.crash(1)
         rows = cluster.controller.answer(cluster.image, DescribeBrokers()).brokers
-        told = [(b.broker, b.is_fenced, b.is_draining, b.replicas, b.preferred_for) for b in rows]
-        assert told == [(0, False, False, 2, 2), (1, True, True, 2, 0)]
+        reported = [(b.broker, b.is_fenced, b.is_draining, b.replicas, b.preferred_for) for b in rows]
+        assert reported == [(0, False, False, 2, 2), (1, True, True, 2, 0)]

@@ -1,13 +1,11 @@
 """The driver: proposals, reads and what members do when something fails."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from raft_group import SMALL_SNAPSHOTS, A, B, C, D, Group, describe, error_of, waits_for
+from support.raft.members import SMALL_SNAPSHOTS, A, B, C, D, Group, describe, error_of, explain_missing_leader, member
 
 from tidelog.model.errors import (
     NotLeaderError,
@@ -19,7 +17,7 @@ from tidelog.model.errors import (
 from tidelog.model.ids import NodeId, Offset
 from tidelog.raft.driver import DriverConfig, RaftDriver
 from tidelog.raft.effects import Role
-from tidelog.raft.report import RaftReport
+from tidelog.raft.status import RaftStatus
 from tidelog.raft.storage import METADATA_LOG_PATH
 from tidelog.world.simulated import Loss
 
@@ -126,7 +124,7 @@ def test_a_read_index_covers_what_was_answered_before(group: Group) -> None:
 
     async def read(driver: RaftDriver) -> Offset:
         found = await driver.read_index()
-        await driver.applied(found)
+        await driver.wait_applied(found)
         return found
 
     assert group.on(leader, read) > offset
@@ -161,8 +159,7 @@ def test_a_killed_leader_is_replaced_at_once_because_its_streams_break(group: Gr
     assert passed_s < 0.49, "no election timeout was waited for"
 
 
-@pytest.mark.source("a:B-62")
-@pytest.mark.source("a:B-63")
+@pytest.mark.requirement("a:B-62", "a:B-63")
 def test_a_standby_takes_over_with_the_state_that_it_has(group: Group) -> None:
     group.start(A, B, C)
     leader = group.leader()
@@ -172,12 +169,11 @@ def test_a_standby_takes_over_with_the_state_that_it_has(group: Group) -> None:
     group.kill(leader)
     successor = group.leader()
     assert standby[successor].values == [b"a", b"b"], "it had applied everything before it led"
-    assert standby[successor].loaded == [], "nothing was loaded anew"
+    assert standby[successor].loaded == [], "nothing was loaded again"
     group.propose(successor, b"c")
 
 
-@pytest.mark.source("a:B-70")
-@pytest.mark.source("b:EX-02")
+@pytest.mark.requirement("a:B-70", "b:EX-02")
 @pytest.mark.parametrize("voters", [(A, B, C), (A, B, C, D, NodeId(5))])
 def test_a_minority_may_be_down_and_a_majority_may_not(voters: tuple[NodeId, ...]) -> None:
     group = Group(seed=3, voters=voters)
@@ -196,25 +192,51 @@ def test_a_minority_may_be_down_and_a_majority_may_not(voters: tuple[NodeId, ...
         assert all(one.values.values == [b"all", b"a majority"] for one in group.members.values())
 
 
-@pytest.mark.source("b:E-34")
-@pytest.mark.source("b:O-06")
+@pytest.mark.requirement("b:E-34", "b:O-06")
 def test_a_member_describes_itself_and_the_leader_describes_the_others(group: Group) -> None:
     group.start(A, B, C)
     leader = group.leader()
     group.propose(leader, b"a")
     group.until_equal([b"a"])
     group.world.run_for(1)
-    reports: dict[NodeId, RaftReport] = {node: group.on(node, describe) for node in (A, B, C)}
+    reports: dict[NodeId, RaftStatus] = {node: group.on(node, describe) for node in (A, B, C)}
     assert [report.role is Role.LEADER for node, report in reports.items()] == [node == leader for node in reports]
     assert {(report.leader, report.commit, report.log_end) for report in reports.values()} == {(leader, 2, 2)}
     others = [member for member in reports[leader].members if member.node != leader]
     assert [(member.is_connected, member.lag, member.counts) for member in others] == [(True, 0, True)] * 2
+    assert [member.stuck_ms for member in reports[leader].members] == [0, 0, 0], "they have all that is committed"
     metrics = group.members[leader].driver.metrics
     assert (metrics.proposals, metrics.proposals_committed) == (1, 1)
     assert metrics.messages_received > 0 < metrics.messages_sent
 
 
-@pytest.mark.source("b:E-04")
+def test_metrics_count_elections_and_the_time_without_a_leader(group: Group) -> None:
+    group.start(A, B, C)
+    first = group.leader()
+    group.propose(first, b"a")
+    group.until_equal([b"a"])
+    assert group.members[first].driver.metrics.elections >= 1
+    group.kill(first)
+    others = [node for node in (A, B, C) if node != first]
+    second = group.leader(among=others)
+    assert group.members[second].driver.metrics.elections >= 1
+
+    async def without_leader_ms(driver: RaftDriver) -> int:
+        return driver.without_leader_total_ms()
+
+    group.world.run_for(1)
+    had = {node: group.on(node, without_leader_ms) for node in others}
+    changes = {node: group.members[node].driver.metrics.leader_changes for node in others}
+    assert all(count >= 2 for count in changes.values()), changes
+    group.world.run_for(5)
+    assert {node: group.on(node, without_leader_ms) for node in others} == had, "a leader is there"
+    group.kill(next(node for node in others if node != second))
+    group.world.run_for(10)
+    lasts = group.on(second, without_leader_ms) - had[second]
+    assert 5_000 < lasts < 11_000, "an outage counts while it lasts"
+
+
+@pytest.mark.requirement("b:E-04")
 def test_after_an_outage_of_the_quorum_leadership_is_handed_over_as_ever(group: Group) -> None:
     group.start(A, B, C)
     leader = group.leader()
@@ -226,7 +248,7 @@ def test_after_an_outage_of_the_quorum_leadership_is_handed_over_as_ever(group: 
     group.start(*(node for node in (A, B, C) if node not in group.members))
     leader = group.leader()
     group.propose(leader, b"after")
-    assert group.on(leader, lambda driver: driver.hand_over(timeout_ms=5000)) is True
+    assert group.on(leader, lambda driver: driver.step_down(timeout_ms=5000)) is True
     successor = group.leader(among=[node for node in (A, B, C) if node != leader])
     group.propose(successor, b"handed over")
     group.until_equal([b"before", b"after", b"handed over"])
@@ -291,8 +313,8 @@ def test_closing_answers_everybody_who_waits(group: Group) -> None:
     async def job(driver: RaftDriver) -> list[Any]:
         waiting = [
             asyncio.ensure_future(error_of(driver.propose(b"a"))),
-            asyncio.ensure_future(error_of(driver.applied(Offset(1000)))),
-            asyncio.ensure_future(error_of(driver.next_role())),
+            asyncio.ensure_future(error_of(driver.wait_applied(Offset(1000)))),
+            asyncio.ensure_future(error_of(driver.wait_for_role_change())),
         ]
         await asyncio.sleep(0.01)
         await driver.close()
@@ -303,11 +325,26 @@ def test_closing_answers_everybody_who_waits(group: Group) -> None:
     assert isinstance(answers[1], RaftStoppedError)
 
 
+def test_a_leader_that_stops_does_not_know_whether_the_voter_that_it_adds_will_vote(group: Group) -> None:
+    group.start(A, B)
+    leader = group.leader()
+    group.propose(leader, b"a")
+
+    async def job(driver: RaftDriver) -> Any:
+        adding = asyncio.ensure_future(error_of(driver.change_membership(add=member(D))))
+        await asyncio.sleep(0.1)
+        assert driver.core.log.membership.learner(D) is not None, "the next leader may promote it"
+        await driver.close()
+        return await adding
+
+    assert isinstance(group.on(leader, job), UnknownOutcomeError)
+
+
 def test_leadership_is_handed_over_before_an_orderly_stop(group: Group) -> None:
     group.start(A, B, C)
     leader = group.leader()
     group.propose(leader, b"a")
-    assert group.on(leader, lambda driver: driver.hand_over(timeout_ms=2_000)) is True
+    assert group.on(leader, lambda driver: driver.step_down(timeout_ms=2_000)) is True
     successor = group.leader(among=[node for node in (A, B, C) if node != leader])
     group.propose(successor, b"b")
     group.until_equal([b"a", b"b"])
@@ -322,21 +359,21 @@ def test_a_leader_that_nobody_can_relieve_says_so(group: Group) -> None:
         group.world.machine(f"m{other}").disk().begin_stall()
         group.world.machine(f"m{other}").store().begin_stall()
 
-    async def hand_over(driver: RaftDriver) -> tuple[bool, bool]:
+    async def step_down(driver: RaftDriver) -> tuple[bool, bool]:
         waiting = asyncio.ensure_future(error_of(driver.propose(b"nobody has it")))
         await asyncio.sleep(0.01)
-        gave_up = await driver.hand_over(timeout_ms=600)
+        gave_up = await driver.step_down(timeout_ms=600)
         waiting.cancel()
         return gave_up, driver.core.role is Role.LEADER
 
-    gave_up, still_leads = group.on(leader, hand_over)
+    gave_up, still_leads = group.on(leader, step_down)
     assert gave_up is not still_leads
 
 
 def test_a_member_alone_says_whom_it_waits_for(group: Group, caplog: pytest.LogCaptureFixture) -> None:
     group.start(A)
     group.world.run_for(5)
-    text = group.on(A, waits_for)
+    text = group.on(A, explain_missing_leader)
     assert "waits for 1 more of 3 voters (2 are needed)" in text
     assert "node 2 at host2:9192" in text
     assert "node 3 at host3:9192" in text
@@ -358,7 +395,7 @@ def test_of_two_voters_a_recovering_one_and_the_other_say_that_they_wait_for_an_
         group.world.run_for(30)
         assert all(one.driver.core.leader is None for one in group.members.values()), "nobody can have two votes"
         assert group.on(B, describe).recovering_until == 3
-        recovering, sound = group.on(B, waits_for), group.on(A, waits_for)
+        recovering, sound = group.on(B, explain_missing_leader), group.on(A, explain_missing_leader)
         assert "node 1 cannot be elected without the vote of this node (2 of 2 are needed)" in recovering
         assert "docs/operations.md" in recovering
         assert "votes are refused by node 2" in sound
@@ -378,7 +415,9 @@ def test_a_recovering_voter_of_three_is_restored_without_an_operator() -> None:
         group.start(A, B, C)
         group.until_equal([b"a", b"b"])
         group.world.run_until(lambda: group.members[B].driver.core.recovering_until is None, timeout=10)
-        assert group.on(group.leader(), describe).refusers == (), "what was refused before there was a leader is past"
+        assert group.on(group.leader(), describe).rejecting_voters == (), (
+            "what was rejected before there was a leader is past"
+        )
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -1,9 +1,7 @@
 """A helper process that dies over a snapshot, as one does that runs out of memory: nobody stops, it is done later."""
 
-from __future__ import annotations
-
 import pytest
-from raft_group import SMALL_SNAPSHOTS, A, B, C, Group
+from support.raft.members import SMALL_SNAPSHOTS, A, B, C, Group
 
 from tidelog.model.ids import NodeId
 from tidelog.world.simulated.faults import Latency

@@ -1,11 +1,9 @@
 """A member whose disk is full takes no part, and does not stop: with room it is one of the group again."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest
-from raft_group import SMALL_SNAPSHOTS, A, B, C, Group
+from support.raft.members import SMALL_SNAPSHOTS, A, B, C, Group
 
 from tidelog.model.ids import NodeId
 from tidelog.raft import persister
@@ -32,7 +30,10 @@ def nobody_has_stopped(group: Group) -> bool:
 
 
 @pytest.mark.parametrize("store", [True, False])
-def test_a_follower_without_room_acknowledges_nothing_and_catches_up_with_room(store: bool) -> None:
+def test_a_follower_without_room_acknowledges_nothing_and_catches_up_with_room(
+    store: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     group = Group(seed=4)
     with group.world:
         group.start(A, B, C)
@@ -48,6 +49,9 @@ def test_a_follower_without_room_acknowledges_nothing_and_catches_up_with_room(s
         group.until_equal(VALUES)
         assert group.members[away].driver.core.durable_end > durable_end
         assert nobody_has_stopped(group)
+    lines = [row.getMessage() for row in caplog.records if row.name == "tidelog.raft.persister"]
+    assert lines[0].startswith("this member does not take part until there is space: ")
+    assert lines[-1].startswith("this member takes part again")
 
 
 def test_a_leader_without_room_is_outvoted_by_nobody_and_the_others_store_for_it() -> None:
@@ -112,4 +116,4 @@ def test_what_waits_for_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         set_full(group, away)
         group.propose(leader, *VALUES)
         group.world.run_until(lambda: group.members[away].failure is not None, timeout=30)
-        assert "make room" in str(group.members[away].failure)
+        assert "free space" in str(group.members[away].failure)

@@ -1,13 +1,11 @@
 """Those who follow the committed log: observers by stream, and tails inside of the process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pytest
-from raft_group import SMALL_SNAPSHOTS, A, B, C, Group, describe, error_of
+from support.raft.members import SMALL_SNAPSHOTS, A, B, C, Group, describe, error_of
 
 from tidelog.model.errors import CorruptStateError, RaftStoppedError, TidelogError
 from tidelog.model.ids import Epoch, NodeId, Offset
@@ -26,7 +24,7 @@ def group() -> Iterator[Group]:
         yield found
 
 
-class Follower:
+class CommitListener:
     """What an observer keeps; it checks that it never moves back."""
 
     def __init__(self) -> None:
@@ -52,11 +50,11 @@ class Follower:
 
 def observe(
     group: Group, sources: Sequence[NodeId], *, offset: int = 0, epoch: int = 0, dying: Sequence[str] = ()
-) -> tuple[Follower, RaftObserver]:
+) -> tuple[CommitListener, RaftObserver]:
     process = group.world.machine("broker").boot()
     process.work.dying.update(dying)
     transport = group.network.join(process, NodeId(100))
-    follower = Follower()
+    follower = CommitListener()
     follower.next = offset
     made: list[RaftObserver] = []
 
@@ -80,7 +78,7 @@ def observe(
     return follower, made[0]
 
 
-def has_heard(follower: Follower, observer: RaftObserver) -> bool:
+def has_heard(follower: CommitListener, observer: RaftObserver) -> bool:
     return follower.values[:1] == [b"a"] and observer.state is not None
 
 
@@ -99,7 +97,7 @@ def test_an_observer_follows_from_any_member(group: Group) -> None:
         group.world.run_for(8)
 
 
-@pytest.mark.source("b:E-31")
+@pytest.mark.requirement("b:E-31")
 def test_an_observer_changes_its_source_and_never_moves_back(group: Group) -> None:
     group.start(A, B, C)
     leader = group.leader()
@@ -163,7 +161,7 @@ def test_a_tail_inside_of_the_process_gives_the_same(group: Group) -> None:
     assert group.on(leader, follow) == [b"a", b"b"]
 
 
-def test_a_tail_that_waits_is_told_when_its_member_stops(group: Group) -> None:
+def test_a_waiting_tail_is_notified_when_its_member_stops(group: Group) -> None:
     group.start(A, B, C)
     leader = group.leader()
     group.propose(leader, b"a")
@@ -215,7 +213,7 @@ def test_an_observer_that_goes_leaves_no_tail_behind(group: Group) -> None:
     group.world.run_until(lambda: group.members[A].driver._tails.describe() == (), timeout=30)
 
 
-def has_all(follower: Follower, wanted: list[bytes]) -> bool:
+def has_all(follower: CommitListener, wanted: list[bytes]) -> bool:
     return follower.values == wanted
 
 
@@ -270,14 +268,14 @@ def test_an_observer_of_another_log_says_so_once_with_what_to_do(
     leader = group.leader()
     group.propose(leader, b"a")
     _, observer = observe(group, [A, B, C], offset=1, epoch=77)
-    group.world.run_until(lambda: observer.trouble is not None, timeout=20)
+    group.world.run_until(lambda: observer.unhealthy_reason is not None, timeout=20)
     group.world.run_for(60)
-    assert observer.trouble is not None
-    assert "is not of this group" in observer.trouble
+    assert observer.unhealthy_reason is not None
+    assert "is of another group" in observer.unhealthy_reason
     assert observer.offset == 1
     assert 15 < observer.failures == observer.failures_total < 40, "tried on, and not without a pause"
     (said,) = warnings(caplog)
-    assert "after 6 tries the log cannot be followed from offset 1 on" in said
+    assert "after 6 tries: cannot follow the metadata log from offset 1" in said
     assert "move its copy of the metadata away" in said
 
 
@@ -291,15 +289,15 @@ def test_an_observer_that_cannot_read_an_entry_says_so_until_it_can(
     group.world.run_until(lambda: follower.values == [b"a"], timeout=10)
     follower.unreadable = b"new"
     group.propose(leader, b"new")
-    group.world.run_until(lambda: observer.trouble is not None, timeout=20)
+    group.world.run_until(lambda: observer.unhealthy_reason is not None, timeout=20)
     group.world.run_for(30)
     (said,) = warnings(caplog)
     assert "a record cannot be read" in said
     assert "upgrade it" in said
     follower.unreadable = None
     group.world.run_until(lambda: follower.values == [b"a", b"new"], timeout=20)
-    assert (observer.trouble, observer.failures) == (None, 0)
-    assert "followed again" in warnings(caplog)[-1]
+    assert (observer.unhealthy_reason, observer.failures) == (None, 0)
+    assert "following the metadata log again" in warnings(caplog)[-1]
     assert len(warnings(caplog)) == 2
 
 
@@ -311,14 +309,14 @@ def test_an_observer_whose_helper_dies_is_in_trouble_until_it_lives() -> None:
         group.propose(group.leader(), *wanted)
         group.world.run_for(2)
         follower, observer = observe(group, [A, B, C], dying=["decode_received"])
-        group.world.run_until(lambda: observer.trouble is not None, timeout=30)
-        assert observer.trouble is not None
-        assert "want of memory" in observer.trouble
+        group.world.run_until(lambda: observer.unhealthy_reason is not None, timeout=30)
+        assert observer.unhealthy_reason is not None
+        assert "out of memory" in observer.unhealthy_reason
         broker = group.world.machine("broker").node
         assert broker is not None
         broker.work.dying.clear()
         group.world.run_until(lambda: follower.values == wanted, timeout=30)
-        assert observer.trouble is None
+        assert observer.unhealthy_reason is None
 
 
 def test_an_observer_with_nothing_to_apply_is_well_again_when_a_source_confirms_it(group: Group) -> None:
@@ -326,5 +324,5 @@ def test_an_observer_with_nothing_to_apply_is_well_again_when_a_source_confirms_
     group.propose(group.leader(), b"a")
     _, observer = observe(group, [A])
     group.world.run_until(lambda: observer.offset == group.members[A].driver.core.commit, timeout=10)
-    observer.failures, observer.trouble = 9, "six sources refused it, one after the other"
-    group.world.run_until(lambda: observer.trouble is None and observer.failures == 0, timeout=5)
+    observer.failures, observer.unhealthy_reason = 9, "six sources rejected it, one after the other"
+    group.world.run_until(lambda: observer.unhealthy_reason is None and observer.failures == 0, timeout=5)

@@ -1,11 +1,21 @@
 """The driver: members that come and go, and the links to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
-from raft_group import SMALL_SNAPSHOTS, A, B, C, D, Group, describe, directory, error_of, member, waits_for
+from support.raft.members import (
+    SMALL_SNAPSHOTS,
+    A,
+    B,
+    C,
+    D,
+    Group,
+    describe,
+    directory,
+    error_of,
+    explain_missing_leader,
+    member,
+)
 
 from tidelog.model.errors import MembershipChangeError
 from tidelog.model.ids import Epoch, NodeId, Offset
@@ -13,8 +23,8 @@ from tidelog.raft.driver import DriverConfig
 from tidelog.raft.effects import Role
 from tidelog.raft.messages import SnapshotId
 from tidelog.raft.peers import LinkConfig
-from tidelog.raft.report import MemberReport, RaftReport
-from tidelog.raft.report import waits_for as describe_waiting
+from tidelog.raft.status import MemberStatus, RaftStatus
+from tidelog.raft.status import explain_missing_leader as describe_waiting
 
 pytestmark = pytest.mark.sim
 
@@ -113,10 +123,10 @@ def test_a_voter_that_did_not_hear_of_its_removal_is_answered_and_then_forgotten
     group.world.run_until(lambda: all(gone not in links(group, node) for node in others), timeout=20)
     group.network.heal()
     candidate = group.members[gone].driver.core
-    group.world.run_until(lambda: candidate.elections.refusers == set(others), timeout=10)
+    group.world.run_until(lambda: candidate.elections.rejecting_voters == set(others), timeout=10)
     assert candidate.log.membership.voter(gone) is not None, "it does not know"
     assert group.leader() == leader, "and disturbs nobody"
-    said = group.on(gone, waits_for)
+    said = group.on(gone, explain_missing_leader)
     assert all(f"node {node}" in said for node in others), said
     assert "this node may have been removed from the quorum" in said
     group.kill(gone)
@@ -146,7 +156,10 @@ def test_a_voter_that_heard_of_its_removal_says_so(group: Group, caplog: pytest.
     group.on(gone, lambda driver: driver.change_membership(remove=gone))
     leader = group.leader(among=[node for node in (A, B, C) if node != gone])
     others = ", ".join(str(node) for node in (A, B, C) if node != gone)
-    wanted = f"not among the voters that it knows of ({others}): it was removed, or was never added"
+    wanted = (
+        f"not among the voters that it knows of ({others}): it was removed, or was never added. "
+        "Add it with `tidelog quorum add`"
+    )
     said = f"node={gone} no leader for "
 
     def has_said_it() -> bool:
@@ -159,17 +172,46 @@ def test_a_voter_that_heard_of_its_removal_says_so(group: Group, caplog: pytest.
 
 
 def test_a_node_that_learns_is_not_said_to_be_removed() -> None:
-    report = RaftReport(
+    report = RaftStatus(
         *(D, directory(D), Epoch(3), Role.FOLLOWER, None, Offset(0), Offset(0), Offset(0), Offset(0), Offset(0)),
         snapshot=SnapshotId(Offset(0), Epoch(0)),
         recovering_until=None,
         without_leader_ms=4_000,
         members=(
-            MemberReport(A, directory(A), (), is_voter=True, is_connected=True, error=None),
-            MemberReport(D, directory(D), (), is_voter=False, is_connected=True, error=None),
+            MemberStatus(A, directory(A), (), is_voter=True, is_connected=True, error=None),
+            MemberStatus(D, directory(D), (), is_voter=False, is_connected=True, error=None),
         ),
     )
     said = describe_waiting(report, lambda _: "")
     assert (
         said == "no leader for 4.0 s; not among the voters that it knows of (1): it learns, and a leader must find it"
     )
+
+
+def test_missing_voter_is_named_once_although_it_has_two_addresses() -> None:
+    report = RaftStatus(
+        *(A, directory(A), Epoch(3), Role.FOLLOWER, None, Offset(0), Offset(0), Offset(0), Offset(0), Offset(0)),
+        snapshot=SnapshotId(Offset(0), Epoch(0)),
+        recovering_until=None,
+        without_leader_ms=4_000,
+        members=(
+            MemberStatus(A, directory(A), (), is_voter=True, is_connected=True, error=None),
+            MemberStatus(B, directory(B), (), is_voter=True, is_connected=False, error="node 2 at vm:9192: refused"),
+        ),
+    )
+    assert describe_waiting(report, lambda _: "localhost:9192").endswith(": node 2 at localhost:9192 (refused)")
+
+
+def test_peer_is_worth_a_warning_only_if_it_stays_unreachable(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    def levels() -> set[str]:
+        return {row.levelname for row in caplog.records if "peer=2 is unreachable" in row.getMessage()}
+
+    caplog.set_level("INFO")
+    group.start(A)
+    group.world.run_for(1)
+    assert levels() == {"INFO"}
+    group.world.run_for(5)
+    warnings = [
+        row for row in caplog.records if "peer=2 is unreachable" in row.getMessage() and row.levelname == "WARNING"
+    ]
+    assert len(warnings) == 1

@@ -1,11 +1,9 @@
 """The driver: when snapshots are taken, and who gets them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
-from raft_group import SMALL_SNAPSHOTS, A, B, C, Group
+from support.raft.members import SMALL_SNAPSHOTS, A, B, C, Group
 
 from tidelog.raft.driver import DriverConfig, RaftDriver
 from tidelog.raft.snapshots import file_name
@@ -74,7 +72,7 @@ def test_a_spoilt_snapshot_is_never_sent_and_a_new_one_is_taken() -> None:
         group.world.run_for(3)  # what was read before is too old to be sent
         group.start(away)
         group.until_equal(wanted)
-        assert group.members[away].driver.metrics.snapshots_refused == 0
+        assert group.members[away].driver.metrics.snapshots_rejected == 0
         assert f"raft/{file_name(newest)}.corrupt" in dict(device.files())
 
 

@@ -1,7 +1,5 @@
 """New endpoints of a member: only of one that is there, with the directory that it has (R18)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tidelog.model.ids import NodeId
@@ -25,7 +23,7 @@ def test_a_voter_stays_a_voter_and_a_learner_a_learner() -> None:
 
 
 @pytest.mark.parametrize(
-    "stranger",
+    "unknown",
     [
         Member(NodeId(9), b"a" * 16, (("CONTROLLER", "x:1"),)),
         Member(NodeId(1), b"z" * 16, (("CONTROLLER", "x:1"),)),
@@ -33,5 +31,5 @@ def test_a_voter_stays_a_voter_and_a_learner_a_learner() -> None:
     ],
     ids=["no such node", "a voter's other directory", "a learner's other directory"],
 )
-def test_a_stranger_becomes_no_member_by_it(stranger: Member) -> None:
-    assert MEMBERSHIP.with_endpoints(stranger) is None
+def test_an_unknown_voter_does_not_become_a_member_by_its_endpoints(unknown: Member) -> None:
+    assert MEMBERSHIP.with_endpoints(unknown) is None

@@ -1,11 +1,9 @@
 """Sections 5.1, 5.2 and 5.4.1 of the Raft paper, sentence by sentence: epochs, elections, who may win one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
-from core_cluster import Cluster, Stored, data, directory, key, membership_of
+from support.raft.core_cluster import Cluster, Stored, data, directory, key, membership_of
 
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.config import RaftConfig
@@ -37,7 +35,7 @@ def disk_with(epochs: list[int], *, epoch: int | None = None, voters: tuple[int,
 # 5.1
 
 
-@pytest.mark.source("a:B-52")
+@pytest.mark.requirement("a:B-52")
 def test_a_message_with_a_larger_epoch_brings_the_receiver_to_it() -> None:
     cluster = Cluster(3)
     cluster.step(2, heartbeat(7, 1))
@@ -58,7 +56,7 @@ def test_a_leader_or_candidate_that_discovers_a_larger_epoch_becomes_a_follower(
     assert (cluster.core(node).role, cluster.core(node).epoch) == (Role.FOLLOWER, 9)
 
 
-@pytest.mark.source("a:B-52", "a:T-08")
+@pytest.mark.requirement("a:B-52", "a:T-08")
 def test_a_request_with_a_stale_epoch_is_rejected_and_tells_the_newer_one() -> None:
     cluster = Cluster(3)
     cluster.step(2, heartbeat(7, 1))
@@ -85,7 +83,7 @@ def test_an_old_leader_that_returns_follows_the_new_one() -> None:
 # 5.2
 
 
-@pytest.mark.source("a:B-69", "a:X3-58")
+@pytest.mark.requirement("a:B-69", "a:X3-58")
 def test_servers_start_as_followers_and_one_alone_stays_without_a_leader() -> None:
     cluster = Cluster(3)
     assert {core.role for core in cluster.cores().values()} == {Role.FOLLOWER}
@@ -142,7 +140,7 @@ def test_a_candidate_raises_its_epoch_votes_for_itself_and_asks_all_others() -> 
     assert {e.to for e in cluster.network if isinstance(e.message, VoteRequest)} == {1, 3, 4, 5}
 
 
-@pytest.mark.source("a:B-71", "b:E-26", "b:D-27")
+@pytest.mark.requirement("a:B-71", "b:E-26", "b:D-27")
 @pytest.mark.parametrize(("voters", "down", "wins"), [(3, 1, True), (3, 2, False), (5, 2, True), (5, 3, False)])
 def test_a_candidate_wins_with_a_majority_of_the_full_cluster_and_not_with_less(
     voters: int, down: int, wins: bool
@@ -172,7 +170,7 @@ def test_a_vote_is_kept_over_a_restart() -> None:
     assert [e.message.granted for e in cluster.network if isinstance(e.message, VoteResponse)] == [False]
 
 
-def test_a_vote_is_told_only_when_it_is_durable() -> None:
+def test_a_vote_is_sent_only_when_it_is_durable() -> None:
     cluster = Cluster(3)
     cluster.slow_disks = {3}
     cluster.step(3, vote_request(1, 1, 3))
@@ -196,7 +194,7 @@ def test_a_candidate_asks_for_votes_only_when_its_own_is_durable() -> None:
     assert {type(e.message) for e in cluster.network} == {VoteRequest}
 
 
-@pytest.mark.source("a:B-50", "b:E-01", "a:X3-2")
+@pytest.mark.requirement("a:B-50", "b:E-01", "a:X3-2")
 def test_at_most_one_leader_is_elected_in_an_epoch() -> None:
     for seed in range(20):
         cluster = Cluster(5, seed=seed)
@@ -285,7 +283,7 @@ def test_leaders_are_elected_within_a_second_of_a_kill_even_if_votes_split() -> 
         cluster.run_until(lambda: cluster.leader in (1, 2), 1000)  # noqa: B023
 
 
-def test_election_timeouts_are_drawn_anew_from_a_fixed_interval() -> None:
+def test_election_timeouts_are_drawn_each_time_from_a_fixed_interval() -> None:
     config = RaftConfig()
     drawn = {Cluster(3, seed=seed, config=config).core(1).deadline_ms for seed in range(200)}
     assert min(drawn) >= config.election_timeout_min_ms
@@ -366,7 +364,7 @@ def test_a_crash_between_the_sync_of_entries_and_of_their_epoch_leaves_no_log_ne
     core = cluster.core(2)
     assert (core.epoch, core.voted_for) == (4, None)
     cluster.step(2, vote_request(4, 3, 2, end=1, last_epoch=4))
-    assert cluster.network == [], "nothing is told of an epoch that is not durable"
+    assert cluster.network == [], "nothing is sent of an epoch that is not durable"
     cluster.persist(2)
     assert [e.message for e in cluster.network] == [VoteResponse(Epoch(4), NodeId(2), directory(2), True)]
 

@@ -1,15 +1,13 @@
 """Section 6 of the Raft paper (and chapter 4 of the thesis): the voters change one at a time, without a gap."""
 
-from __future__ import annotations
-
 import pytest
-from core_cluster import Cluster, Stored, data, directory, member, membership_of
+from support.raft.core_cluster import Cluster, Stored, data, directory, member, membership_of
 
 from tidelog.model.errors import CorruptStateError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.config import RaftConfig
-from tidelog.raft.effects import Refusal, Role
-from tidelog.raft.leading import Leadership
+from tidelog.raft.effects import Rejection, Role
+from tidelog.raft.leader import LeaderState
 from tidelog.raft.membership import VOTERS_MAX, Member, Membership, VoterKey
 from tidelog.raft.messages import AppendRequest, Entry, EntryKind, PreVoteRequest, VoteRequest
 
@@ -22,10 +20,10 @@ def learners(cluster: Cluster, node: int) -> list[int]:
     return [m.node for m in cluster.core(node).log.membership.learners]
 
 
-def leadership(cluster: Cluster, node: int) -> Leadership:
-    leading = cluster.core(node).leading
-    assert leading is not None
-    return leading
+def leadership(cluster: Cluster, node: int) -> LeaderState:
+    leader_state = cluster.core(node).leader_state
+    assert leader_state is not None
+    return leader_state
 
 
 def led(voter_count: int = 3, *, others: tuple[int, ...] = (), config: RaftConfig | None = None) -> Cluster:
@@ -35,7 +33,7 @@ def led(voter_count: int = 3, *, others: tuple[int, ...] = (), config: RaftConfi
     return cluster
 
 
-@pytest.mark.source("b:E-27")
+@pytest.mark.requirement("b:E-27")
 def test_a_new_server_joins_as_a_learner_catches_up_and_becomes_a_voter_by_itself() -> None:
     cluster = led(others=(4,))
     for number in range(50):
@@ -97,7 +95,7 @@ def test_two_learners_are_promoted_one_after_the_other_under_load() -> None:
     cluster.cut(5)
     first = cluster.change(1, add=member(4))
     cluster.run(200)
-    assert cluster.refused[cluster.change(1, add=member(5))] is Refusal.CHANGE_IN_PROGRESS
+    assert cluster.rejected[cluster.change(1, add=member(5))] is Rejection.CHANGE_IN_PROGRESS
     cluster.crash(1)
     cluster.run_until(lambda: cluster.leader is not None)
     leader = cluster.leader or 0
@@ -177,7 +175,7 @@ def test_the_last_two_voters_become_one_and_the_last_one_stays() -> None:
     cluster.run(100)
     assert cluster.is_committed(token)
     cluster.crash(2)
-    assert cluster.refused[cluster.change(1, remove=1)] is Refusal.LAST_VOTER
+    assert cluster.rejected[cluster.change(1, remove=1)] is Rejection.LAST_VOTER
     later = cluster.propose(1, b"alone")
     assert cluster.is_committed(later)
 
@@ -187,7 +185,7 @@ def test_no_voter_is_removed_while_too_few_of_the_others_are_up() -> None:
     cluster.crash(2)
     cluster.run(1500)
     assert cluster.leader == 1
-    assert cluster.refused[cluster.change(1, remove=3)] is Refusal.NO_QUORUM_LEFT, "1 alone would be half of 1 and 2"
+    assert cluster.rejected[cluster.change(1, remove=3)] is Rejection.NO_QUORUM_LEFT, "1 alone would be half of 1 and 2"
     assert cluster.change(1, remove=2) in cluster.accepted, "the one that is down may go"
 
 
@@ -213,7 +211,7 @@ def test_servers_that_are_removed_cannot_depose_a_leader() -> None:
     cluster.run(1000)
     cluster.heal()
     cluster.run(20_000)
-    assert voters(cluster, 3) == [1, 2, 3], "nobody told it"
+    assert voters(cluster, 3) == [1, 2, 3], "it did not learn"
     assert set(cluster.check.leaders.values()) == {1}
     assert cluster.core(1).epoch == 1
 
@@ -226,7 +224,7 @@ def test_no_membership_is_appended_before_an_entry_of_the_own_epoch_has_committe
     cluster.deliver_all(lambda e: not isinstance(e.message, AppendRequest))
     assert cluster.leader == 1
     for token in (cluster.change(1, add=member(4)), cluster.change(1, remove=3)):
-        assert cluster.refused[token] is Refusal.NOT_READY
+        assert cluster.rejected[token] is Rejection.NOT_READY
     assert voters(cluster, 1) == [1, 2, 3]
     cluster.deliver_all()
     assert cluster.change(1, remove=3) in cluster.accepted
@@ -266,7 +264,7 @@ def test_two_changes_are_never_in_flight_and_any_two_majorities_in_a_row_overlap
     first = cluster.change(1, remove=3)
     second = cluster.change(1, remove=2)
     assert first in cluster.accepted
-    assert cluster.refused[second] is Refusal.CHANGE_IN_PROGRESS
+    assert cluster.rejected[second] is Rejection.CHANGE_IN_PROGRESS
     three, four, five = membership_of(1, 2, 3), membership_of(1, 2, 3, 4), membership_of(1, 2, 3, 4, 5)
     assert four.is_one_step_from(three)
     assert three.is_one_step_from(four)
@@ -278,11 +276,11 @@ def test_two_changes_are_never_in_flight_and_any_two_majorities_in_a_row_overlap
 
 def test_changes_that_make_no_sense_are_refused() -> None:
     cluster = led(others=(4,))
-    assert cluster.refused[cluster.change(2, remove=3)] is Refusal.NOT_LEADER
-    assert cluster.refused[cluster.change(1, remove=9)] is Refusal.UNKNOWN_MEMBER
-    assert cluster.refused[cluster.change(1)] is Refusal.UNKNOWN_MEMBER
-    assert cluster.refused[cluster.change(1, add=member(2))] is Refusal.ALREADY_MEMBER
-    assert cluster.refused[cluster.change(1, add=member(2, life=1))] is Refusal.ALREADY_MEMBER
+    assert cluster.rejected[cluster.change(2, remove=3)] is Rejection.NOT_LEADER
+    assert cluster.rejected[cluster.change(1, remove=9)] is Rejection.UNKNOWN_MEMBER
+    assert cluster.rejected[cluster.change(1)] is Rejection.UNKNOWN_MEMBER
+    assert cluster.rejected[cluster.change(1, add=member(2))] is Rejection.ALREADY_MEMBER
+    assert cluster.rejected[cluster.change(1, add=member(2, life=1))] is Rejection.ALREADY_MEMBER
 
 
 def test_endpoints_change_without_a_change_of_voters() -> None:
@@ -294,13 +292,13 @@ def test_endpoints_change_without_a_change_of_voters() -> None:
     assert cluster.core(3).log.membership.voter(NodeId(2)) == moved
 
 
-def test_who_waits_for_a_learner_that_is_removed_is_told_and_the_next_can_be_added() -> None:
+def test_the_removal_of_a_learner_fails_its_waiter_and_the_next_can_be_added() -> None:
     cluster = led(others=(4, 5))
     cluster.cut(4)
     waiting = cluster.change(1, add=member(4))
     cluster.run(200)
     cluster.change(1, remove=4)
-    assert cluster.refused[waiting] is Refusal.UNKNOWN_MEMBER
+    assert cluster.rejected[waiting] is Rejection.UNKNOWN_MEMBER
     cluster.run(200)
     token = cluster.change(1, add=member(5))
     cluster.run(1000)
@@ -312,7 +310,7 @@ def test_there_is_a_limit_on_members() -> None:
     cluster = Cluster(VOTERS_MAX, others=(VOTERS_MAX + 1,))
     cluster.elect(1)
     cluster.run(200)
-    assert cluster.refused[cluster.change(1, add=member(VOTERS_MAX + 1))] is Refusal.TOO_MANY_MEMBERS
+    assert cluster.rejected[cluster.change(1, add=member(VOTERS_MAX + 1))] is Rejection.TOO_MANY_MEMBERS
     assert Membership.decode(most.encode()) == most
     with pytest.raises(CorruptStateError):
         Membership.decode(Membership((*most.voters, member(99))).encode())

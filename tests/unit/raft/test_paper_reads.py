@@ -1,11 +1,9 @@
 """Section 8 of the Raft paper: reads that see every write before them, without writing."""
 
-from __future__ import annotations
-
 import pytest
-from core_cluster import Cluster, member
+from support.raft.core_cluster import Cluster, member
 
-from tidelog.raft.effects import Refusal, Role
+from tidelog.raft.effects import Rejection, Role
 from tidelog.raft.messages import AppendRequest, AppendResponse, ReadIndex
 
 
@@ -32,7 +30,7 @@ def test_a_read_waits_until_the_leader_has_committed_an_entry_of_its_epoch() -> 
     assert cluster.reads[token] == 1
 
 
-@pytest.mark.source("b:E-32")
+@pytest.mark.requirement("b:E-32")
 def test_a_read_is_answered_after_a_majority_has_answered_a_heartbeat_that_left_after_it() -> None:
     cluster = led(5)
     cluster.wait(cluster.config.heartbeat_interval_ms)
@@ -68,7 +66,7 @@ def test_a_leader_that_was_replaced_without_noticing_answers_no_read() -> None:
     cluster.heal()
     cluster.frozen.clear()
     cluster.run(500)
-    assert cluster.refused[token] is Refusal.NOT_LEADER
+    assert cluster.rejected[token] is Rejection.NOT_LEADER
 
 
 def test_a_read_that_waits_for_a_voter_is_answered_when_that_voter_is_removed() -> None:
@@ -84,7 +82,7 @@ def test_a_read_that_waits_for_a_voter_is_answered_when_that_voter_is_removed() 
 
 def test_a_follower_refuses_a_read() -> None:
     cluster = led()
-    assert cluster.refused[cluster.read(2)] is Refusal.NOT_LEADER
+    assert cluster.rejected[cluster.read(2)] is Rejection.NOT_LEADER
 
 
 def test_reads_that_come_together_share_one_round() -> None:

@@ -1,14 +1,12 @@
 """Sections 5.3, 5.4.2 and 5.5 of the Raft paper, with figures 7 and 8: how logs are brought into line, what commits."""
 
-from __future__ import annotations
-
 import pytest
-from core_cluster import Cluster, Stored, data, directory, membership_of
+from support.raft.core_cluster import Cluster, Stored, data, directory, membership_of
 
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.config import RaftConfig
-from tidelog.raft.effects import HardState, Refusal, Role
-from tidelog.raft.leading import Leadership
+from tidelog.raft.effects import HardState, Rejection, Role
+from tidelog.raft.leader import LeaderState
 from tidelog.raft.messages import AppendRequest, AppendResponse, EntryKind
 from tidelog.raft.progress import Mode
 
@@ -26,16 +24,16 @@ def epochs_of(cluster: Cluster, node: int) -> list[int]:
     return [entry.epoch for entry in cluster.log_of(node)]
 
 
-def leadership(cluster: Cluster, node: int) -> Leadership:
-    leading = cluster.core(node).leading
-    assert leading is not None
-    return leading
+def leadership(cluster: Cluster, node: int) -> LeaderState:
+    leader_state = cluster.core(node).leader_state
+    assert leader_state is not None
+    return leader_state
 
 
 # 5.3
 
 
-@pytest.mark.source("a:B-61", "b:E-30")
+@pytest.mark.requirement("a:B-61", "b:E-30")
 def test_a_proposal_is_appended_by_the_leader_and_sent_to_all_others_in_parallel() -> None:
     cluster = Cluster(3)
     cluster.elect(1)
@@ -49,10 +47,10 @@ def test_only_the_leader_takes_proposals() -> None:
     cluster = Cluster(3)
     cluster.elect(1)
     token = cluster.propose(2, b"x")
-    assert cluster.refused[token] is Refusal.NOT_LEADER
+    assert cluster.rejected[token] is Rejection.NOT_LEADER
 
 
-@pytest.mark.source("b:E-30", "b:C-18")
+@pytest.mark.requirement("b:E-30", "b:C-18")
 def test_an_entry_commits_when_a_majority_holds_it_and_not_before() -> None:
     cluster = Cluster(5)
     cluster.elect(1)
@@ -292,8 +290,10 @@ def test_figure_8_an_entry_of_an_older_epoch_is_not_committed_by_counting_and_ma
     cluster = figure_8()
     replicate_up_to(cluster, 2, 2)
     replicate_up_to(cluster, 3, 2)
-    leading = leadership(cluster, 1)
-    assert [leading.peers[NodeId(node)].match for node in (2, 3)] == [2, 2], "the entry of epoch 2 is on a majority"
+    leader_state = leadership(cluster, 1)
+    assert [leader_state.peers[NodeId(node)].match for node in (2, 3)] == [2, 2], (
+        "the entry of epoch 2 is on a majority"
+    )
     assert cluster.core(1).commit == 0, "and still not committed"
     # (d): S1 crashes, S5 wins and overwrites it everywhere.
     cluster.crash(1)
@@ -402,7 +402,7 @@ def test_uncommitted_bytes_are_bounded_and_counted_over_changes_of_leader() -> N
     tokens = [cluster.propose(1, b"x" * 100) for _ in range(20)]
     taken = [token for token in tokens if token in cluster.accepted]
     assert 5 <= len(taken) < 10
-    assert {cluster.refused[token] for token in tokens[len(taken) :]} == {Refusal.OVERLOADED}
+    assert {cluster.rejected[token] for token in tokens[len(taken) :]} == {Rejection.OVERLOADED}
     cluster.heal()
     cluster.deliver_all()
     cluster.run(300)

@@ -1,14 +1,12 @@
 """Section 7 of the Raft paper: snapshots, sent in pieces, lost, repeated, broken and resumed."""
 
-from __future__ import annotations
-
 import pytest
-from core_cluster import PIECE_BYTES, Cluster, Envelope, Stored, data, directory, member, membership_of
+from support.raft.core_cluster import TRANSFER_BYTES, Cluster, Envelope, Stored, data, directory, member, membership_of
 
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.config import RaftConfig
 from tidelog.raft.effects import HardState, Role
-from tidelog.raft.leading import Leadership
+from tidelog.raft.leader import LeaderState
 from tidelog.raft.messages import (
     SNAPSHOT_HELD,
     AppendRequest,
@@ -32,9 +30,9 @@ def is_ack(envelope: Envelope) -> bool:
 
 
 def peer(cluster: Cluster, node: int, of: int = 1) -> Progress:
-    leading = cluster.core(of).leading
-    assert isinstance(leading, Leadership)
-    return leading.peers[NodeId(node)]
+    leader_state = cluster.core(of).leader_state
+    assert isinstance(leader_state, LeaderState)
+    return leader_state.peers[NodeId(node)]
 
 
 def lagging(entries: int = 10, *, config: RaftConfig = KEEP_NOTHING) -> Cluster:
@@ -67,7 +65,7 @@ def until_chunk(cluster: Cluster, count: int = 1) -> None:
     raise AssertionError("no piece of a snapshot was sent")
 
 
-def settle(cluster: Cluster) -> None:
+def run_until_equal(cluster: Cluster) -> None:
     cluster.run(2000)
     cluster.assert_all_equal()
 
@@ -85,7 +83,7 @@ def test_each_server_takes_snapshots_by_itself_and_drops_the_entries_before() ->
     cluster.restart(2)
     assert cluster.core(2).commit == 11
     cluster.propose(1, b"more")
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_tail_of_entries_is_kept_behind_a_snapshot_for_followers_that_lag_a_little() -> None:
@@ -123,7 +121,7 @@ def test_a_leader_that_has_dropped_what_a_follower_needs_sends_its_snapshot() ->
     assert cluster.core(3).log.start == 11
     assert cluster.nodes[3].disk.snapshot.id == (11, 1)
     cluster.propose(1, b"after")
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_snapshot_brings_the_membership_of_its_offset() -> None:
@@ -142,7 +140,7 @@ def test_a_snapshot_brings_the_membership_of_its_offset() -> None:
     assert [m.node for m in cluster.core(3).log.membership.voters] == [1, 2, 3, 4]
     cluster.restart(3)
     assert [m.node for m in cluster.core(3).log.membership.voters] == [1, 2, 3, 4]
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_new_server_is_brought_up_with_a_snapshot_and_then_entries() -> None:
@@ -176,7 +174,7 @@ def test_pieces_are_sent_one_after_the_other_and_each_keeps_the_follower_from_ca
         cluster.deliver(piece)
         assert cluster.core(3).deadline_ms >= before, number
         assert cluster.core(3).role is Role.FOLLOWER
-    assert positions == [PIECE_BYTES * n for n in range(5)]
+    assert positions == [TRANSFER_BYTES * n for n in range(5)]
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5], ids=["first", "middle", "last"])
@@ -184,7 +182,7 @@ def test_a_lost_piece_is_sent_again(lost: int) -> None:
     cluster = lagging()
     until_chunk(cluster, lost)
     assert len(cluster.take(is_chunk)) == 1
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5], ids=["first", "middle", "last"])
@@ -193,7 +191,7 @@ def test_a_lost_answer_is_asked_for_again(lost: int) -> None:
     until_chunk(cluster, lost)
     cluster.deliver(next(filter(is_chunk, cluster.network)))
     assert len(cluster.take(is_ack)) == 1
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_repeated_pieces_and_answers_are_harmless_and_do_not_multiply() -> None:
@@ -210,7 +208,7 @@ def test_repeated_pieces_and_answers_are_harmless_and_do_not_multiply() -> None:
                 cluster.network.append(envelope)
                 cluster.network.append(envelope)
     assert sent < 40, "every answer to a repeated piece must not bring a new one"
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_an_old_piece_that_arrives_late_is_answered_with_what_is_wanted() -> None:
@@ -221,8 +219,8 @@ def test_an_old_piece_that_arrives_late_is_answered_with_what_is_wanted() -> Non
     cluster.take(lambda _: True)
     cluster.deliver(first)
     answers = [e.message.wanted for e in cluster.network if isinstance(e.message, SnapshotAck)]
-    assert answers == [2 * PIECE_BYTES]
-    settle(cluster)
+    assert answers == [2 * TRANSFER_BYTES]
+    run_until_equal(cluster)
     cluster.deliver(first)
     answers = [e.message.wanted for e in cluster.network if isinstance(e.message, SnapshotAck)]
     assert answers == [SNAPSHOT_HELD]
@@ -238,7 +236,7 @@ def test_a_piece_that_arrives_while_the_one_before_is_being_written_waits_for_it
     assert len(cluster.nodes[3].snapshot_writes) == 1, "one write at a time"
     cluster.slow_disks.clear()
     cluster.persist(3)
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_transfer_is_resumed_after_a_broken_stream() -> None:
@@ -248,7 +246,7 @@ def test_a_transfer_is_resumed_after_a_broken_stream() -> None:
     cluster.trace.on = True
     cluster.run(1000)
     lines = [line for line in cluster.trace.take() if line.startswith("1 -> 3 snapshot")]
-    assert not any(" 0.." in line for line in lines), "it does not begin anew"
+    assert not any(" 0.." in line for line in lines), "it does not begin again"
     cluster.assert_all_equal()
 
 
@@ -265,7 +263,7 @@ def test_a_transfer_is_resumed_by_the_next_leader_that_has_the_same_snapshot() -
     lines = [line for line in cluster.trace.take() if line.startswith("2 -> 3 snapshot")]
     assert len(lines) <= 3, "one piece from the beginning, then from where it was"
     cluster.start(1)
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_newer_snapshot_takes_the_place_of_the_one_under_way() -> None:
@@ -274,7 +272,7 @@ def test_a_newer_snapshot_takes_the_place_of_the_one_under_way() -> None:
     cluster.propose(1, b"more")
     cluster.deliver_all(lambda e: e.to == 2 or e.sender == 2)
     newer = cluster.take_snapshot(1)
-    settle(cluster)
+    run_until_equal(cluster)
     assert cluster.core(3).log.snapshot == newer
 
 
@@ -288,7 +286,7 @@ def test_a_snapshot_that_arrives_late_does_not_disturb_the_newer_one_under_way()
     cluster.nodes[3].disk.install(cluster.nodes[1].disk.snapshots[Offset(0)])
     cluster.step(3, SnapshotInstalled(SnapshotId(Offset(0), Epoch(0)), membership_of(1, 2, 3)))
     assert core._incoming == incoming
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 @pytest.mark.case("R19")
@@ -304,7 +302,7 @@ def test_a_snapshot_with_a_wrong_crc_starts_again_from_zero_and_nothing_is_delet
     assert cluster.nodes[3].disk.snapshot.id.offset == 0
     assert set(cluster.check.leaders) == {1}, "and the leader is not disturbed"
     cluster.broken_pieces.clear()
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_snapshot_that_contradicts_the_log_replaces_all_of_it() -> None:
@@ -319,7 +317,7 @@ def test_a_snapshot_that_contradicts_the_log_replaces_all_of_it() -> None:
     assert cluster.core(3).log.start == 11
     assert cluster.nodes[3].disk.start == 11
     assert all(entry.data != b"never committed" for entry in cluster.log_of(3))
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_snapshot_of_what_the_log_holds_keeps_the_entries_after_it() -> None:
@@ -349,7 +347,7 @@ def test_a_crash_between_the_installation_and_the_reset_of_the_log_loses_nothing
     cluster.slow_disks.clear()
     cluster.start(3)
     assert (cluster.core(3).log.start, cluster.core(3).commit) == (11, 11)
-    settle(cluster)
+    run_until_equal(cluster)
 
 
 def test_a_snapshot_that_is_whole_only_after_the_node_was_elected_is_not_loaded() -> None:

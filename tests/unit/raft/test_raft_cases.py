@@ -1,13 +1,11 @@
 """Known failures of peers, as far as a core alone can show them (R7 to R10, R15 and R19 are with the paper's tests)."""
 
-from __future__ import annotations
-
 import pytest
-from core_cluster import Cluster, Stored, data, directory, member, membership_of
+from support.raft.core_cluster import Cluster, Stored, data, directory, member, membership_of
 
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.config import RaftConfig
-from tidelog.raft.effects import HardState, Refusal, Role
+from tidelog.raft.effects import HardState, Rejection, Role
 from tidelog.raft.messages import (
     AppendRequest,
     AppendResponse,
@@ -129,7 +127,7 @@ def test_R5_a_lagging_node_that_is_refused_pre_votes_catches_up_and_does_not_spi
     for number in range(100):
         cluster.propose(1, b"%d" % number)
     cluster.run(5000)
-    # It hears everybody but its leader: all its pre-votes are refused, one after the other.
+    # It hears everybody but its leader: all its pre-votes are rejected, one after the other.
     cluster.cuts = {(1, 3)}
     before = len(cluster.check.committed)
     cluster.trace.on = True
@@ -160,7 +158,7 @@ def test_R5_being_refused_does_not_keep_a_node_from_taking_appends() -> None:
 
 
 @pytest.mark.case("R6")
-@pytest.mark.source("b:D-27", "a:T-08", "b:D-28")
+@pytest.mark.requirement("b:D-27", "a:T-08", "b:D-28")
 def test_R6_a_leader_that_is_cut_from_the_majority_resigns_and_the_rest_elect_another() -> None:
     cluster = led(5)
     cluster.cut(1, 3, 4, 5)
@@ -169,7 +167,7 @@ def test_R6_a_leader_that_is_cut_from_the_majority_resigns_and_the_rest_elect_an
     read = cluster.read(1)
     cluster.run(2 * cluster.config.election_timeout_max_ms + 100)
     assert cluster.core(1).role is not Role.LEADER
-    assert cluster.refused[read] is Refusal.NOT_LEADER
+    assert cluster.rejected[read] is Rejection.NOT_LEADER
     assert cluster.leader in (3, 4, 5)
     assert not cluster.is_committed(waiting)
     cluster.heal()
@@ -209,7 +207,7 @@ def test_R6_a_learner_finds_the_new_leader_too() -> None:
 
 
 @pytest.mark.case("R12")
-@pytest.mark.source("b:E-35")
+@pytest.mark.requirement("b:E-35")
 def test_R12_a_leader_whose_disk_hangs_steps_down_although_its_heartbeats_are_answered() -> None:
     cluster = led()
     cluster.slow_disks = {1}
@@ -256,7 +254,7 @@ def test_R16_a_transfer_with_writes_in_flight_loses_none_of_them() -> None:
     cluster.transfer(1, 2)
     assert not any(isinstance(e.message, TimeoutNow) for e in cluster.network), "not before it has everything"
     late = cluster.propose(1, b"late")
-    assert cluster.refused[late] is Refusal.TRANSFERRING
+    assert cluster.rejected[late] is Rejection.TRANSFERRING
     cluster.deliver_all()
     assert cluster.leader == 2
     assert cluster.core(2).epoch == 2
@@ -288,7 +286,7 @@ def test_R16_a_transfer_to_a_dead_or_unknown_node_ends_by_itself() -> None:
     cluster.crash(3)
     cluster.propose(1, b"3 lacks this")
     cluster.transfer(1, 3)
-    assert cluster.refused[cluster.propose(1, b"x")] is Refusal.TRANSFERRING
+    assert cluster.rejected[cluster.propose(1, b"x")] is Rejection.TRANSFERRING
     cluster.run(cluster.config.election_timeout_max_ms + 200)
     assert cluster.core(1).role is Role.LEADER
     assert cluster.is_committed(_proposed(cluster))
@@ -313,7 +311,7 @@ def test_a_transfer_without_a_target_goes_to_the_most_advanced_voter() -> None:
     assert cluster.leader == 3
 
 
-def test_a_campaign_order_of_an_old_epoch_or_of_a_stranger_is_ignored() -> None:
+def test_a_campaign_order_of_an_old_epoch_or_of_a_non_member_is_ignored() -> None:
     cluster = led()
     cluster.step(2, TimeoutNow(Epoch(0), NodeId(1)))
     cluster.step(2, TimeoutNow(Epoch(1), NodeId(3)))
@@ -365,14 +363,14 @@ def test_a_recovering_voter_says_that_it_does_not_count_until_it_has_everything_
     seen = []
     cluster.wait(cluster.config.heartbeat_interval_ms)
     cluster.tick(1)
-    leading = cluster.core(1).leading
-    assert leading is not None
+    leader_state = cluster.core(1).leader_state
+    assert leader_state is not None
     while cluster.network:
         envelope = cluster.network[0]
         cluster.deliver(envelope)
         if envelope.sender == 3 and isinstance(envelope.message, AppendResponse) and not envelope.message.rejected:
             seen.append((envelope.message.match, envelope.message.counts))
-            counted = leading._synced_by(member(3))
+            counted = leader_state._synced_by(member(3))
             assert counted == (envelope.message.match if envelope.message.counts else 0)
     assert seen == [(3, False), (4, False), (5, False), (6, True)]
 
@@ -406,9 +404,9 @@ def test_a_leader_counts_a_recovering_voter_for_nothing_whatever_it_acknowledged
         1,
         AppendResponse(Epoch(1), NodeId(3), directory(3), Offset(6), True, Epoch(1), Offset(2), 0, False),
     )
-    leading = cluster.core(1).leading
-    assert leading is not None
-    assert leading.peers[NodeId(3)].match == 0
+    leader_state = cluster.core(1).leader_state
+    assert leader_state is not None
+    assert leader_state.peers[NodeId(3)].match == 0
     assert not cluster.is_committed(token)
     cluster.held.clear()
     cluster.run(500)
@@ -445,14 +443,14 @@ def test_a_stale_answer_of_a_recovering_voter_does_not_hold_up_commits_for_ever(
     token = cluster.propose(1, b"x")
     append = cluster.take(lambda e: e.to == 3)
     # An answer from the time when it recovered arrives late, and then the true one with nothing new in it.
-    leading = cluster.core(1).leading
-    assert leading is not None
+    leader_state = cluster.core(1).leader_state
+    assert leader_state is not None
     stale = AppendResponse(Epoch(1), NodeId(3), directory(3), Offset(1), False, Epoch(0), Offset(0), 0, False)
     for envelope in append:
         cluster.deliver(envelope)
     (ack,) = cluster.take(lambda e: e.to == 1)
     cluster.step(1, stale)
-    leading.peers[NodeId(3)].acked(Offset(2))
+    leader_state.peers[NodeId(3)].acked(Offset(2))
     assert not cluster.is_committed(token)
     cluster.deliver(ack)
     assert cluster.is_committed(token)

@@ -17,15 +17,13 @@ up to an empty line; lines that begin with `#` before a step are its comment.
 `SCENARIOS_UPDATE=1` writes the traces that the cores give now into the files: read the difference before you keep it.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from core_cluster import Cluster, data, member
-from core_trace import describe
+from support.raft.core_cluster import Cluster, data, member
+from support.raft.core_trace import describe
 
 from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.config import RaftConfig
@@ -82,6 +80,10 @@ def make_cluster(arguments: list[str]) -> Cluster:
     return Cluster(count, others=others, config=config)
 
 
+OF_CLUSTER = ("wait", "run", "cut", "heal", "disconnect", "crash", "start", "persist", "read", "transfer")
+"""Commands that are methods of `Cluster`."""
+
+
 class Player:
     """Carries out the commands of one scenario on one cluster."""
 
@@ -108,9 +110,12 @@ class Player:
             self._cluster = make_cluster(list(words))
             self._cluster.trace.on = True
             return [f"{len(self._cluster.nodes)} nodes"]
+        arguments = list(words) if name == "propose" else [int(word) for word in words]
+        if name in OF_CLUSTER:
+            getattr(self.cluster, name)(*arguments)
+            return []
         handler = getattr(self, f"do_{name}", None)
         assert handler is not None, f"no such command: {name}"
-        arguments = list(words) if name == "propose" else [int(word) for word in words]
         said: list[str] | None = handler(*arguments)
         return said or []
 
@@ -118,12 +123,6 @@ class Player:
         core = self.cluster.core(node)
         self.cluster.now_ms = max(self.cluster.now_ms, core.deadline_ms)
         self.cluster.tick(node)
-
-    def do_wait(self, ms: int) -> None:
-        self.cluster.wait(ms)
-
-    def do_run(self, ms: int) -> None:
-        self.cluster.run(ms)
 
     def do_deliver(self, sender: int | None = None, to: int | None = None) -> None:
         self.cluster.deliver_all(None if sender is None else lambda e: (e.sender, e.to) == (sender, to))
@@ -134,21 +133,6 @@ class Player:
 
     def do_pending(self) -> list[str]:
         return [f"pending: {e.sender} -> {e.to} {describe(e.message)}" for e in self.cluster.network]
-
-    def do_cut(self, *nodes: int) -> None:
-        self.cluster.cut(*nodes)
-
-    def do_heal(self) -> None:
-        self.cluster.heal()
-
-    def do_disconnect(self, one: int, other: int) -> None:
-        self.cluster.disconnect(one, other)
-
-    def do_crash(self, node: int) -> None:
-        self.cluster.crash(node)
-
-    def do_start(self, node: int) -> None:
-        self.cluster.start(node)
 
     def do_lose(self, node: int, offset: int) -> list[str]:
         self.cluster.nodes[node].disk.lose_after(Offset(offset))
@@ -167,17 +151,8 @@ class Player:
         self.cluster.slow_disks.discard(node)
         self.cluster.persist(node)
 
-    def do_persist(self, node: int, count: int | None = None) -> None:
-        self.cluster.persist(node, count)
-
     def do_propose(self, node: str, *text: str) -> None:
         self.cluster.propose(int(node), " ".join(text).encode())
-
-    def do_read(self, node: int) -> None:
-        self.cluster.read(node)
-
-    def do_transfer(self, node: int, target: int | None = None) -> None:
-        self.cluster.transfer(node, target)
 
     def do_add(self, node: int, new: int) -> None:
         self.cluster.change(node, add=member(new))

@@ -1,16 +1,14 @@
 """Raft messages survive the wire, and nothing that is not one does."""
 
-from __future__ import annotations
-
 import os
 import random
 from typing import Any
 
 import msgpack
 import pytest
-from core_cluster import membership_of
 from hypothesis import given
 from hypothesis import strategies as st
+from support.raft.core_cluster import membership_of
 
 from tidelog.model.errors import ErrorCode, ProtocolError
 from tidelog.raft import wire
@@ -174,17 +172,17 @@ def mutated(draw: random.Random, raw: bytes) -> bytes:
 
 def test_mutated_bytes_raise_the_protocol_error_and_nothing_else() -> None:
     draw = random.Random(20_11)
-    refused = 0
+    rejected = 0
     count = int(os.environ.get("FUZZ_MUTATIONS", "8000"))
     for _ in range(count):
         raw = mutated(draw, wire.encode(draw.choice(EXAMPLES)))
         try:
             message = wire.decode(raw)
         except ProtocolError:
-            refused += 1
+            rejected += 1
         else:
             assert wire.decode(wire.encode(message)) == message, "what is taken is a whole message"
-    assert refused > count // 2, "most mutations break a message"
+    assert rejected > count // 2, "most mutations break a message"
 
 
 @given(st.binary(max_size=200))

@@ -1,6 +1,4 @@
-"""Raft storage: what survives, what is cut, what is refused. On the simulated machine, and on the real disk."""
-
-from __future__ import annotations
+"""Raft storage: what survives, what is cut, what is rejected. On the simulated machine, and on the real disk."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raft_disks import (
+from support.raft.storage import (
     ALONE,
     ME,
     OTHER,
@@ -17,6 +15,7 @@ from raft_disks import (
     RealHost,
     SimHost,
     Steps,
+    boot_state,
     entry,
     run_of,
     simulated_host,
@@ -35,8 +34,8 @@ from tidelog.raft.config import BootState
 from tidelog.raft.effects import HardState
 from tidelog.raft.membership import Membership, VoterKey
 from tidelog.raft.messages import EntryKind, SnapshotId
+from tidelog.raft.persistent_state import merge, pack_state, unpack_state
 from tidelog.raft.storage import METADATA_LOG_PATH, STATE_KEY
-from tidelog.raft.stored import merge, pack_state, unpack_state
 from tidelog.world.simulated import Loss
 
 
@@ -78,10 +77,7 @@ def test_a_clean_stop_loses_nothing_either(host: Any) -> None:
 
     host.run(store)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    assert host.run(look).entries == run_of(1, 0, 3)
+    assert host.run(boot_state).entries == run_of(1, 0, 3)
 
 
 def test_all_kinds_of_entries_come_back_as_they_were(host: Any) -> None:
@@ -94,10 +90,7 @@ def test_all_kinds_of_entries_come_back_as_they_were(host: Any) -> None:
 
     host.run(store)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    assert host.run(look).entries == rows
+    assert host.run(boot_state).entries == rows
 
 
 def test_a_vote_is_durable_when_persist_returns(sim: SimHost) -> None:
@@ -109,10 +102,7 @@ def test_a_vote_is_durable_when_persist_returns(sim: SimHost) -> None:
     sim.run(vote)
     sim.machine.lose_power(Loss.ALL)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    assert sim.run(look).hard_state == HardState(Epoch(7), OTHER)
+    assert sim.run(boot_state).hard_state == HardState(Epoch(7), OTHER)
 
 
 @pytest.mark.parametrize("loss", list(Loss))
@@ -122,10 +112,7 @@ def test_acknowledged_entries_survive_a_loss_of_power(loss: Loss) -> None:
         host.run(store_some)
         host.machine.lose_power(loss)
 
-        async def look(parts: Parts) -> BootState:
-            return (await parts.opened())[1]
-
-        boot = host.run(look)
+        boot = host.run(boot_state)
         assert boot.entries == run_of(1, 0, 12) + run_of(3, 12, 8)
         assert boot.recovering_until is None
 
@@ -151,10 +138,7 @@ def test_a_torn_tail_is_cut_and_is_no_loss(sim: SimHost) -> None:
     assert boot.entries == run_of(1, 0, 12) + run_of(3, 12, 8)
     assert boot.recovering_until is None
 
-    async def look_again(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    assert sim.run(look_again).entries[20:] == run_of(4, 20, 1)
+    assert sim.run(boot_state).entries[20:] == run_of(4, 20, 1)
 
 
 def test_what_lies_past_the_synced_end_is_cut_at_the_start(sim: SimHost) -> None:
@@ -192,10 +176,7 @@ def test_truncation_cuts_and_goes_on(host: Any) -> None:
 
     host.run(cut)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    assert host.run(look).entries == run_of(1, 0, 5) + run_of(4, 5, 2)
+    assert host.run(boot_state).entries == run_of(1, 0, 5) + run_of(4, 5, 2)
 
 
 def test_truncation_in_the_middle_of_what_was_written_together_keeps_the_rest(host: Any) -> None:
@@ -208,10 +189,7 @@ def test_truncation_in_the_middle_of_what_was_written_together_keeps_the_rest(ho
 
     host.run(cut)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    assert host.run(look).entries == run_of(1, 0, 4) + run_of(2, 4, 1)
+    assert host.run(boot_state).entries == run_of(1, 0, 4) + run_of(2, 4, 1)
 
 
 def test_the_synced_end_is_lowered_before_the_file_is_cut(sim: SimHost) -> None:
@@ -311,13 +289,13 @@ def test_a_wiped_directory_comes_back_as_another_voter(sim: SimHost) -> None:
 
     sim.run(refuse)
 
-    async def format_anew(parts: Parts) -> tuple[VoterKey, BootState]:
+    async def format_again(parts: Parts) -> tuple[VoterKey, BootState]:
         storage = parts.storage()
         await storage.format(directory=b"\x09" * 16, membership=Membership())
         boot = await storage.open()
         return storage.me, boot
 
-    me, boot = sim.run(format_anew)
+    me, boot = sim.run(format_again)
     assert me == VoterKey(ME.node, b"\x09" * 16)
     assert not THREE.has_voter(me), "it is not the voter that it was"
     assert boot.membership == Membership()
@@ -383,7 +361,7 @@ def test_files_and_state_of_two_directories_are_refused(sim: SimHost) -> None:
     sim.machine.store().stored = strange
 
     async def refuse(parts: Parts) -> None:
-        with pytest.raises(WrongDirectoryError, match="not of one directory"):
+        with pytest.raises(WrongDirectoryError, match="belong to different directories"):
             await parts.storage().open()
 
     sim.run(refuse)
@@ -436,10 +414,7 @@ def test_the_mark_goes_when_a_leader_has_restored_what_was_lost(sim: SimHost) ->
 
     sim.run(recover)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    boot = sim.run(look)
+    boot = sim.run(boot_state)
     assert boot.recovering_until is None
     assert boot.entries == run_of(1, 0, 10) + run_of(5, 10, 11)
 
@@ -466,16 +441,16 @@ def test_the_only_voter_refuses_to_start_without_what_it_had_synced(sim: SimHost
     good = 20 if is_marked else 12
 
     async def refuse(parts: Parts) -> bytes | None:
-        with pytest.raises(CorruptStateError) as refused:
+        with pytest.raises(CorruptStateError) as rejected:
             await parts.storage().open()
-        text = str(refused.value)
+        text = str(rejected.value)
         assert f"synced entries from {good} to 20 are lost" in text
         assert "node 1 is the only voter" in text
         assert "Put back a copy of the whole directory" in text
         return parts.store.get(STATE_KEY)
 
     before = sim.run(refuse)
-    assert sim.run(refuse) == before, "what is stored stays as it is: every start refuses alike"
+    assert sim.run(refuse) == before, "what is stored stays as it is: every start rejects alike"
 
 
 def test_who_is_not_the_only_voter_any_more_recovers(sim: SimHost) -> None:
@@ -494,7 +469,4 @@ def test_who_is_not_the_only_voter_any_more_recovers(sim: SimHost) -> None:
     path = f"{METADATA_LOG_PATH}/{0:020d}.log"
     device.cut(path, len(device.raw(path)) - 3)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    assert sim.run(look).recovering_until == 20
+    assert sim.run(boot_state).recovering_until == 20

@@ -1,13 +1,11 @@
 """Raft storage: snapshots that were taken and received, and what becomes of spoilt ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from raft_disks import (
+from support.raft.storage import (
     ALONE,
     OTHER,
     THREE,
@@ -15,6 +13,7 @@ from raft_disks import (
     RealHost,
     SimHost,
     Steps,
+    boot_state,
     install,
     run_of,
     simulated_host,
@@ -26,7 +25,7 @@ from tidelog.model.errors import CorruptStateError
 from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.config import BootState
 from tidelog.raft.messages import Entry, SnapshotChunk, SnapshotId
-from tidelog.raft.snapshots import PIECE_BYTES, Snapshot, encode_file
+from tidelog.raft.snapshots import TRANSFER_BYTES, Snapshot, encode_file
 from tidelog.raft.storage import METADATA_LOG_PATH
 
 
@@ -79,7 +78,7 @@ def test_the_log_goes_up_to_the_snapshot_before_the_last(host: Any) -> None:
 
 def test_a_received_snapshot_replaces_a_log_that_it_contradicts(host: Any) -> None:
     host.run(store_some)
-    state = b"s" * (3 * PIECE_BYTES)
+    state = b"s" * (3 * TRANSFER_BYTES)
 
     async def receive(parts: Parts) -> None:
         storage, _ = await parts.opened()
@@ -90,10 +89,7 @@ def test_a_received_snapshot_replaces_a_log_that_it_contradicts(host: Any) -> No
 
     host.run(receive)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    boot = host.run(look)
+    boot = host.run(boot_state)
     assert boot.snapshot == snapshot_id(100, 8)
     assert boot.entries == run_of(9, 100, 2)
     assert boot.recovering_until is None
@@ -174,7 +170,7 @@ def test_a_received_snapshot_with_a_flipped_bit_is_refused_and_nothing_else_chan
         raw = bytearray(b"".join(encode_file(snapshot_id(100, 8), THREE, b"state" * 1000)))
         raw[2000] ^= 1
         with pytest.raises(CorruptStateError):
-            await storage.write_piece(SnapshotChunk(Epoch(9), OTHER.node, snapshot_id(100, 8), 0, bytes(raw), len(raw)))
+            await storage.write_chunk(SnapshotChunk(Epoch(9), OTHER.node, snapshot_id(100, 8), 0, bytes(raw), len(raw)))
         # It starts again from the beginning, and is taken when it is sound.
         assert isinstance(await install(storage, snapshot_id(100, 8), THREE, b"state" * 1000), Snapshot)
         return storage.snapshots.ids
@@ -226,11 +222,8 @@ def test_without_a_sound_snapshot_a_voter_of_three_waits_for_a_leader_and_remove
     device.flip_bit(f"raft/{100:020d}-{8:010d}.snapshot", 70)
     before = {path for path, _ in device.files() if path.endswith(".log")}
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
     for _ in range(2):
-        boot = sim.run(look)
+        boot = sim.run(boot_state)
         assert boot.recovering_until == 105
         assert boot.loss_epoch == 9
         assert boot.snapshot == snapshot_id(0, 0)
@@ -245,7 +238,7 @@ def test_without_a_sound_snapshot_a_voter_of_three_waits_for_a_leader_and_remove
         await storage.persist([step(run_of(10, 120, 1), reset_to=120), step((), recovered=True)])
 
     sim.run(restore)
-    boot = sim.run(look)
+    boot = sim.run(boot_state)
     assert boot.recovering_until is None
     assert (boot.snapshot, boot.entries) == (snapshot_id(120, 9), run_of(10, 120, 1))
 
@@ -268,10 +261,7 @@ def test_a_leader_may_restore_a_lost_state_from_the_first_entry_on(sim: SimHost)
 
     sim.run(restore)
 
-    async def look(parts: Parts) -> BootState:
-        return (await parts.opened())[1]
-
-    boot = sim.run(look)
+    boot = sim.run(boot_state)
     assert (boot.start, boot.entries, boot.membership) == (0, run_of(9, 0, 110), THREE)
     assert boot.recovering_until == 105, "the core says when it is over"
 

@@ -3,7 +3,7 @@
 import errno
 
 import pytest
-from raft_disks import Parts, SimHost, store_some
+from support.raft.storage import Parts, SimHost, store_some
 
 from tidelog.model.errors import StorageError, WorkFailedError
 from tidelog.raft.storage import METADATA_LOG_PATH

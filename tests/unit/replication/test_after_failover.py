@@ -1,27 +1,24 @@
 """What a new leader says and does before and after it has confirmed its epoch."""
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster
+from support.brokers import data_requests
+from support.brokers.cluster import NodeId, ReplicationCluster, orders_cluster
+from test_client_requests import code
 from test_replica_repair import damage
 from test_replicas import BROKERS
-from test_service import code
 
 from tidelog.metadata.partitions import ElectLeaders
-from tidelog.metadata.reassignments import AlterReassignments, Reassigned
+from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
 from tidelog.model.errors import ErrorCode, OffsetNotAvailableError, OffsetOutOfRangeError
 
 
 def test_records_that_were_deleted_do_not_come_back_with_a_new_leader() -> None:
     """The followers hear of the deletion, but not of the high watermark that it reached to."""
-    with ReplicationCluster(441) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(20):
-            cluster.write(orders, b"%d" % number)
+    with orders_cluster(441) as (cluster, orders):
+        cluster.write_numbers(orders, 20)
         for broker in (12, 13):
             cluster.network.block(NodeId(11), NodeId(broker))
-        start = cluster.on_broker(11, lambda found: found.service.delete_records(orders, -1))
+        start = cluster.on_broker(11, lambda found: data_requests.delete_records(found.service, orders, -1))
         assert start == 20
 
         def is_heard(broker: int) -> bool:
@@ -36,46 +33,38 @@ def test_records_that_were_deleted_do_not_come_back_with_a_new_leader() -> None:
         assert cluster.values(orders) == []
         cluster.write(orders, b"new")
         assert cluster.values(orders) == [b"new"]
-        cluster.check()
 
 
 def test_a_leader_that_is_behind_what_clients_know_does_not_refuse_to_delete_it() -> None:
-    with ReplicationCluster(443) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(20):
-            cluster.write(orders, b"%d" % number)
+    with orders_cluster(443) as (cluster, orders):
+        cluster.write_numbers(orders, 20)
         for one, other in ((12, 13), (13, 12)):
             cluster.network.block(NodeId(one), NodeId(other))
         cluster.kill(NodeId(11))
         leader = cluster.leader(orders)
         assert cluster.leading(orders).high_watermark < 20
         with pytest.raises(OffsetNotAvailableError):
-            cluster.on_broker(leader, lambda found: found.service.delete_records(orders, 20))
+            cluster.on_broker(leader, lambda found: data_requests.delete_records(found.service, orders, 20))
         cluster.network.heal()
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
-        assert cluster.on_broker(leader, lambda found: found.service.delete_records(orders, 20)) == 20
+        assert cluster.on_broker(leader, lambda found: data_requests.delete_records(found.service, orders, 20)) == 20
         with pytest.raises(OffsetOutOfRangeError):
-            cluster.on_broker(leader, lambda found: found.service.delete_records(orders, 21))
+            cluster.on_broker(leader, lambda found: data_requests.delete_records(found.service, orders, 21))
         with pytest.raises(OffsetOutOfRangeError):
-            cluster.on_broker(leader, lambda found: found.service.delete_records(orders, -2))
-        cluster.check()
+            cluster.on_broker(leader, lambda found: data_requests.delete_records(found.service, orders, -2))
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_replica_begins_with_the_batch_in_which_records_were_deleted(is_new: bool) -> None:
     """One that has nothing, or lost what it had: the batch that holds the log's start begins before that."""
-    with ReplicationCluster(444) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(444, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", [11, 12] if is_new else BROKERS)
         cluster.write(orders, b"0")
         cluster.write(orders, b"1", b"2", b"3")
         cluster.write(orders, b"4")
-        assert cluster.on_broker(11, lambda found: found.service.delete_records(orders, 2)) == 2
+        assert cluster.on_broker(11, lambda found: data_requests.delete_records(found.service, orders, 2)) == 2
         if is_new:
-            item = Reassigned(topic="orders", partition=0, replicas=tuple(BROKERS))
+            item = ReassignmentTarget(topic="orders", partition=0, replicas=tuple(BROKERS))
             cluster.ask(AlterReassignments(partitions=(item,)))
         else:
             cluster.until(lambda: cluster.log(13, orders).start_offset == 2)
@@ -86,25 +75,22 @@ def test_a_replica_begins_with_the_batch_in_which_records_were_deleted(is_new: b
         cluster.until_equal(orders, *BROKERS)
         cluster.until(lambda: all(cluster.log(broker, orders).start_offset == 2 for broker in BROKERS))
         cluster.kill(NodeId(11))
-        cluster.ask(AlterReassignments(partitions=(Reassigned(topic="orders", partition=0, replicas=(13, 12)),)))
+        cluster.ask(
+            AlterReassignments(partitions=(ReassignmentTarget(topic="orders", partition=0, replicas=(13, 12)),))
+        )
         cluster.until(lambda: 11 not in cluster.partition(orders).replicas)
         cluster.ask(ElectLeaders(kind="preferred"))
         cluster.until(lambda: cluster._leader(orders) == 13)
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
         assert cluster.values(orders) == [b"2", b"3", b"4", b"5"]
-        cluster.check()
 
 
 def test_an_error_tells_no_high_watermark_that_is_not_confirmed() -> None:
-    with ReplicationCluster(442) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(20):
-            cluster.write(orders, b"%d" % number)
-        told = cluster.fetch(11, orders, 20).high_watermark
-        assert told == 20
-        assert cluster.fetch(11, orders, 25).high_watermark == told, "confirmed: an error tells it too"
+    with orders_cluster(442) as (cluster, orders):
+        cluster.write_numbers(orders, 20)
+        reported = cluster.fetch(11, orders, 20).high_watermark
+        assert reported == 20
+        assert cluster.fetch(11, orders, 25).high_watermark == reported, "confirmed: an error tells it too"
         follower = cluster.fetch(12, orders, 0)
         assert (code(follower.error), follower.high_watermark) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
         for one, other in ((12, 13), (13, 12)):
@@ -116,5 +102,4 @@ def test_an_error_tells_no_high_watermark_that_is_not_confirmed() -> None:
         assert (code(refused.error), refused.high_watermark) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
         cluster.network.heal()
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
-        assert cluster.fetch(leader, orders, 25).high_watermark == told
-        cluster.check()
+        assert cluster.fetch(leader, orders, 25).high_watermark == reported

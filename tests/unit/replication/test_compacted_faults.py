@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from compacted_faults import CompactedFaultRun
-from replication_faults import patched
+from support.brokers.compacted_fault_runs import CompactedFaultRun
+from support.brokers.fault_runs import patched
 
 from tidelog.replication.deletes import ReplicaDeletes
-from tidelog.replication.following import Following
+from tidelog.replication.follower_replica import FollowerReplica
 
 SEEDS = range(9100, 9103)
 CATCHING_SEEDS_MAX = 10
-_subscribe = Following.subscribe
+_subscribe = FollowerReplica.subscribe
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -24,7 +24,7 @@ def test_no_deleted_key_comes_back_and_no_acknowledged_value_is_lost_under_fault
     assert run.tombstones_gone > 0, "tombstones were compacted away"
 
 
-def _as_an_older_follower(self: Following, *values: Any) -> Any:
+def _as_an_older_follower(self: FollowerReplica, *values: Any) -> Any:
     return replace(_subscribe(self, *values), takes_history=False)
 
 
@@ -34,7 +34,7 @@ DEFECTS: dict[str, tuple[type, str, Any]] = {
         "must_copy",
         lambda self, follower, **values: False,
     ),
-    "a copy guesses its epochs from the batches": (Following, "subscribe", _as_an_older_follower),
+    "a copy guesses its epochs from the batches": (FollowerReplica, "subscribe", _as_an_older_follower),
 }
 
 

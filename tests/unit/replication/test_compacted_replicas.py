@@ -7,17 +7,18 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from replication_cluster import CONTROLLERS, NodeId, ReplicationCluster, RunningBroker
+from support.brokers.cluster import CONTROLLERS, NodeId, ReplicationCluster, RunningBroker
 from test_replicas import BROKERS
 
-from tidelog.coordinator.requests import OffsetToCommit
+from tidelog.coordinator.requests import Committed, OffsetToCommit
 from tidelog.log import housekeeping
 from tidelog.log.batch import Record, decode, encode, read_header
 from tidelog.log.compaction import CleaningPlan
-from tidelog.metadata.reassignments import AlterReassignments, Reassigned
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.services.context import INTERNAL
 
 RETENTION_S = 1
 COMPACT = {
@@ -103,9 +104,7 @@ def lead_with(cluster: ReplicationCluster, partition: PartitionId, broker: int) 
 
 
 def test_a_copy_of_a_compacted_log_truncates_records_that_were_never_committed() -> None:
-    with ReplicationCluster(31) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(31, brokers=BROKERS) as cluster:
         topic = cluster.topic("keys", (11, 12), configs=COMPACT)
         fill(cluster, topic, b"base", 40)
         cluster.until_equal(topic, 11, 12)
@@ -115,7 +114,7 @@ def test_a_copy_of_a_compacted_log_truncates_records_that_were_never_committed()
         for number in range(5):
             cluster.produce(11, topic, pair(b"phantom%d" % number, b"never committed"), acks=1)
         assert cluster.log(11, topic).end_offset == 45
-        cluster.until(lambda: cluster.brokers[NodeId(12)].replicas.leading(topic) is not None, timeout=40)
+        cluster.until(lambda: cluster.brokers[NodeId(12)].replicas.leader_of(topic) is not None, timeout=40)
         cluster.kill(NodeId(11))
         cluster.network.heal()
         for number in range(10):
@@ -124,7 +123,7 @@ def test_a_copy_of_a_compacted_log_truncates_records_that_were_never_committed()
         put(cluster, topic, b"hot", b"newest")
         fill(cluster, topic, b"end")
         until_read(cluster, lambda: not any(40 <= offset < 50 for offset in records(cluster, 12, topic)))
-        reassigned = Reassigned(topic="keys", partition=0, replicas=(11, 12, 13))
+        reassigned = ReassignmentTarget(topic="keys", partition=0, replicas=(11, 12, 13))
         assert cluster.ask(AlterReassignments(partitions=(reassigned,))).items[0].error is None
         cluster.until(lambda: 13 in cluster.partition(topic).isr, timeout=60)
         assert list(cluster.log(13, topic).epochs) == list(cluster.log(12, topic).epochs)
@@ -134,13 +133,10 @@ def test_a_copy_of_a_compacted_log_truncates_records_that_were_never_committed()
         cluster.until(lambda: 11 in cluster.partition(topic).isr, timeout=60)
         keys = [key for key, _ in records(cluster, 11, topic).values()]
         assert not [key for key in keys if key.startswith(b"phantom")]
-        cluster.check()
 
 
 def test_a_crash_right_after_the_copy_loses_no_epoch_that_compaction_had_erased() -> None:
-    with ReplicationCluster(32) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(32, brokers=BROKERS) as cluster:
         topic = cluster.topic("keys", (11, 12), configs=COMPACT)
         fill(cluster, topic, b"base", 40)
         cluster.until_equal(topic, 11, 12)
@@ -157,14 +153,13 @@ def test_a_crash_right_after_the_copy_loses_no_epoch_that_compaction_had_erased(
         until_read(cluster, lambda: not any(40 <= offset < 50 for offset in records(cluster, 11, topic)))
         epochs = list(cluster.log(11, topic).epochs)
         assert len(epochs) >= 3
-        reassigned = Reassigned(topic="keys", partition=0, replicas=(11, 13))
+        reassigned = ReassignmentTarget(topic="keys", partition=0, replicas=(11, 13))
         cluster.ask(AlterReassignments(partitions=(reassigned,)))
         cluster.until(lambda: 13 in cluster.partition(topic).isr, timeout=60)
         cluster.lose_power(13)
         cluster.start_brokers(13)
         cluster.until(lambda: cluster.replica(13, topic).log is not None)
         assert list(cluster.log(13, topic).epochs) == epochs
-        cluster.check()
 
 
 def away_while_deleted(cluster: ReplicationCluster, *, away_s: float) -> PartitionId:
@@ -199,7 +194,6 @@ def test_a_replica_that_missed_the_whole_life_of_a_tombstone_is_copied_from_the_
         cluster.until_in_sync(topic, *BROKERS, timeout=60)
         assert {latest(cluster, broker, topic, b"gone") for broker in BROKERS} == {None}
         assert {latest(cluster, broker, topic, b"stays") for broker in BROKERS} == {b"value"}
-        cluster.check()
 
 
 def test_the_copy_knows_which_deletes_it_never_saw_and_has_the_next_replica_copied_too() -> None:
@@ -207,7 +201,7 @@ def test_the_copy_knows_which_deletes_it_never_saw_and_has_the_next_replica_copi
         topic = away_while_deleted(cluster, away_s=4 * LAG_MAX_S)
         until_read(cluster, lambda: not has_tombstone(cluster, 11, topic, b"gone"))
         cluster.start_brokers(14)
-        reassigned = Reassigned(topic="keys", partition=0, replicas=(14, 11, 12, 13))
+        reassigned = ReassignmentTarget(topic="keys", partition=0, replicas=(14, 11, 12, 13))
         cluster.ask(AlterReassignments(partitions=(reassigned,)))
         cluster.until(lambda: 14 in cluster.partition(topic).isr, timeout=60)
         for broker in (11, 12):
@@ -216,7 +210,6 @@ def test_the_copy_knows_which_deletes_it_never_saw_and_has_the_next_replica_copi
         cluster.start_brokers(13)
         cluster.until(lambda: 13 in cluster.partition(topic).isr, timeout=60)
         assert latest(cluster, 13, topic, b"gone") is None
-        cluster.check()
 
 
 def test_tombstones_outlive_a_replica_that_is_away_for_a_short_while() -> None:
@@ -227,7 +220,6 @@ def test_tombstones_outlive_a_replica_that_is_away_for_a_short_while() -> None:
         assert cluster.log(13, topic).durability.generation == 0, "its log was neither cut nor reset"
         until_read(cluster, lambda: not has_tombstone(cluster, 11, topic, b"gone"))
         assert {latest(cluster, broker, topic, b"gone") for broker in BROKERS} == {None}
-        cluster.check()
 
 
 def test_a_replica_that_never_comes_back_does_not_hold_tombstones_for_ever() -> None:
@@ -235,13 +227,10 @@ def test_a_replica_that_never_comes_back_does_not_hold_tombstones_for_ever() -> 
         topic = away_while_deleted(cluster, away_s=0)
         until_read(cluster, lambda: not has_tombstone(cluster, 11, topic, b"gone"))
         until_read(cluster, lambda: not has_tombstone(cluster, 12, topic, b"gone"))
-        cluster.check()
 
 
 def test_a_follower_removes_no_tombstone_that_its_leader_still_keeps() -> None:
-    with ReplicationCluster(46) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(46, brokers=BROKERS) as cluster:
         topic = cluster.topic("keys", BROKERS, configs=COMPACT)
         put(cluster, topic, b"gone", b"value")
         put(cluster, topic, b"gone", None)
@@ -254,13 +243,10 @@ def test_a_follower_removes_no_tombstone_that_its_leader_still_keeps() -> None:
         for broker in (12, 13):
             until_read(cluster, lambda broker=broker: not has_tombstone(cluster, broker, topic, b"gone"))  # type: ignore[misc]
             assert cluster.log(broker, topic).lineage.deletes_end <= cluster.log(11, topic).lineage.deletes_end
-        cluster.check()
 
 
 def test_an_idle_log_whose_tombstones_must_stay_is_not_cleaned_again_and_again() -> None:
-    with ReplicationCluster(47) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(47, brokers=BROKERS) as cluster:
         topic = cluster.topic("keys", BROKERS, configs={**COMPACT, "delete.retention.ms": "3600000"})
         put(cluster, topic, b"gone", None)
         fill(cluster, topic, b"a")
@@ -269,20 +255,17 @@ def test_an_idle_log_whose_tombstones_must_stay_is_not_cleaned_again_and_again()
         log = cluster.log(11, topic)
         checkpoint = housekeeping.cleaner_checkpoint(log)
         assert checkpoint is not None
-        assert checkpoint.settle_at_ms is not None
+        assert checkpoint.waiting_until_ms is not None
 
         async def plan(_: RunningBroker) -> CleaningPlan | None:
             bound = cluster.leading(topic).deletes_bound()
             return housekeeping.plan(log, bound=log.end_offset, deletes_bound=bound)
 
         assert cluster.on_broker(11, plan) is None
-        cluster.check()
 
 
 def test_a_push_that_goes_on_elsewhere_than_the_log_ends_is_not_taken() -> None:
-    with ReplicationCluster(48) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(48, brokers=BROKERS) as cluster:
         topic = cluster.topic("keys", BROKERS, configs=COMPACT)
         fill(cluster, topic, b"a", 5)
         cluster.until_equal(topic, *BROKERS)
@@ -296,20 +279,17 @@ def test_a_push_that_goes_on_elsewhere_than_the_log_ends_is_not_taken() -> None:
         put(cluster, topic, b"next", b"value")
         cluster.until_equal(topic, *BROKERS)
         assert {latest(cluster, broker, topic, b"next") for broker in BROKERS} == {b"value"}
-        cluster.check()
 
 
 @pytest.mark.parametrize("away_s", [0, 4 * LAG_MAX_S])
 def test_the_offsets_of_a_deleted_group_do_not_come_back(away_s: float) -> None:
-    with ReplicationCluster(49) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(49, brokers=BROKERS) as cluster:
         shorten_lag(cluster)
         change = ConfigChange(key="offsets.topic.num.partitions", operation="set", value="1")
         resource = ResourceChange(resource_type="cluster", resource="", changes=(change,))
         cluster.ask(AlterConfigs(resources=(resource,)))
         data = cluster.topic("orders", BROKERS)
-        cluster.on_broker(11, lambda found: found.groups.find_coordinators(["g"]))
+        cluster.on_broker(11, lambda found: found.groups.find_coordinators(INTERNAL, ["g"]))
         cluster.until(lambda: cluster.image().topic_named("__consumer_offsets") is not None)
         topic = cluster.image().topic_named("__consumer_offsets")
         assert topic is not None
@@ -332,16 +312,18 @@ def test_the_offsets_of_a_deleted_group_do_not_come_back(away_s: float) -> None:
 
         def commit(group: str, offset: int) -> None:
             wanted = {data: OffsetToCommit(offset)}
-            call(lambda found: found.groups.commit_offsets(group, wanted, member_id="", member_epoch=-1))
+            call(lambda found: found.groups.commit_offsets(INTERNAL, group, wanted, member_id="", member_epoch=-1))
 
         async def fetch(found: RunningBroker) -> int:
-            return int(found.groups.fetch_offsets("g", [data])[data].offset)
+            committed = (await found.groups.fetch_offsets(INTERNAL, "g", [data]))[data]
+            assert isinstance(committed, Committed)
+            return committed.offset
 
         commit("g", 4711)
         cluster.until_equal(offsets, *BROKERS)
         away = next(broker for broker in (13, 12, 11) if broker != cluster.leader(offsets))
         cluster.kill(NodeId(away))
-        call(lambda found: found.groups.delete_group("g"))
+        call(lambda found: found.groups.delete_group(INTERNAL, "g"))
         for _ in range(2):
             for number in range(100):
                 commit("other", number)
@@ -352,4 +334,3 @@ def test_the_offsets_of_a_deleted_group_do_not_come_back(away_s: float) -> None:
         cluster.start_brokers(*(broker for broker in BROKERS if broker != away))
         cluster.until_in_sync(offsets, *BROKERS, timeout=60)
         assert call(fetch) == -1
-        cluster.check()

@@ -1,14 +1,14 @@
 """A replica of a compacted log that is copied from the start keeps its old records until the copy is in sync."""
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster
+from support.brokers.cluster import NodeId, ReplicationCluster
 from test_compacted_replicas import LAG_MAX_S, away_while_deleted, fill, has_tombstone, latest, put, until_read
 from test_replica_kept import check_often, kept, kept_offsets
 from test_replicas import BROKERS
 
-from tidelog.log.keeping import NOTE
+from tidelog.log.kept_copies import NOTE
 from tidelog.model.ids import PartitionId
-from tidelog.replication.replicas import ReplicaConfig
+from tidelog.replication.replica import ReplicaConfig
 from tidelog.world.simulated import Loss
 
 SMALL_PUSHES = ReplicaConfig(cleaner_backoff_ms=1_000, fetch_message_bytes=600)
@@ -111,9 +111,7 @@ def test_a_replica_that_cannot_keep_its_records_on_a_full_disk_goes_on_when_ther
 
 
 def test_a_replica_that_fell_behind_retention_keeps_nothing() -> None:
-    with ReplicationCluster(365, replica_config=SMALL_PUSHES) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(365, replica_config=SMALL_PUSHES, brokers=BROKERS) as cluster:
         topic = cluster.topic("keys", BROKERS, configs={"segment.bytes": "3000", "retention.bytes": "3000"})
         fill(cluster, topic, b"a", 5)
         cluster.until_equal(topic, *BROKERS)
@@ -125,4 +123,3 @@ def test_a_replica_that_fell_behind_retention_keeps_nothing() -> None:
         cluster.until_in_sync(topic, *BROKERS, timeout=60)
         assert cluster.log(13, topic).start_offset > 5
         assert kept(cluster, 13) == []
-        cluster.check()

@@ -4,12 +4,13 @@ import asyncio
 from functools import partial
 
 import pytest
-from replication_cluster import ReplicationCluster, RunningBroker, batch, values_of
+from support.brokers import data_requests
+from support.brokers.cluster import ReplicationCluster, RunningBroker, batch, values_of
 from test_replicas import BROKERS
 
 from tidelog.model.ids import PartitionId
-from tidelog.replication.fetching import READS_PER_SLICE
-from tidelog.replication.service import FetchItem, FetchResult, ProduceItem
+from tidelog.services.fetch import READS_PER_SLICE, FetchItem, FetchResult
+from tidelog.services.produce import ProduceItem
 
 SIZE = 1_000
 
@@ -38,9 +39,7 @@ def read(results: list[FetchResult]) -> list[int]:
 
 
 def test_a_fetch_that_waits_holds_nothing_and_reads_again_what_it_answers() -> None:
-    with ReplicationCluster(451) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(451, brokers=BROKERS) as cluster:
         one, two = cluster.topic("one", BROKERS), cluster.topic("two", BROKERS)
         for _ in range(3):
             cluster.write(one, bytes(SIZE))
@@ -50,19 +49,19 @@ def test_a_fetch_that_waits_holds_nothing_and_reads_again_what_it_answers() -> N
             items = [FetchItem(one, 0, 1 << 20), FetchItem(two, 0, 1 << 20)]
 
             def poll(min_bytes: int, max_wait_ms: int) -> asyncio.Task[list[FetchResult]]:
-                fetch = found.service.fetch(
-                    items, min_bytes=min_bytes, max_bytes=1 << 20, max_wait_ms=max_wait_ms, memory=memory
+                fetch = data_requests.fetch(
+                    found.service, items, min_bytes=min_bytes, max_bytes=1 << 20, max_wait_ms=max_wait_ms, memory=memory
                 )
                 return asyncio.get_running_loop().create_task(fetch)
 
             async def write(place: PartitionId) -> None:
                 items = [ProduceItem(place, batch(bytes(SIZE)))]
-                (result,) = await found.service.produce(items, acks=-1, timeout_ms=5_000)
+                (result,) = await data_requests.produce(found.service, items, acks=-1, timeout_ms=5_000)
                 assert result.error is None
 
             enough, timed, given_up = poll(5 * SIZE, 10_000), poll(50 * SIZE, 500), poll(50 * SIZE, 10_000)
             await asyncio.sleep(0.1)
-            assert found.service.waiting_fetches == 3
+            assert found.service.fetch.waiting_fetches == 3
             assert memory.peak >= 3 * SIZE, "it was read, to see how much there is"
             assert memory.used == 0
             await write(two)
@@ -75,16 +74,13 @@ def test_a_fetch_that_waits_holds_nothing_and_reads_again_what_it_answers() -> N
             given_up.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await given_up
-            assert (memory.used, found.service.waiting_fetches, len(found.replicas.wakers)) == (0, 0, 0)
+            assert (memory.used, found.service.fetch.waiting_fetches, len(found.replicas.wakers)) == (0, 0, 0)
 
         cluster.on_broker(11, job)
-        cluster.check()
 
 
 def test_a_fetch_brings_what_the_memory_gives_and_does_not_wait_for_more() -> None:
-    with ReplicationCluster(452) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(452, brokers=BROKERS) as cluster:
         one, two = cluster.topic("one", BROKERS), cluster.topic("two", BROKERS)
         for place in (one, two):
             for _ in range(3):
@@ -93,25 +89,22 @@ def test_a_fetch_brings_what_the_memory_gives_and_does_not_wait_for_more() -> No
         async def job(memory: Memory, found: RunningBroker) -> list[int]:
             items = [FetchItem(one, 0, 1 << 20), FetchItem(two, 0, 1 << 20)]
             began_s = asyncio.get_running_loop().time()
-            results = await found.service.fetch(
-                items, min_bytes=100 * SIZE, max_bytes=1 << 20, max_wait_ms=10_000, memory=memory
+            results = await data_requests.fetch(
+                found.service, items, min_bytes=100 * SIZE, max_bytes=1 << 20, max_wait_ms=10_000, memory=memory
             )
             assert asyncio.get_running_loop().time() - began_s < 1
-            assert memory.used == 0, "whoever has the answer counts it from here on"
+            assert memory.used == 0, "the holder of the answer counts it from here on"
             return read(results)
 
         for most, expected in ((5 * SIZE // 2, [2, 0]), (9 * SIZE // 2, [3, 1]), (0, [1, 0])):
             memory = Memory(most)
             assert cluster.on_broker(11, partial(job, memory)) == expected
             assert memory.peak <= max(most, 1)
-        cluster.check()
 
 
 def test_a_fetch_of_many_partitions_lets_others_have_their_turn_and_misses_nothing() -> None:
     count = 3 * READS_PER_SLICE
-    with ReplicationCluster(453) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with ReplicationCluster(453, brokers=(11,)) as cluster:
         # Committed as soon as it is written: in the same turn.
         many = cluster.topic("many", partitions=count, factor=1, configs={"flush.mode": "page-cache"})
         places = [PartitionId(many.topic_id, number) for number in range(count)]
@@ -119,7 +112,8 @@ def test_a_fetch_of_many_partitions_lets_others_have_their_turn_and_misses_nothi
         async def job(found: RunningBroker) -> None:
             loop = asyncio.get_running_loop()
             fetch = loop.create_task(
-                found.service.fetch(
+                data_requests.fetch(
+                    found.service,
                     [FetchItem(place, 0, 1 << 20) for place in places],
                     min_bytes=1,
                     max_bytes=1 << 20,
@@ -127,14 +121,14 @@ def test_a_fetch_of_many_partitions_lets_others_have_their_turn_and_misses_nothi
                 )
             )
             turns = 0
-            while not fetch.done() and found.service.waiting_fetches == 0:
+            while not fetch.done() and found.service.fetch.waiting_fetches == 0:
                 await asyncio.sleep(0)
                 turns += 1
                 if turns == 1:
                     # Looked at already, and written to before the last of the others is.
                     items = [ProduceItem(places[0], batch(b"between"))]
-                    await found.service.start_produce(items, acks=0, timeout_ms=1_000)
-                    assert found.service.leading(places[0]).high_watermark == 1
+                    await data_requests.start_produce(found.service, items, acks=0, timeout_ms=1_000)
+                    assert data_requests.leading(found.service, places[0]).high_watermark == 1
             assert turns >= count // READS_PER_SLICE
             began_s = loop.time()
             results = await fetch
@@ -143,4 +137,3 @@ def test_a_fetch_of_many_partitions_lets_others_have_their_turn_and_misses_nothi
             assert len(found.replicas.wakers) == 0
 
         cluster.on_broker(11, job)
-        cluster.check()

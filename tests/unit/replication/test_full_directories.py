@@ -3,9 +3,9 @@
 import logging
 
 import pytest
-from replication_cluster import ReplicationCluster, batch
+from support.brokers.cluster import ReplicationCluster, batch, orders_cluster
 
-from tidelog.metadata.describe import describe_topic
+from tidelog.metadata.queries import describe_topic
 from tidelog.model.errors import ErrorCode
 
 BROKERS = (11, 12, 13)
@@ -16,9 +16,7 @@ def full_directories(cluster: ReplicationCluster, broker: int) -> bool:
 
 
 def test_a_full_directory_makes_its_partition_read_only_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    with ReplicationCluster(301) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(301, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", (11,))
         cluster.write(orders, b"0")
         cluster.world.machine("b11").disk("logs-0").fill()
@@ -33,7 +31,7 @@ def test_a_full_directory_makes_its_partition_read_only_and_says_so_once(caplog:
         (partition,) = describe_topic(cluster.image(), "orders").partitions
         assert partition.state == "read-only"
         assert "log directory of broker 11 is full: make room" in partition.advice
-        (described,) = cluster.on_broker(11, lambda found: found.service.log_directories())
+        (described,) = cluster.on_broker(11, lambda found: found.service.log_directories.describe())
         assert described.is_full
         assert described.error is None, "it can be read"
         cluster.world.machine("b11").disk("logs-0").heal()
@@ -44,11 +42,7 @@ def test_a_full_directory_makes_its_partition_read_only_and_says_so_once(caplog:
 
 
 def test_a_follower_with_a_full_disk_writes_one_line_however_long_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
-    with ReplicationCluster(302) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(302, b"0") as (cluster, orders):
         with caplog.at_level(logging.ERROR, logger="tidelog"):
             cluster.world.machine("b12").disk("logs-0").fill()
             assert cluster.produce(11, orders, batch(b"1"), timeout_ms=30_000).error is None
@@ -60,11 +54,7 @@ def test_a_follower_with_a_full_disk_writes_one_line_however_long_it_lasts(caplo
 
 
 def test_a_full_follower_leaves_the_in_sync_set_at_once_and_joins_when_it_has_room() -> None:
-    with ReplicationCluster(305) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(305, b"0") as (cluster, orders):
         cluster.world.machine("b12").disk("logs-0").fill()
         start_s = cluster.world.scheduler.now_ns / 1e9
         assert cluster.produce(11, orders, batch(b"1"), timeout_ms=30_000).error is None
@@ -75,15 +65,10 @@ def test_a_full_follower_leaves_the_in_sync_set_at_once_and_joins_when_it_has_ro
         assert 12 not in cluster.partition(orders).isr
         cluster.world.machine("b12").disk("logs-0").heal()
         cluster.until_in_sync(orders, *BROKERS, timeout=30)
-        cluster.check()
 
 
 def test_a_former_leader_with_a_full_disk_does_not_join_the_in_sync_set() -> None:
-    with ReplicationCluster(306) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(306, b"0") as (cluster, orders):
         cluster.world.machine("b11").disk("logs-0").fill()
         assert cluster.produce(11, orders, batch(b"1")).error is not None
         cluster.until(lambda: cluster._leader(orders) not in (None, 11))
@@ -94,9 +79,7 @@ def test_a_former_leader_with_a_full_disk_does_not_join_the_in_sync_set() -> Non
 
 
 def test_followers_that_are_all_full_stay_in_sync_down_to_the_minimum() -> None:
-    with ReplicationCluster(307) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(307, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", BROKERS, configs={"min.insync.replicas": "2"})
         cluster.write(orders, b"0")
         for broker in (12, 13):
@@ -106,13 +89,10 @@ def test_followers_that_are_all_full_stay_in_sync_down_to_the_minimum() -> None:
         for broker in (12, 13):
             cluster.world.machine(f"b{broker}").disk("logs-0").heal()
         cluster.until_in_sync(orders, *BROKERS, timeout=30)
-        cluster.check()
 
 
 def test_size_retention_frees_space_at_once_when_the_disk_is_full() -> None:
-    with ReplicationCluster(303) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(303, brokers=BROKERS) as cluster:
         configs = {"segment.bytes": "4000", "retention.bytes": "4000", "file.delete.delay.ms": "3600000"}
         orders = cluster.topic("orders", (11,), configs=configs)
         for number in range(60):
@@ -132,11 +112,7 @@ def test_size_retention_frees_space_at_once_when_the_disk_is_full() -> None:
 
 
 def test_a_preferred_leader_with_a_full_disk_does_not_get_its_leadership_back() -> None:
-    with ReplicationCluster(304) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(304, b"0") as (cluster, orders):
         cluster.world.machine("b11").disk("logs-0").fill()
         assert cluster.produce(11, orders, batch(b"1")).error is not None
         cluster.until(lambda: cluster._leader(orders) not in (None, 11))

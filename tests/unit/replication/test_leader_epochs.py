@@ -1,6 +1,6 @@
 """A leader epoch is led once, by one life of one replica."""
 
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
+from support.brokers.cluster import NodeId, RunningBroker, batch, orders_cluster
 from test_replicas import BROKERS
 
 from tidelog.model.errors import ErrorCode
@@ -9,18 +9,14 @@ from tidelog.model.errors import ErrorCode
 def test_a_leader_whose_role_has_ended_does_not_lead_the_same_epoch_again() -> None:
     """What the controller had answered in that epoch is forgotten: a follower may be in sync, by an answer that was on
     its way, and would not be counted."""
-    with ReplicationCluster(431) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"before")
+    with orders_cluster(431, b"before") as (cluster, orders):
         cluster.until_in_sync(orders, *BROKERS)
         leader = cluster.leader(orders)
         replica, epoch = cluster.replica(leader, orders), cluster.partition(orders).leader_epoch
 
         async def end_role(found: RunningBroker) -> None:
-            found.replicas.end_role(replica)
-            found.replicas.unsettle(replica)
+            replica.end_role()
+            found.replicas.queue.add(replica)
 
         cluster.on_broker(leader, end_role)
         for _ in range(20):

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from replication_cluster import ReplicationCluster, RunningBroker
+from support.brokers.cluster import ReplicationCluster, RunningBroker
 
 from tidelog.model.errors import InvalidRequestError, StreamClosedError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
@@ -71,7 +71,7 @@ def run_stream(frames: list[bytes]) -> int:
     counter = LineCounter()
 
     async def serve(found: RunningBroker) -> None:
-        stream = LeaderStream(found.replicas, FrameStream(frames))
+        stream = LeaderStream(found.replicas.leader_streams, FrameStream(frames))
         before = sys.gettrace()
         sys.settrace(counter)
         try:
@@ -79,9 +79,7 @@ def run_stream(frames: list[bytes]) -> int:
         finally:
             sys.settrace(before)
 
-    with ReplicationCluster(711) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with ReplicationCluster(711, brokers=(11,)) as cluster:
         cluster.on_broker(11, serve)
     return counter.lines
 
@@ -110,18 +108,33 @@ def test_a_later_subscription_of_a_partition_replaces_the_one_that_waits() -> No
     )
 
     async def serve(found: RunningBroker) -> None:
-        leader = LeaderStream(found.replicas, stream)
+        leader = LeaderStream(found.replicas.leader_streams, stream)
         await leader._receive_all()
         assert {partition.partition: asked.number for partition, asked in leader._parked.items()} == {0: 2}
         assert leader._parked_numbers == {2: subscribe(0, 2).partition}
         await leader.run()
 
-    with ReplicationCluster(712) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with ReplicationCluster(712, brokers=(11,)) as cluster:
+        cluster.on_broker(11, serve)
+
+
+def test_a_parked_subscription_is_decided_again_however_many_are_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is the metadata task, whose crash stops the node."""
+    monkeypatch.setattr(leader_stream, "PARKED_MAX", 2)
+    stream = FrameStream([encode(subscribe(0, 1)), encode(subscribe(1, 2))])
+
+    async def serve(found: RunningBroker) -> None:
+        leader = LeaderStream(found.replicas.leader_streams, stream)
+        await leader._receive_all()
+        for number in (0, 1):
+            leader.retry(subscribe(number, 0).partition)
+        assert len(leader._parked) == 2
+        await leader.run()
+
+    with ReplicationCluster(713, brokers=(11,)) as cluster:
         cluster.on_broker(11, serve)
 
 
 def test_a_number_of_two_partitions_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="subscription 1 is of two partitions"):
+    with pytest.raises(InvalidRequestError, match="subscription 1 names two partitions"):
         run_stream([encode(subscribe(0, 1)), encode(subscribe(1, 1))])

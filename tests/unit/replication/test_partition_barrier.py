@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metadata_cluster import Cluster
+from support.metadata.controller import Cluster
 
 from tidelog.model.errors import ErrorCode
 

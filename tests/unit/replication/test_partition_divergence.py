@@ -13,7 +13,15 @@ import pytest
 from tidelog.log.epochs import EpochHistory
 from tidelog.model.errors import InvalidRequestError
 from tidelog.model.ids import Epoch, Offset
-from tidelog.replication.divergence import Continue, TooFarBehind, Truncate, Unknown, asks, cut, divergence
+from tidelog.replication.divergence import (
+    Continue,
+    TooFarBehind,
+    Truncate,
+    Unknown,
+    divergence,
+    epoch_query,
+    truncation_point,
+)
 
 ROUNDS_MAX = 20
 
@@ -34,12 +42,12 @@ class Replica:
         """Ask until the answer is Continue (or Unknown); the answers."""
         answers: list[object] = []
         for _ in range(ROUNDS_MAX):
-            last_epoch, next_offset = asks(self.epochs, log_start=self.start, log_end=self.end)
+            last_epoch, next_offset = epoch_query(self.epochs, log_start=self.start, log_end=self.end)
             answer = leader.asked(last_epoch, next_offset)
             answers.append(answer)
             if isinstance(answer, Truncate):
                 before = self.end
-                self.end = cut(self.epochs, answer, log_start=self.start, log_end=self.end)
+                self.end = truncation_point(self.epochs, answer, log_start=self.start, log_end=self.end)
                 assert self.end < before, f"{answer} cuts nothing"
                 self.epochs.truncate_from_end(self.end)
             elif isinstance(answer, TooFarBehind):
@@ -201,14 +209,14 @@ def test_a_follower_that_ends_before_the_leaders_log_starts_begins_there() -> No
 
 
 @pytest.mark.case("T9")
-def test_a_follower_whose_log_starts_past_the_leaders_end_begins_anew() -> None:
+def test_a_follower_whose_log_starts_past_the_leaders_end_resets_its_log() -> None:
     follower = log("3:50", start=250)
     follower.reconcile(log("1:100 2:100 4:0"))
     assert (follower.start, follower.end) == (0, 0)
 
 
 @pytest.mark.case("T9")
-def test_an_empty_log_that_starts_past_the_leaders_end_begins_anew() -> None:
+def test_an_empty_log_that_starts_past_the_leaders_end_is_reset() -> None:
     follower = log("", start=250)
     assert follower.reconcile(log("1:200")) == [behind(0), Continue()]
 
@@ -259,9 +267,9 @@ def test_a_leader_that_is_out_of_date_makes_nobody_cut() -> None:
 
 def test_a_late_answer_about_an_epoch_that_is_not_there_cuts_no_more_than_its_end() -> None:
     follower = log("1:10")
-    assert cut(follower.epochs, parted(4, 30), log_start=Offset(0), log_end=Offset(10)) == 10
+    assert truncation_point(follower.epochs, parted(4, 30), log_start=Offset(0), log_end=Offset(10)) == 10
 
 
 def test_records_without_epochs_are_an_error_of_ours() -> None:
     with pytest.raises(AssertionError, match="without epochs"):
-        asks(EpochHistory(), log_start=Offset(0), log_end=Offset(5))
+        epoch_query(EpochHistory(), log_start=Offset(0), log_end=Offset(5))

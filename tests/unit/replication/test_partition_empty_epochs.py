@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from log_world import Lab, batch, open_log, stamped
+from support.async_tests import inside
+from support.logs.single_log import Lab, batch, open_log, stamped
 
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.log import Log
-from tidelog.log.restoring import merge_epochs
+from tidelog.log.recovery_files import merge_epochs
 from tidelog.model.errors import InvalidRecordError
 from tidelog.model.ids import Offset
-from tidelog.replication.divergence import Continue, asks, divergence
+from tidelog.replication.divergence import Continue, divergence, epoch_query
 from tidelog.world.simulated import Loss, SimNode, SimWorld
 
 
@@ -39,20 +40,18 @@ async def led_in_vain(node: SimNode) -> Log:
 
 @pytest.mark.case("T3")
 @pytest.mark.case("T6")
-def test_records_of_an_older_epoch_follow_where_an_epoch_was_led_in_vain(lab: Lab) -> None:
-    async def main(node: SimNode) -> None:
-        log = await led_in_vain(node)
-        leader = EpochHistory([(1, 0), (2, 10), (4, 15)])
-        last_epoch, next_offset = asks(log.epochs, log_start=log.start_offset, log_end=log.end_offset)
-        answer = divergence(leader, Offset(0), Offset(15), last_epoch=last_epoch, next_offset=next_offset)
-        assert answer == Continue()
-        log.append_replicated(
-            stamped(batch(5), base_offset=10, leader_epoch=2) + stamped(batch(1), base_offset=15, leader_epoch=4)
-        )
-        assert list(log.epochs) == [(1, 0), (2, 10), (4, 15)]
-        log.validate()
-
-    lab.run(main)
+@inside(Lab.run, "lab")
+async def test_records_of_an_older_epoch_follow_where_an_epoch_was_led_in_vain(node: SimNode) -> None:
+    log = await led_in_vain(node)
+    leader = EpochHistory([(1, 0), (2, 10), (4, 15)])
+    last_epoch, next_offset = epoch_query(log.epochs, log_start=log.start_offset, log_end=log.end_offset)
+    answer = divergence(leader, Offset(0), Offset(15), last_epoch=last_epoch, next_offset=next_offset)
+    assert answer == Continue()
+    log.append_replicated(
+        stamped(batch(5), base_offset=10, leader_epoch=2) + stamped(batch(1), base_offset=15, leader_epoch=4)
+    )
+    assert list(log.epochs) == [(1, 0), (2, 10), (4, 15)]
+    log.validate()
 
 
 def test_after_a_crash_the_records_count_and_not_the_epoch_led_in_vain(lab: Lab) -> None:
@@ -72,14 +71,12 @@ def test_after_a_crash_the_records_count_and_not_the_epoch_led_in_vain(lab: Lab)
     lab.run(after)
 
 
-def test_records_of_an_epoch_before_the_last_record_are_still_refused(lab: Lab) -> None:
-    async def main(node: SimNode) -> None:
-        log = await led_in_vain(node)
-        with pytest.raises(InvalidRecordError, match="epoch 0 after epoch 1"):
-            log.append_replicated(stamped(batch(5), base_offset=10, leader_epoch=0))
-        assert list(log.epochs) == [(1, 0), (3, 10)], "nothing happened"
-
-    lab.run(main)
+@inside(Lab.run, "lab")
+async def test_records_of_an_epoch_before_the_last_record_are_still_refused(node: SimNode) -> None:
+    log = await led_in_vain(node)
+    with pytest.raises(InvalidRecordError, match="epoch 0 after epoch 1"):
+        log.append_replicated(stamped(batch(5), base_offset=10, leader_epoch=0))
+    assert list(log.epochs) == [(1, 0), (3, 10)], "nothing happened"
 
 
 def test_a_known_epoch_where_a_record_of_an_older_one_stands_does_not_fit() -> None:

@@ -87,14 +87,14 @@ def test_a_cut_below_the_high_watermark_takes_it_along_and_says_so() -> None:
     state.validate()
 
 
-def test_a_log_that_begins_anew_further_on_has_everything_before_committed() -> None:
+def test_a_log_reset_to_a_later_offset_has_everything_before_committed() -> None:
     state = following(end=10, high_watermark=4)
     assert not state.truncated(Offset(100), Offset(100))
     assert (state.high_watermark, state.known_end) == (100, 100)
     state.validate()
 
 
-def test_a_log_that_begins_anew_inside_the_old_one_does_so_too() -> None:
+def test_a_log_reset_to_an_offset_inside_it_has_everything_before_committed() -> None:
     state = following(end=150, high_watermark=50)
     assert not state.truncated(Offset(100), Offset(100), log_start=Offset(100))
     assert state.high_watermark == 100
@@ -120,7 +120,7 @@ def test_subscription_numbers_only_rise() -> None:
 
 
 def test_nothing_is_pushed_to_who_has_not_asked() -> None:
-    with pytest.raises(AssertionError, match="without a subscription"):
+    with pytest.raises(AssertionError, match="a push has a subscription"):
         follower().pushed(Offset(0), Offset(10))
 
 

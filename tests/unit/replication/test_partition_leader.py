@@ -2,94 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-from uuid import UUID
-
 import pytest
+from support.brokers.leader_states import (
+    LAG_MS,
+    ack,
+    answer,
+    changed,
+    leader,
+    live,
+    members,
+    partition,
+    propose,
+    wanted,
+    write,
+)
 
-from tidelog.metadata.image import Partition
-from tidelog.metadata.partitions import PartitionState
 from tidelog.model.errors import ErrorCode, InvalidRequestError, NotEnoughReplicasError
 from tidelog.model.ids import Offset
 from tidelog.replication.partition import IsrProposal, LeaderState
 
-LAG_MS = 1000
-BROKER_EPOCHS = {1: 11, 2: 12, 3: 13, 4: 14}
-TOPIC = UUID(int=7)
-
-
-def partition(isr: tuple[int, ...], *, replicas: tuple[int, ...] = (1, 2, 3), epoch: int = 0, **more: Any) -> Partition:
-    fields: dict[str, Any] = {"leader": 1, "leader_epoch": 5, **more}
-    return Partition(replicas, tuple(UUID(int=b) for b in replicas), isr, partition_epoch=epoch, **fields)
-
-
-def leader(isr: tuple[int, ...] = (1, 2, 3), *, min_isr: int = 2, end: int = 0, **more: Any) -> LeaderState:
-    """Broker 1 leads, its log is synced to `end`, nothing is known to be committed."""
-    of = {name: more.pop(name) for name in ("replicas", "eligible") if name in more}
-    fields: dict[str, Any] = {
-        "log_end": Offset(end),
-        "durable_end": Offset(end),
-        "high_watermark": Offset(0),
-        "now_ms": 0,
-        "lag_max_ms": LAG_MS,
-        **more,
-    }
-    return LeaderState(me=1, my_broker_epoch=11, partition=partition(isr, **of), min_isr=min_isr, **fields)
-
-
-def write(state: LeaderState, end: int, now_ms: int = 0) -> bool:
-    state.appended(Offset(end), now_ms)
-    return state.durable(Offset(end), now_ms)
-
-
-def ack(state: LeaderState, follower: int, end: int, now_ms: int = 0, *, broker_epoch: int | None = None) -> bool:
-    moved = state.acked(
-        follower, BROKER_EPOCHS[follower] if broker_epoch is None else broker_epoch, Offset(end), now_ms
-    )
-    state.validate()
-    return moved
-
-
-def live(*gone: int, **renewed: int) -> Callable[[int], int | None]:
-    epochs = {**BROKER_EPOCHS, **{int(name[1:]): epoch for name, epoch in renewed.items()}}
-    return lambda broker: None if broker in gone else epochs[broker]
-
-
-def wanted(state: LeaderState, now_ms: int = 0, *, by: Callable[[int], int | None] | None = None) -> IsrProposal | None:
-    proposal = state.wanted_isr(by or live(), now_ms)
-    state.validate()
-    return proposal
-
-
-def members(proposal: IsrProposal | None) -> set[int] | None:
-    return None if proposal is None else set(proposal.members)
-
-
-def propose(state: LeaderState, now_ms: int = 0, *, by: Callable[[int], int | None] | None = None) -> IsrProposal:
-    proposal = wanted(state, now_ms, by=by)
-    assert proposal is not None
-    state.sent(proposal)
-    state.validate()
-    return proposal
-
-
-def answer(state: LeaderState, isr: tuple[int, ...], *, epoch: int, now_ms: int = 0, **more: Any) -> bool:
-    fields: dict[str, Any] = {"leader": 1, "leader_epoch": 5, "min_isr": state.min_isr, **more}
-    said = PartitionState(topic_id=TOPIC, partition=0, isr=isr, partition_epoch=epoch, **fields)
-    moved = state.answered(said, now_ms)
-    state.validate()
-    return moved
-
-
-def changed(state: LeaderState, after: Partition, *, min_isr: int = 2, now_ms: int = 0) -> bool:
-    moved = state.metadata_changed(after, min_isr, now_ms)
-    state.validate()
-    return moved
-
 
 class TestHighWatermark:
-    @pytest.mark.source("a:B-09", "a:U-02", "b:C-08", "b:C-09")
+    @pytest.mark.requirement("a:B-09", "a:U-02", "b:C-08", "b:C-09")
     def test_it_is_the_least_durable_end_of_those_in_sync(self) -> None:
         state = leader()
         assert not write(state, 10)
@@ -144,7 +78,7 @@ class TestHighWatermark:
         assert state.high_watermark == 10
         assert state.is_confirmed
 
-    @pytest.mark.source("a:B-40", "a:T-04")
+    @pytest.mark.requirement("a:B-40", "a:T-04")
     def test_it_stands_still_while_fewer_than_min_isr_are_in_sync(self) -> None:
         state = leader((1,))
         assert not write(state, 10)
@@ -233,7 +167,7 @@ class TestAcks:
         with pytest.raises(InvalidRequestError, match=str(end)):
             ack(state, 2, end)
 
-    @pytest.mark.source("a:B-40", "a:C-07")
+    @pytest.mark.requirement("a:B-40", "a:C-07")
     def test_acks_all_needs_min_isr_and_other_acks_do_not(self) -> None:
         state = leader((1,))
         with pytest.raises(NotEnoughReplicasError, match=r"min\.insync\.replicas is 2"):
@@ -296,7 +230,7 @@ class TestJoining:
 
 
 class TestLag:
-    @pytest.mark.source("a:B-04", "a:B-05", "a:B-08")
+    @pytest.mark.requirement("a:B-04", "a:B-05", "a:B-08")
     def test_who_has_not_reached_the_log_end_for_too_long_leaves(self) -> None:
         state = leader()
         ack(state, 2, 0, 0)
@@ -458,31 +392,31 @@ class TestProposals:
         assert not self.advanced(state)
         assert state.failed(may_be_done=False), "nothing else may happen for long: the high watermark moves here"
         assert self.advanced(state)
-        assert not state.is_in_doubt
+        assert not state.has_unresolved_proposal
 
-    def test_what_may_have_been_done_counts_until_it_is_settled(self) -> None:
+    def test_a_proposal_of_unknown_outcome_counts_until_it_is_resolved(self) -> None:
         state = self.joining()
         propose(state)
         state.failed(may_be_done=True)
         assert not self.advanced(state)
         assert state.isr == {1, 2}
 
-    def test_what_may_have_been_done_is_settled_by_a_newer_partition_epoch_in_the_metadata(self) -> None:
+    def test_a_newer_partition_epoch_in_the_metadata_resolves_a_proposal_of_unknown_outcome(self) -> None:
         state = self.joining()
         propose(state)
         state.failed(may_be_done=True)
         changed(state, partition((1, 2, 3), epoch=1))
-        assert (set(state.isr), state.is_in_doubt) == ({1, 2, 3}, False)
+        assert (set(state.isr), state.has_unresolved_proposal) == ({1, 2, 3}, False)
 
-    def test_what_may_have_been_done_is_settled_by_the_answer_to_the_next_proposal(self) -> None:
+    def test_the_answer_to_the_next_proposal_resolves_one_of_unknown_outcome(self) -> None:
         state = self.joining()
         propose(state)
         state.failed(may_be_done=True)
         assert members(propose(state)) == {1, 2, 3}, "the same again"
         answer(state, (1, 2, 3), epoch=1, error=ErrorCode.INVALID_UPDATE_VERSION)
-        assert (set(state.isr), state.is_in_doubt) == ({1, 2, 3}, False)
+        assert (set(state.isr), state.has_unresolved_proposal) == ({1, 2, 3}, False)
 
-    def test_a_refusal_does_not_settle_what_was_sent_before_and_never_answered(self) -> None:
+    def test_a_rejection_does_not_resolve_an_earlier_unanswered_proposal(self) -> None:
         """The first may still be on its way, and 3 may be live again when it arrives."""
         state = self.joining()
         propose(state)
@@ -523,7 +457,7 @@ class TestProposals:
         state = self.joining()
         propose(state)
         answer(state, (1,), epoch=-1, error=ErrorCode.NOT_CONTROLLER)
-        assert state.is_in_doubt
+        assert state.has_unresolved_proposal
         assert not self.advanced(state)
 
     def test_metadata_that_comes_before_the_answer_settles_it(self) -> None:
@@ -531,17 +465,17 @@ class TestProposals:
         propose(state)
         changed(state, partition((1, 2), epoch=1))
         assert state.maximal_isr == {1, 2}, "it named partition epoch 0: it can no longer be done"
-        assert state.is_proposal_in_flight
+        assert state._inflight is not None
         assert wanted(state) is None, "the call is still out"
         state.failed(may_be_done=True)
-        assert not state.is_in_doubt
+        assert not state.has_unresolved_proposal
 
     def test_an_answer_that_comes_after_newer_metadata_changes_nothing(self) -> None:
         state = self.joining()
         propose(state)
         changed(state, partition((1, 2), epoch=2))
         answer(state, (1, 2, 3), epoch=1)
-        assert (set(state.isr), state.partition_epoch, state.is_in_doubt) == ({1, 2}, 2, False)
+        assert (set(state.isr), state.partition_epoch, state.has_unresolved_proposal) == ({1, 2}, 2, False)
 
     def test_min_isr_of_an_answer_holds_together_with_its_in_sync_set(self) -> None:
         """The tail of the metadata is behind: min ISR was raised to 2 before 2 left, so 2 is eligible to lead."""
@@ -556,7 +490,7 @@ class TestProposals:
 
 
 class TestMetadata:
-    def test_an_older_partition_epoch_than_an_answer_told_is_ignored(self) -> None:
+    def test_a_partition_epoch_older_than_an_answers_is_ignored(self) -> None:
         state = leader((1, 2), end=10)
         ack(state, 3, 10)
         propose(state)
@@ -600,7 +534,7 @@ class TestMetadata:
         assert wanted(state) is None
 
     def test_a_replica_reassigned_away_while_it_was_proposed_no_longer_counts(self) -> None:
-        """An answer told of partition epoch 1 first, a proposal went out on top of it, then the metadata came."""
+        """An answer had partition epoch 1 first, a proposal went out on top of it, then the metadata came."""
         state = leader((1, 2), end=10)
         ack(state, 2, 10)
         ack(state, 3, 10)
@@ -620,7 +554,7 @@ class TestMetadata:
 class TestOwnErrors:
     def test_a_leaders_log_does_not_go_back(self) -> None:
         state = leader(end=10)
-        with pytest.raises(AssertionError, match="went back"):
+        with pytest.raises(AssertionError, match="log shrank"):
             state.appended(Offset(9), 0)
 
     def test_nothing_is_durable_that_was_not_written(self) -> None:

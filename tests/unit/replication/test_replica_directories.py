@@ -1,4 +1,4 @@
-"""Log directories that cannot be read or written to: nothing there counts, nothing begins anew that may be needed."""
+"""Log directories that cannot be read or written to: nothing there counts, nothing is recreated that may be needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from uuid import UUID
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch
+from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch, orders_cluster
 
 from tidelog.log.directories import DIRECTORY_ID
 from tidelog.metadata.image import NIL
@@ -15,7 +15,7 @@ from tidelog.metadata.partitions import ElectLeaders
 from tidelog.metadata.records import ChangePartition
 from tidelog.model.errors import ErrorCode, StorageError
 from tidelog.model.ids import PartitionId
-from tidelog.replication.announcing import had_log, lost_replicas
+from tidelog.replication.startup_report import had_log, lost_replicas
 from tidelog.world.simulated import Loss
 
 BROKERS = (11, 12, 13)
@@ -51,9 +51,7 @@ def is_led(cluster: ReplicationCluster, partition: PartitionId) -> bool:
 
 
 def test_an_only_replica_in_a_directory_whose_id_cannot_be_read_does_not_lead_from_an_empty_log() -> None:
-    with ReplicationCluster(9401, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+    with ReplicationCluster(9401, directories=2, brokers=(11, 12)) as cluster:
         partitions = filled(cluster, 11)
         hidden = in_second(cluster, 11, partitions)
         cluster.kill(NodeId(11))
@@ -67,7 +65,7 @@ def test_an_only_replica_in_a_directory_whose_id_cannot_be_read_does_not_lead_fr
         cluster.until(lambda: not any(is_led(cluster, partition) for partition in hidden))
         cluster.world.run_for(5)
         assert not set(hidden) & set(found.logs.known()), "nothing was made in its place"
-        assert all("does not work" in str(cluster.replica(11, partition).offline) for partition in hidden)
+        assert all("does not work" in str(cluster.replica(11, partition).open_error) for partition in hidden)
         for partition in set(partitions) - set(hidden):
             assert cluster.values(partition) == VALUES, "the other directory serves"
         cluster.kill(NodeId(11))
@@ -78,13 +76,10 @@ def test_an_only_replica_in_a_directory_whose_id_cannot_be_read_does_not_lead_fr
             assert outcome.error is None, outcome.message
         for partition in hidden:
             assert cluster.values(partition) == VALUES, "the data was there all the time"
-        cluster.check()
 
 
 def test_the_last_in_sync_replica_is_not_believed_with_a_directory_that_cannot_be_read() -> None:
-    with ReplicationCluster(9500, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(9500, directories=2, brokers=BROKERS) as cluster:
         partitions = filled(cluster, *BROKERS)
         hidden = in_second(cluster, 11, partitions)
         for broker in (12, 13):
@@ -103,15 +98,12 @@ def test_the_last_in_sync_replica_is_not_believed_with_a_directory_that_cannot_b
             assert cluster.values(partition) == VALUES
             cluster.until_equal(partition, *BROKERS, timeout=60)
             home = cluster.brokers[NodeId(11)].logs.directories[0].directory_id
-            assert cluster.partition(partition).directory_of(11) == home, "begun anew where it can be written"
-        cluster.check()
+            assert cluster.partition(partition).directory_of(11) == home, "recreated where it can be written"
 
 
 @pytest.mark.parametrize("seed", range(9400, 9403))
 def test_a_directory_that_could_not_be_listed_once_keeps_its_replicas_for_the_next_start(seed: int) -> None:
-    with ReplicationCluster(seed, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+    with ReplicationCluster(seed, directories=2, brokers=(11, 12)) as cluster:
         partitions = filled(cluster, 11)
         hidden = in_second(cluster, 11, partitions)
         cluster.kill(NodeId(11))
@@ -125,15 +117,12 @@ def test_a_directory_that_could_not_be_listed_once_keeps_its_replicas_for_the_ne
         for partition in hidden:
             cluster.until(lambda one=partition: cluster.replica(11, one).log is not None)  # type: ignore[misc]
             assert cluster.log(11, partition).end_offset == len(VALUES)
-        cluster.check()
 
 
 def test_of_two_copies_the_recorded_one_is_the_replica_and_the_other_is_set_aside(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with ReplicationCluster(9410, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(9410, directories=2, brokers=BROKERS) as cluster:
         partitions = filled(cluster, *BROKERS)
         hidden = in_second(cluster, 11, partitions)
         cluster.kill(NodeId(11))
@@ -159,14 +148,11 @@ def test_of_two_copies_the_recorded_one_is_the_replica_and_the_other_is_set_asid
             aside = f"{names[partition]}.0.aside"
             assert found.logs.directories[1].disk.exists(f"{aside}/00000000000000000000.log"), "it is kept"
             assert any(aside in record.getMessage() for record in caplog.records), "and named"
-        cluster.check()
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ENOSPC])
 def test_a_copy_that_cannot_be_set_aside_for_a_while_does_not_make_the_recorded_one_lost(number: int) -> None:
-    with ReplicationCluster(9411, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(9411, directories=2, brokers=BROKERS) as cluster:
         partitions = filled(cluster, *BROKERS)
         hidden = in_second(cluster, 11, partitions)
         cluster.kill(NodeId(11))
@@ -187,15 +173,12 @@ def test_a_copy_that_cannot_be_set_aside_for_a_while_does_not_make_the_recorded_
         for partition in hidden:
             cluster.leader(partition, timeout=60)
             assert cluster.values(partition) == VALUES
-        cluster.check()
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 @pytest.mark.parametrize("operation", ["list", "exists"])
 def test_a_directory_is_not_given_up_at_the_start_for_want_of_open_files_or_memory(number: int, operation: str) -> None:
-    with ReplicationCluster(9412, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+    with ReplicationCluster(9412, directories=2, brokers=(11, 12)) as cluster:
         partitions = filled(cluster, 11)
         hidden = in_second(cluster, 11, partitions)
         cluster.kill(NodeId(11))
@@ -205,13 +188,10 @@ def test_a_directory_is_not_given_up_at_the_start_for_want_of_open_files_or_memo
         for partition in hidden:
             cluster.leader(partition, timeout=60)
             assert cluster.values(partition) == VALUES
-        cluster.check()
 
 
 def test_two_copies_of_which_the_metadata_names_none_count_for_nothing_and_the_node_runs() -> None:
-    with ReplicationCluster(9411, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(9411, directories=2, brokers=BROKERS) as cluster:
         (orders, *_) = filled(cluster, *BROKERS, topics=1)
         path = cluster.log(11, orders).path
         cluster.kill(NodeId(11))
@@ -221,21 +201,18 @@ def test_two_copies_of_which_the_metadata_names_none_count_for_nothing_and_the_n
         node.disk(home).make_directory(f"x{path}")
         cluster.world.machine("b11").kill()
         cluster.start_brokers(11)
-        cluster.until(lambda: "is there twice" in str(cluster.replica(11, orders).offline))
+        cluster.until(lambda: "has several copies" in str(cluster.replica(11, orders).open_error))
         assert 11 not in cluster.partition(orders).isr
         cluster.write(orders, b"new")
         cluster.world.run_for(5)
         assert cluster.replica(11, orders).role is None
-        cluster.check()
 
 
 # What a broker says that it has lost
 
 
-def test_what_is_lost_is_told_by_what_the_directories_and_the_metadata_know() -> None:
-    with ReplicationCluster(9412, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+def test_directories_and_metadata_together_show_which_replicas_are_lost() -> None:
+    with ReplicationCluster(9412, directories=2, brokers=BROKERS) as cluster:
         partitions = filled(cluster, *BROKERS)
         found, image = cluster.brokers[NodeId(11)], cluster.image()
         logs = found.logs
@@ -251,14 +228,16 @@ def test_what_is_lost_is_told_by_what_the_directories_and_the_metadata_know() ->
             )
             return lost_replicas(logs, cluster.image().apply_all([change]), 11)
 
-        told = ((never.topic_id, 0),)
+        reported = ((never.topic_id, 0),)
         assert recorded(NIL) == (), "it was never made"
         assert recorded(first) == (), "nor written to"
-        assert recorded(UUID(int=99)) == told, "it is in a directory that is not here"
+        assert recorded(UUID(int=99)) == reported, "it is in a directory that is not here"
         hidden = in_second(cluster, 11, partitions)[0]
         assert had_log(logs, hidden, second), "a log that held something"
         cluster.on_broker(11, _fail_second)
-        assert set(recorded(first)) > set(told), "a directory that was registered does not work: it may have been there"
+        assert set(recorded(first)) > set(reported), (
+            "a directory that was registered does not work: it may have been there"
+        )
         lost = {(one.topic_id, 0) for one in in_second(cluster, 11, partitions)}
         assert set(lost_replicas(logs, image, 11)) == lost
 
@@ -270,10 +249,8 @@ async def _fail_second(broker: RunningBroker) -> None:
 # A stop that is not clean
 
 
-def test_a_stop_whose_last_sync_failed_is_not_told_as_clean() -> None:
-    with ReplicationCluster(9008) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+def test_a_stop_whose_last_sync_failed_is_not_reported_as_clean() -> None:
+    with ReplicationCluster(9008, brokers=(11, 12)) as cluster:
         configs = {"flush.mode": "page-cache", "min.insync.replicas": "1"}
         orders = cluster.topic("orders", (11,), configs=configs)
         for value in VALUES:
@@ -290,10 +267,8 @@ def test_a_stop_whose_last_sync_failed_is_not_told_as_clean() -> None:
         assert not is_led(cluster, orders), "what was acknowledged is gone: that is for an admin to decide"
 
 
-def test_a_stop_whose_logs_were_all_synced_is_told_as_clean() -> None:
-    with ReplicationCluster(9009) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+def test_a_stop_whose_logs_were_all_synced_is_reported_as_clean() -> None:
+    with ReplicationCluster(9009, brokers=(11, 12)) as cluster:
         configs = {"flush.mode": "page-cache", "min.insync.replicas": "1"}
         orders = cluster.topic("orders", (11,), configs=configs)
         for value in VALUES:
@@ -311,11 +286,7 @@ def test_a_stop_whose_logs_were_all_synced_is_told_as_clean() -> None:
 
 @pytest.mark.parametrize("kind", ["EIO", "EROFS"])
 def test_a_leader_whose_appends_fail_gives_its_directory_up_and_another_leads(kind: str) -> None:
-    with ReplicationCluster(9300) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(9300, b"0") as (cluster, orders):
         cluster.until_equal(orders, *BROKERS)
         cluster.world.run_for(3)  # no checkpoint is due any more
         first = cluster.leader(orders)
@@ -332,15 +303,10 @@ def test_a_leader_whose_appends_fail_gives_its_directory_up_and_another_leads(ki
         assert first not in cluster.partition(orders).isr
         cluster.write(orders, b"1")
         assert cluster.values(orders) == [b"0", b"1"]
-        cluster.check()
 
 
 def test_a_follower_whose_append_fails_gives_its_directory_up_until_it_starts_again() -> None:
-    with ReplicationCluster(9301) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(9301, b"0") as (cluster, orders):
         cluster.until_equal(orders, *BROKERS)
         follower = next(broker for broker in BROKERS if broker != cluster.leader(orders))
         cluster.world.machine(f"b{follower}").disk("logs-0").fail("append", number=errno.EIO, times=1)
@@ -350,18 +316,14 @@ def test_a_follower_whose_append_fails_gives_its_directory_up_until_it_starts_ag
         cluster.write(orders, b"2")
         cluster.kill(NodeId(follower))
         cluster.start_brokers(follower)
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
-        cluster.check()
+        cluster.until_whole(orders)
 
 
-def test_a_directory_that_fails_before_the_metadata_knows_what_lies_there_is_told_by_each_replica() -> None:
+def test_each_replica_reports_a_directory_that_fails_before_the_metadata_knows_its_replicas() -> None:
     """With several directories the controller learns the place of a new replica from its broker, a moment later."""
-    with ReplicationCluster(9302, directories=2) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(9302, directories=2, brokers=BROKERS) as cluster:
         for broker in cluster.brokers.values():
-            broker.replicas.upkeep.assign = lambda partition_id, directory: None  # type: ignore[method-assign]
+            broker.replicas._reconciler._assign = lambda partition_id, directory: None
         orders = cluster.topic("orders", BROKERS)
         cluster.write(orders, b"0")
         cluster.until_equal(orders, *BROKERS)
@@ -375,4 +337,3 @@ def test_a_directory_that_fails_before_the_metadata_knows_what_lies_there_is_tol
         assert cluster.produce(leader, orders, batch(b"refused")).error is not None
         cluster.until(lambda: leader not in cluster.partition(orders).isr)
         cluster.write(orders, b"1")
-        cluster.check()

@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from replication_faults import FaultRun, patched
+from support.brokers.fault_runs import FaultRun, patched
 
 from tidelog.model.ids import Offset
-from tidelog.replication import following, leader_stream, leading, settling
+from tidelog.replication import follower_replica, leader_replica, leader_stream, reconciler
 from tidelog.replication.divergence import Continue
-from tidelog.replication.following import Following
-from tidelog.replication.leading import Leading
+from tidelog.replication.follower_replica import FollowerReplica
+from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.partition import LeaderState
-from tidelog.replication.settling import Settling
+from tidelog.replication.reconciler import Reconciler
+from tidelog.replication.replica import now_ms
 
 SEEDS = range(9000, 9006)
 CATCHING_SEEDS_MAX = 25
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.source("a:U-01", "a:U-02", "a:U-03", "a:U-04", "b:A-20")
+@pytest.mark.requirement("a:U-01", "a:U-02", "a:U-03", "a:U-04", "b:A-20")
 def test_nothing_acknowledged_or_read_is_lost_under_faults(seed: int) -> None:
     assert FaultRun(seed).run() > 0, "something was acknowledged"
 
@@ -33,15 +34,15 @@ def _log_end(log: Any) -> Offset:
     return end
 
 
-_pushed, _append = Following.pushed, Leading.append
+_pushed, _append = FollowerReplica.pushed, LeaderReplica.append
 
 
-def _ack_when_written(self: Following, push: Any) -> None:
+def _ack_when_written(self: FollowerReplica, push: Any) -> None:
     _pushed(self, push)
     self.durable()
 
 
-def _count_when_written(self: Leading, batches: Any, **more: Any) -> Any:
+def _count_when_written(self: LeaderReplica, batches: Any, **more: Any) -> Any:
     appended = _append(self, batches, **more)
     self.durable()
     return appended
@@ -72,16 +73,16 @@ def _advance_over_the_known(self: Any) -> bool:
     return True
 
 
-_take_role = Settling._take_role
+_take_role = Reconciler._take_role
 
 
-def _keep_epoch(self: Settling, replica: Any, log: Any) -> None:
-    host = self._host
-    known = host.image.brokers.get(host.me)
-    if host.broker_epoch < 0 and known is not None and replica.partition.leader == host.me and replica.role is None:
-        host.broker_epoch = known.broker_epoch
+def _keep_epoch(self: Reconciler, replica: Any, log: Any) -> None:
+    metadata = self._metadata
+    known, is_leader = metadata.image.brokers.get(metadata.me), replica.partition.leader == metadata.me
+    if metadata.broker_epoch < 0 and known is not None and is_leader and replica.role is None:
+        metadata.broker_epoch = known.broker_epoch
         _take_role(self, replica, log)
-        host.broker_epoch = -1
+        metadata.broker_epoch = -1
         return
     _take_role(self, replica, log)
 
@@ -90,15 +91,15 @@ def _always_prefix(*_: Any, **__: Any) -> Continue:
     return Continue()
 
 
-def _believe_old_acks(self: Leading, subscription: Any, durable_end: int) -> None:
+def _believe_old_acks(self: LeaderReplica, subscription: Any, durable_end: int) -> None:
     subscription.acked(durable_end)
     end = Offset(max(durable_end, subscription.next_offset))
-    if self.state.acked(subscription.follower, subscription.broker_epoch, end, self._host.now_ms()):
+    if self.state.acked(subscription.follower, subscription.broker_epoch, end, now_ms()):
         self._advanced()
 
 
-def _joins_at_once(self: Any, follower: int, lives_as: int | None) -> int | None:
-    return lives_as
+def _joins_at_once(self: Any, follower: int, live_epoch: int | None) -> int | None:
+    return live_epoch
 
 
 def _uncommitted_bound(self: Any) -> Offset:
@@ -107,13 +108,13 @@ def _uncommitted_bound(self: Any) -> Offset:
 
 DEFECTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "a follower acks what it has not synced": (
-        (following, "safe_end", _log_end),
-        (Following, "pushed", _ack_when_written),
+        (follower_replica, "ackable_end", _log_end),
+        (FollowerReplica, "pushed", _ack_when_written),
     ),
     "a leader counts what it has not synced itself": (
-        (leading, "safe_end", _log_end),
-        (settling, "safe_end", _log_end),
-        (Leading, "append", _count_when_written),
+        (leader_replica, "ackable_end", _log_end),
+        (reconciler, "ackable_end", _log_end),
+        (LeaderReplica, "append", _count_when_written),
     ),
     "the high watermark is the leader's own end": ((LeaderState, "_advance", _advance_alone),),
     "min.insync.replicas is ignored": (
@@ -121,11 +122,11 @@ DEFECTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
         (LeaderState, "check_acks", lambda self, acks: None),
     ),
     "who has said nothing in this epoch is passed over": ((LeaderState, "_advance", _advance_over_the_known),),
-    "a leader epoch is kept across a restart": ((Settling, "_take_role", _keep_epoch),),
+    "a leader epoch is kept across a restart": ((Reconciler, "_take_role", _keep_epoch),),
     "no divergence is ever found": ((leader_stream, "divergence", _always_prefix),),
-    "what was pushed counts as acked": ((Leading, "acked", _believe_old_acks),),
+    "what was pushed counts as acked": ((LeaderReplica, "acked", _believe_old_acks),),
     "a follower joins without having caught up": ((LeaderState, "_epoch_in_sync", _joins_at_once),),
-    "readers see what is not replicated": ((Leading, "high_watermark", property(_uncommitted_bound)),),
+    "readers see what is not replicated": ((LeaderReplica, "high_watermark", property(_uncommitted_bound)),),
 }
 
 

@@ -1,13 +1,12 @@
 """Records that a replica has to give up are kept beside its log until it has them again."""
 
-from replication_cluster import NodeId, ReplicationCluster, batch
+from support.brokers.cluster import NodeId, ReplicationCluster, batch
 from test_replica_repair import damage
 from test_replicas import BROKERS
 
 from tidelog.log.batch import read_header
-from tidelog.log.keeping import KEPT_MAX, NOTE
-from tidelog.metadata.partitions import ElectLeaders
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.log.kept_copies import KEPT_MAX, NOTE
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.topics import DeleteTopics
 from tidelog.model.ids import PartitionId
 from tidelog.world.simulated import Loss
@@ -18,8 +17,7 @@ def filled(cluster: ReplicationCluster, **settings: str) -> PartitionId:
     cluster.start()
     cluster.start_brokers(*BROKERS)
     orders = cluster.topic("orders", BROKERS, configs={"retention.ms": "-1", **settings})
-    for number in range(6):
-        cluster.write(orders, b"%d" % number)
+    cluster.write_numbers(orders, 6)
     cluster.until_equal(orders, *BROKERS)
     return orders
 
@@ -58,11 +56,9 @@ def test_what_a_damaged_follower_cuts_is_kept_until_it_is_in_sync_with_all_of_it
         (name,) = kept(cluster, 12)
         assert kept_offsets(cluster, 12, name) == list(range(6)), "the segment as it was"
         assert cluster.brokers[NodeId(12)].node.disk("logs-0").exists(f"{name}/{NOTE}")
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
+        cluster.until_whole(orders)
         check_often(cluster)
         cluster.until(lambda: kept(cluster, 12) == [])
-        cluster.check()
 
 
 def test_a_kept_copy_outlives_a_restart_and_is_removed_after_it() -> None:
@@ -77,7 +73,6 @@ def test_a_kept_copy_outlives_a_restart_and_is_removed_after_it() -> None:
         cluster.until_in_sync(orders, *BROKERS)
         check_often(cluster)
         cluster.until(lambda: kept(cluster, 12) == [])
-        cluster.check()
 
 
 def lose_uncleanly(cluster: ReplicationCluster, **settings: str) -> PartitionId:
@@ -91,8 +86,7 @@ def lose_uncleanly(cluster: ReplicationCluster, **settings: str) -> PartitionId:
     cluster.kill(NodeId(11))
     cluster.start_brokers(13)
     cluster.until(lambda: cluster.partition(orders).leader == -1)
-    (outcome,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("orders", 0),))).items
-    assert outcome.error is None, outcome.message
+    cluster.elect("orders", "unclean")
     assert cluster.leader(orders) == 13
     cluster.write(orders, b"other 6", acks=1)
     return orders
@@ -103,15 +97,13 @@ def test_committed_records_that_an_uncleanly_elected_leader_lacks_are_kept_for_t
         orders = lose_uncleanly(cluster)
         cluster.start_brokers(11, 12)
         cluster.until_in_sync(orders, *BROKERS)
-        for number in range(10):
-            cluster.write(orders, b"new %d" % number)
+        cluster.write_numbers(orders, 10, b"new %d")
         check_often(cluster)
         cluster.world.run_for(10)
         for broker in (11, 12):
             (name,) = kept(cluster, broker)
             assert set(range(6, 10)) <= set(kept_offsets(cluster, broker, name)), "they are the last copies"
         assert kept(cluster, 13) == []
-        cluster.check()
 
 
 def test_a_follower_that_has_moved_segments_away_and_cannot_cut_does_not_follow_as_if_it_had_them() -> None:
@@ -135,7 +127,6 @@ def test_a_follower_that_has_moved_segments_away_and_cannot_cut_does_not_follow_
         cluster.until_in_sync(orders, 11, 13)
         (name,) = kept(cluster, 11)
         assert set(range(6, 10)) <= set(kept_offsets(cluster, 11, name))
-        cluster.check()
 
 
 def test_kept_copies_go_with_their_topic() -> None:
@@ -147,7 +138,6 @@ def test_kept_copies_go_with_their_topic() -> None:
         cluster.ask(DeleteTopics(names=("orders",)))
         check_often(cluster)
         cluster.until(lambda: kept(cluster, 11) == [] == kept(cluster, 12))
-        cluster.check()
 
 
 def test_uncommitted_records_that_a_follower_cuts_are_not_kept() -> None:
@@ -162,7 +152,6 @@ def test_uncommitted_records_that_a_follower_cuts_are_not_kept() -> None:
         cluster.start_brokers(11)
         cluster.until_in_sync(orders, *BROKERS)
         assert kept(cluster, 11) == []
-        cluster.check()
 
 
 def test_a_replica_with_too_many_kept_copies_stays_as_it_is() -> None:
@@ -180,4 +169,3 @@ def test_a_replica_with_too_many_kept_copies_stays_as_it_is() -> None:
         check_often(cluster)  # the log of this replica does not cover them while it is damaged
         cluster.world.run_for(10)
         assert len(kept(cluster, 12)) == KEPT_MAX
-        cluster.check()

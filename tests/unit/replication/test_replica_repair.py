@@ -1,15 +1,15 @@
 """Logs that have lost data: out of the in-sync set, mended from the leader, back."""
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker, batch, values_of
+from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch, orders_cluster, values_of
 from test_replicas import BROKERS
 
 from tidelog.log.log import Damage
-from tidelog.metadata.losses import ReportLost
-from tidelog.metadata.partitions import AlteredPartition, AlterPartition, ElectLeaders
+from tidelog.metadata.lost_replicas import ReplicasLost
+from tidelog.metadata.partitions import AlteredPartition, AlterPartition
 from tidelog.model.errors import TransportError
 from tidelog.model.ids import Offset, PartitionId
-from tidelog.replication.announcing import lost_replicas
+from tidelog.replication.startup_report import lost_replicas
 from tidelog.world.simulated import Loss
 
 
@@ -18,8 +18,7 @@ def filled(cluster: ReplicationCluster) -> PartitionId:
     cluster.start()
     cluster.start_brokers(*BROKERS)
     orders = cluster.topic("orders", BROKERS)
-    for number in range(6):
-        cluster.write(orders, b"%d" % number)
+    cluster.write_numbers(orders, 6)
     cluster.until_equal(orders, *BROKERS)
     return orders
 
@@ -46,31 +45,23 @@ def test_a_follower_whose_log_is_damaged_fetches_the_range_again() -> None:
         cluster.until(lambda: cluster.log(12, orders).damaged is None)
         cluster.until_in_sync(orders, *BROKERS)
         assert cluster.partition(orders).partition_epoch > epoch, "it has left the in-sync set first"
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
+        cluster.until_whole(orders)
         cluster.kill(NodeId(11))
         assert cluster.leader(orders) == 12
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
         assert cluster.values(orders) == [b"%d" % number for number in range(6)]
-        cluster.check()
 
 
 @pytest.mark.case("S2")
 def test_a_leader_whose_log_is_damaged_gives_up_leading_and_is_mended() -> None:
-    with ReplicationCluster(302) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        for number in range(6):
-            cluster.write(orders, b"%d" % number)
+    with orders_cluster(302) as (cluster, orders):
+        cluster.write_numbers(orders, 6)
         damage(cluster, 11, orders, 3)
         cluster.until(lambda: cluster._leader(orders) == 12)
         cluster.write(orders, b"6")
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
+        cluster.until_whole(orders)
         assert cluster.log(11, orders).damaged is None
         assert cluster.values(orders) == [b"%d" % number for number in range(7)]
-        cluster.check()
 
 
 @pytest.mark.case("S2")
@@ -83,14 +74,12 @@ def test_rot_that_a_reader_meets_on_the_leader_is_mended_from_the_others() -> No
         result = cluster.fetch(11, orders, 2)
         assert result.error is not None, "rot is not handed out"
         cluster.until(lambda: cluster._leader(orders) == 12)
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
+        cluster.until_whole(orders)
         assert cluster.values(orders) == [b"%d" % number for number in range(6)]
-        cluster.check()
 
 
 @pytest.mark.case("S2")
-def test_a_log_that_is_corrupt_below_what_was_synced_is_told_at_registration_and_fetched_again() -> None:
+def test_a_log_corrupt_below_its_synced_end_is_reported_at_registration_and_fetched_again() -> None:
     with ReplicationCluster(304) as cluster:
         orders = filled(cluster)
         cluster.world.run_for(2)  # the recovery point is stored
@@ -98,13 +87,11 @@ def test_a_log_that_is_corrupt_below_what_was_synced_is_told_at_registration_and
         cluster.lose_power(12, Loss.NONE if hasattr(Loss, "NONE") else Loss.SOME)
         cluster.world.machine("b12").disk("logs-0").cut(path, 100)
         cluster.start_brokers(12)
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
+        cluster.until_whole(orders)
         cluster.kill(NodeId(11))
         leader = cluster.leader(orders)
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
         assert cluster.values(orders, broker=leader) == [b"%d" % number for number in range(6)]
-        cluster.check()
 
 
 @pytest.mark.case("S2")
@@ -123,11 +110,9 @@ def test_a_follower_that_cannot_be_cut_for_rot_in_front_is_mended() -> None:
         cluster.write(orders, b"6")
         cluster.world.machine("b11").disk("logs-0").overwrite(path, 2 * size + 8, b"\xff" * 4)
         cluster.start_brokers(11)
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
+        cluster.until_whole(orders)
         assert cluster.log(11, orders).damaged is None
         assert _all_of(cluster, 11, orders) == [b"%d" % number for number in range(7)]
-        cluster.check()
 
 
 def _all_of(cluster: ReplicationCluster, broker: int, partition: PartitionId) -> list[bytes]:
@@ -142,31 +127,22 @@ def _all_of(cluster: ReplicationCluster, broker: int, partition: PartitionId) ->
 
 
 def test_the_only_replica_that_is_damaged_waits_for_an_admin_and_then_leads_with_what_it_has() -> None:
-    with ReplicationCluster(305) as cluster:
-        cluster.start()
-        cluster.start_brokers(11)
+    with ReplicationCluster(305, brokers=(11,)) as cluster:
         orders = cluster.topic("orders", [11], configs={"min.insync.replicas": "1"})
-        for number in range(5):
-            cluster.write(orders, b"%d" % number)
+        cluster.write_numbers(orders, 5)
         damage(cluster, 11, orders, 3)
         cluster.until(lambda: cluster.partition(orders).leader == -1)
         cluster.world.run_for(5)
         assert cluster.partition(orders).leader == -1
         assert cluster.log(11, orders).damaged is not None, "nothing is thrown away by itself"
-        (outcome,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("orders", 0),))).items
-        assert outcome.error is None, outcome.message
+        cluster.elect("orders", "unclean")
         cluster.leader(orders)
         assert cluster.values(orders) == [b"0", b"1", b"2"]
         assert cluster.write(orders, b"new").base_offset == 3
-        cluster.check()
 
 
 def test_a_log_that_is_gone_is_known_as_lost_and_one_that_never_was_is_not() -> None:
-    with ReplicationCluster(306) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(306, b"0") as (cluster, orders):
         cluster.world.run_for(2)
         path = cluster.log(12, orders).path
         cluster.kill(NodeId(12))
@@ -177,9 +153,7 @@ def test_a_log_that_is_gone_is_known_as_lost_and_one_that_never_was_is_not() -> 
         found = cluster.brokers[NodeId(12)]
         cluster.until(lambda: found.agent.registration.lost == ((orders.topic_id, 0),))
         assert lost_replicas(found.logs, cluster.image(), 14) == ()
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
-        cluster.check()
+        cluster.until_whole(orders)
 
 
 def drop(cluster: ReplicationCluster, partition_id: PartitionId, broker: int) -> None:
@@ -207,7 +181,7 @@ def test_a_damaged_log_outside_of_the_in_sync_set_is_not_cut_before_its_loss_is_
         ask = agent.ask
 
         async def not_reported(request: object) -> object:
-            if isinstance(request, ReportLost):
+            if isinstance(request, ReplicasLost):
                 raise TransportError("no controller hears of it")
             return await ask(request)
 
@@ -224,6 +198,4 @@ def test_a_damaged_log_outside_of_the_in_sync_set_is_not_cut_before_its_loss_is_
         agent.ask = ask  # type: ignore[method-assign]
         cluster.until(lambda: cluster.log(12, orders).damaged is None)
         assert cluster.partition(orders).leader_epoch > epoch
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
-        cluster.check()
+        cluster.until_whole(orders)

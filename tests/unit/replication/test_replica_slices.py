@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster, RunningBroker
+from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker
 from test_replicas import BROKERS
 
 from tidelog.metadata.delta import LocalPartition, delta_between
 from tidelog.metadata.topics import DeleteTopics
 from tidelog.model.ids import PartitionId
 from tidelog.model.maps import Map
-from tidelog.replication.leading import Leading
-from tidelog.replication.replicas import ReplicaConfig, Replicas
+from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.replication.metadata_changes import MetadataChanges
+from tidelog.replication.replica import ReplicaConfig
+from tidelog.replication.replicas import Replicas
 
 SLICE = 4
 PARTITIONS = 60
@@ -37,14 +39,14 @@ class Watched:
         self.turns: list[int] = []
         self.epochs: dict[int, list[int]] = {}
         self._is_open = False
-        replicas, taken = broker.replicas, Replicas.changed
+        watched, taken = broker.replicas._changes, MetadataChanges.partition_changed
 
-        def changed(host: Replicas, local: LocalPartition) -> None:
-            if host is replicas:
+        def changed(changes: MetadataChanges, local: LocalPartition) -> None:
+            if changes is watched:
                 self._note(local)
-            taken(host, local)
+            taken(changes, local)
 
-        monkeypatch.setattr(Replicas, "changed", changed)
+        monkeypatch.setattr(MetadataChanges, "partition_changed", changed)
 
     def _note(self, local: LocalPartition) -> None:
         if not self._is_open:
@@ -102,7 +104,7 @@ def test_a_broker_that_starts_takes_all_of_its_partitions_in_slices_and_leads_ag
         cluster.kill(NodeId(11))
         cluster.start_brokers(11)
         replicas = cluster.brokers[NodeId(11)].replicas
-        cluster.until(lambda: all(isinstance(_role(replicas, place), Leading) for place in places(orders)))
+        cluster.until(lambda: all(isinstance(_role(replicas, place), LeaderReplica) for place in places(orders)))
         assert replicas.broker_epoch >= 0
         assert all(
             _role(replicas, place).leader_epoch == cluster.partition(place).leader_epoch for place in places(orders)
@@ -140,25 +142,25 @@ def test_changes_that_wait_are_one_change_from_the_first_to_the_last_image() -> 
 
 
 def test_a_topic_that_is_deleted_while_its_logs_are_opened_is_led_by_nobody() -> None:
-    """Its replicas are dropped a slice at a time; those whose turn has not come are settled meanwhile."""
+    """Its replicas are dropped a slice at a time; those whose turn has not come are reconciled meanwhile."""
     with started(505) as cluster:
         cluster.start()
         cluster.start_brokers(11)
         orders = cluster.topic("orders", partitions=PARTITIONS, factor=1, configs={"min.insync.replicas": "1"})
         replicas = cluster.brokers[NodeId(11)].replicas
-        cluster.until(lambda: all(isinstance(_role(replicas, place), Leading) for place in places(orders)))
+        cluster.until(lambda: all(isinstance(_role(replicas, place), LeaderReplica) for place in places(orders)))
 
         async def delete(broker: RunningBroker) -> None:
             image = replicas.image
             opened = [replica for place in places(orders) if (replica := replicas.get(place)) is not None]
             for replica in opened:
-                replicas.end_role(replica)
+                replica.end_role()
                 replica.led_epoch = -1  # as if its log was opened just now
             after = replace(image, topics=image.topics.delete(orders.topic_id), topic_ids=Map())
             replicas._changes.metadata_changed(delta_between(image, after), image, after)
             waiting = [replica for replica in opened if not replica.is_dropped]
             assert waiting, "the others' turn has not come"
-            await asyncio.gather(*(replicas._settling.settle(replica) for replica in waiting))
+            await asyncio.gather(*(replicas._reconciler.reconcile(replica) for replica in waiting))
             assert all(replica.role is None for replica in opened)
             replicas.status()
 

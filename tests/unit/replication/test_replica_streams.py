@@ -1,22 +1,20 @@
 """How replicas are filled: from the device, with gaps, in page-cache mode, after missed epochs, within their bounds."""
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster, batch
+from support.brokers.cluster import NodeId, ReplicationCluster, batch, orders_cluster
 from test_replicas import BROKERS, alter, reassign
 
 from tidelog.model.errors import InvalidRequestError, StreamBrokenError, StreamClosedError
 from tidelog.model.ids import Offset
 from tidelog.replication.messages import MAIN, Ack, Acks, Subscribe
-from tidelog.replication.replicas import ReplicaConfig
+from tidelog.replication.replica import ReplicaConfig
 from tidelog.replication.wire import encode
 from tidelog.world.simulated import Loss, SimNode
 
 
 def test_a_follower_far_behind_is_filled_from_the_device_while_others_are_served() -> None:
     config = ReplicaConfig(fetch_message_bytes=50_000, partition_inflight_bytes_max=100_000, cold_reads_max=2)
-    with ReplicationCluster(701, replica_config=config) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(701, replica_config=config, brokers=BROKERS) as cluster:
         partitions = [cluster.topic(f"t{number}", BROKERS, configs={"segment.bytes": "1048576"}) for number in range(4)]
         cluster.kill(NodeId(13))
         for partition in partitions:
@@ -30,16 +28,11 @@ def test_a_follower_far_behind_is_filled_from_the_device_while_others_are_served
         for partition in partitions:
             cluster.until_in_sync(partition, *BROKERS)
             cluster.until_equal(partition, *BROKERS)
-        cluster.check()
 
 
 def test_what_is_pushed_and_not_durable_stays_within_the_bound_of_the_partition() -> None:
     config = ReplicaConfig(partition_inflight_bytes_max=50_000)
-    with ReplicationCluster(702, replica_config=config) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(702, b"0", replica_config=config) as (cluster, orders):
         cluster.world.machine("b12").disk("logs-0").begin_stall()
         for _ in range(20):
             assert cluster.produce(11, orders, batch(bytes(10_000)), acks=0).error is None
@@ -49,20 +42,17 @@ def test_what_is_pushed_and_not_durable_stays_within_the_bound_of_the_partition(
         assert cluster.log(12, orders).end_offset < 10, "the rest waits at the leader"
         cluster.world.machine("b12").disk("logs-0").heal()
         cluster.until_equal(orders, *BROKERS)
-        cluster.check()
 
 
 def test_compacted_logs_are_followed_over_their_gaps() -> None:
-    with ReplicationCluster(703) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS, 14)
+    with ReplicationCluster(703, brokers=(*BROKERS, 14)) as cluster:
         settings = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.01"}
         orders = cluster.topic("orders", BROKERS, configs=settings)
         for number in range(12):
             cluster.write(orders, b"%d" % number + bytes(300_000))
         # All records have one key: what is sealed shrinks to its last.
         cluster.until(lambda: cluster.log(11, orders).segments.sealed[0].size < 700_000, timeout=120)
-        # Followers that were made later must be told of gaps that their own settings do not tell of.
+        # Followers that were made later must be notified of gaps that their own settings do not show.
         alter(cluster, "topic", "orders", cleanup_policy="delete")
         cluster.until(lambda: not cluster.log(11, orders).config.cleanup_compact)
         reassign(cluster, "orders", 11, 12, 14)
@@ -71,14 +61,11 @@ def test_compacted_logs_are_followed_over_their_gaps() -> None:
         cluster.until_equal(orders, 11, 12, 14)
         assert cluster.log(14, orders).gaps
         assert cluster.values(orders)[-1] == b"last"
-        cluster.check()
 
 
-@pytest.mark.source("a:B-42")
+@pytest.mark.requirement("a:B-42")
 def test_with_page_cache_a_record_counts_when_it_is_written() -> None:
-    with ReplicationCluster(704) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(704, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", BROKERS, configs={"flush.mode": "page-cache"})
         cluster.write(orders, b"0")
         for broker in BROKERS:
@@ -95,16 +82,12 @@ def test_with_page_cache_a_record_counts_when_it_is_written() -> None:
         # After an unclean stop a page-cache replica vouches for nothing; a synced one does.
         cluster.lose_power(12, Loss.ALL)
         cluster.start_brokers(12)
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
-        cluster.check()
+        cluster.until_whole(orders)
 
 
 @pytest.mark.case("T5")
 def test_t5_a_follower_that_missed_epochs_of_the_same_leader_still_cuts_its_log() -> None:
-    with ReplicationCluster(705) as cluster:
-        cluster.start()
-        cluster.start_brokers(11, 12)
+    with ReplicationCluster(705, brokers=(11, 12)) as cluster:
         orders = cluster.topic("orders", [11, 12], configs={"min.insync.replicas": "1"})
         cluster.write(orders, b"0")
         cluster.until_equal(orders, 11, 12)
@@ -126,14 +109,11 @@ def test_t5_a_follower_that_missed_epochs_of_the_same_leader_still_cuts_its_log(
         cluster.until_in_sync(orders, 11, 12)
         cluster.until_equal(orders, 11, 12)
         assert cluster.values(orders) == [b"0", b"other"]
-        cluster.check()
 
 
-@pytest.mark.source("a:A-45")
+@pytest.mark.requirement("a:A-45")
 def test_retention_never_takes_what_is_not_committed() -> None:
-    with ReplicationCluster(706) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(706, brokers=BROKERS) as cluster:
         alter(cluster, "cluster", "", log_retention_check_interval_ms="1000")
         settings = {"segment.bytes": "1048576", "retention.bytes": "1"}
         orders = cluster.topic("orders", BROKERS, configs=settings)
@@ -148,27 +128,19 @@ def test_retention_never_takes_what_is_not_committed() -> None:
         cluster.until(lambda: cluster.log(11, orders).start_offset > 0)
         assert all(cluster.log(b, orders).start_offset <= cluster.replica(b, orders).high_watermark for b in BROKERS)
         cluster.write(orders, b"on")
-        cluster.check()
 
 
 def test_a_broker_that_is_closed_leads_and_follows_nothing_and_leaves_no_task() -> None:
-    with ReplicationCluster(707) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
-        orders = cluster.topic("orders", BROKERS)
-        cluster.write(orders, b"0")
+    with orders_cluster(707, b"0") as (cluster, _):
         found = cluster.brokers[NodeId(12)]
         cluster.on_broker(12, lambda broker: broker.replicas.close())
-        assert found.replicas._tasks == set()
+        assert len(found.replicas.tasks) == 0
         status = found.replicas.status()
         assert (status.leaders, status.followers) == (0, 0)
-        cluster.check()
 
 
 def test_a_follower_that_acks_what_it_was_never_sent_is_cut_off() -> None:
-    with ReplicationCluster(708) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(708, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", [11, 12, 13])
         cluster.write(orders, b"0")
         cluster.kill(NodeId(13))
@@ -203,4 +175,3 @@ def test_a_follower_that_acks_what_it_was_never_sent_is_cut_off() -> None:
         assert 13 not in cluster.leading(orders).subscriptions
         with pytest.raises(InvalidRequestError):
             cluster.leading(orders).state.acked(12, 10_000, Offset(99), 0)
-        cluster.check()

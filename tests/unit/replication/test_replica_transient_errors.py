@@ -4,7 +4,7 @@ import errno
 import struct
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster, batch
+from support.brokers.cluster import NodeId, ReplicationCluster, batch
 from test_replicas import BROKERS
 
 from tidelog.metadata.partitions import ElectLeaders
@@ -48,14 +48,11 @@ def test_an_error_at_the_opening_of_every_replica_loses_nothing(name: str, times
         until_confirmed(cluster, orders)
         cluster.until_in_sync(orders, *BROKERS)
         assert cluster.values(orders) == VALUES
-        cluster.check()
 
 
 @pytest.mark.parametrize("replicas", [(11,), BROKERS])
 def test_helpers_that_die_while_every_replica_is_read_lose_nothing(replicas: tuple[int, ...]) -> None:
-    with ReplicationCluster(332) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(332, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", replicas)
         for value in VALUES:
             cluster.write(orders, value)
@@ -67,7 +64,6 @@ def test_helpers_that_die_while_every_replica_is_read_lose_nothing(replicas: tup
         cluster.leader(orders)
         until_confirmed(cluster, orders)
         assert cluster.values(orders) == VALUES
-        cluster.check()
 
 
 def test_a_replica_whose_log_does_not_open_stays_recovering_and_clients_may_retry() -> None:
@@ -97,13 +93,10 @@ def test_a_replica_whose_log_does_not_open_stays_recovering_and_clients_may_retr
         cluster.until(lambda: cluster.brokers[NodeId(11)].replicas.status().offline == 0)
         until_confirmed(cluster, orders)
         assert cluster.values(orders) == VALUES
-        cluster.check()
 
 
 def test_a_follower_goes_on_after_helpers_die_while_its_leader_rebuilds_an_index() -> None:
-    with ReplicationCluster(77) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(77, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", BROKERS, configs={"segment.bytes": "4000", "index.interval.bytes": "300"})
         for _ in range(3):
             cluster.write(orders, b"x" * 200)
@@ -117,7 +110,7 @@ def test_a_follower_goes_on_after_helpers_die_while_its_leader_rebuilds_an_index
         path = log.segments.file_path(log.segments.find(3).base_offset, ".index")
         wrong = b"".join(struct.pack(">ii", at, to + 1) for at, to in struct.iter_unpack(">ii", device.raw(path)))
         device.overwrite(path, 0, wrong)
-        log.files.discard(path)
+        log.context.files.discard(path)
         log.segments.forget_hints()
         work = cluster.brokers[NodeId(11)].node.work
         work.dying.add("build_indexes")
@@ -125,6 +118,4 @@ def test_a_follower_goes_on_after_helpers_die_while_its_leader_rebuilds_an_index
         cluster.world.run_for(5)
         assert cluster.log(13, orders).end_offset == 3, "it cannot be served now"
         work.dying.clear()
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
-        cluster.check()
+        cluster.until_whole(orders)

@@ -1,6 +1,5 @@
 """The frames of a replication stream, the throttle and those who wait: parts that need no broker."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
@@ -8,6 +7,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.async_tests import asyncio_test
 
 from tidelog.model.errors import InvalidRequestError, NotLeaderOrFollowerError, UnsupportedVersionError
 from tidelog.model.ids import PartitionId, TopicId
@@ -26,7 +26,7 @@ from tidelog.replication.messages import (
     Unsubscribe,
 )
 from tidelog.replication.throttle import NO_LIMIT, Bucket
-from tidelog.replication.waiting import AckWaiters, Waker, Wakers
+from tidelog.replication.waiters import AckWaiters, Waker, Wakers
 from tidelog.replication.wire import decode_from_follower, decode_from_leader, encode
 
 PARTITION = PartitionId(TopicId(UUID(int=7)), 3)
@@ -190,57 +190,51 @@ def test_a_bucket_follows_its_rate() -> None:
     assert bucket.wait_s(1.0) == 3600.0
 
 
-def test_producers_are_answered_in_the_order_of_their_offsets() -> None:
-    async def main() -> None:
-        waiters = AckWaiters()
-        first, second, third = waiters.wait(5), waiters.wait(3), waiters.wait(9)
-        waiters.advance(4)
-        assert (first.done(), second.done(), third.done()) == (False, True, False)
-        third.cancel()
-        waiters.advance(9)
-        assert first.done()
-        assert len(waiters) == 0
-        late = waiters.wait(20)
-        waiters.fail(NotLeaderOrFollowerError("over", leader=2))
-        assert isinstance(late.exception(), NotLeaderOrFollowerError)
-        gone = waiters.wait(30)
-        waiters.forget(gone)
-        assert len(waiters) == 0
-
-    asyncio.run(main())
+@asyncio_test
+async def test_producers_are_answered_in_the_order_of_their_offsets() -> None:
+    waiters = AckWaiters()
+    first, second, third = waiters.wait(5), waiters.wait(3), waiters.wait(9)
+    waiters.advance(4)
+    assert (first.done(), second.done(), third.done()) == (False, True, False)
+    third.cancel()
+    waiters.advance(9)
+    assert first.done()
+    assert len(waiters) == 0
+    late = waiters.wait(20)
+    waiters.fail(NotLeaderOrFollowerError("over", leader=2))
+    assert isinstance(late.exception(), NotLeaderOrFollowerError)
+    gone = waiters.wait(30)
+    waiters.forget(gone)
+    assert len(waiters) == 0
 
 
-def test_producers_that_give_up_together_are_looked_through_a_few_times_not_once_for_each() -> None:
-    async def main() -> None:
-        waiters = AckWaiters()
-        futures = [waiters.wait(end) for end in range(1, 1_001)]
-        passes, held = 0, waiters._waiters
-        for number, future in enumerate(futures[:999], start=1):
-            waiters.forget(future)
-            passes += waiters._waiters is not held
-            held = waiters._waiters
-            assert len(held) <= 2 * (1_000 - number) + 1, "who has given up does not stay for long"
-        assert passes <= 11, "each halves what is left"
-        assert len(waiters) == 1
-        waiters.advance(2_000)
-        assert futures[-1].result() is None, "who has not given up is answered"
-        assert all(future.cancelled() for future in futures[:-1])
-
-    asyncio.run(main())
+@asyncio_test
+async def test_producers_that_give_up_together_are_looked_through_a_few_times_not_once_for_each() -> None:
+    waiters = AckWaiters()
+    futures = [waiters.wait(end) for end in range(1, 1_001)]
+    passes, held = 0, waiters._waiters
+    for number, future in enumerate(futures[:999], start=1):
+        waiters.forget(future)
+        passes += waiters._waiters is not held
+        held = waiters._waiters
+        assert len(held) <= 2 * (1_000 - number) + 1, "who has given up does not stay for long"
+    assert passes <= 11, "each halves what is left"
+    assert len(waiters) == 1
+    waiters.advance(2_000)
+    assert futures[-1].result() is None, "who has not given up is answered"
+    assert all(future.cancelled() for future in futures[:-1])
 
 
-def test_nothing_is_held_for_a_partition_that_nobody_waits_for() -> None:
-    async def main() -> None:
-        wakers, waker = Wakers(), Waker()
-        other = PartitionId(TopicId(UUID(int=8)), 0)
-        wakers.add(waker, [PARTITION, other])
-        wakers.wake(other)
-        wakers.wake(other)
-        await waker.wait()
-        assert waker.take() == [other]
-        wakers.remove(waker, [PARTITION, other])
-        wakers.wake(PARTITION)
-        assert len(wakers) == 0
-        assert waker.take() == []
-
-    asyncio.run(main())
+@asyncio_test
+async def test_nothing_is_held_for_a_partition_that_nobody_waits_for() -> None:
+    wakers, waker = Wakers(), Waker()
+    other = PartitionId(TopicId(UUID(int=8)), 0)
+    wakers.add(waker, [PARTITION, other])
+    wakers.wake(other)
+    wakers.wake(other)
+    await waker.wait()
+    assert waker.take() == [other]
+    wakers.remove(waker, [PARTITION, other])
+    wakers.wake(PARTITION)
+    assert len(wakers) == 0
+    assert waker.take() == []

@@ -1,11 +1,11 @@
 """Offsets that were stored before a loss: they say nothing about the records that are appended after it."""
 
-from replication_cluster import NodeId, ReplicationCluster, batch
+from support.brokers import data_requests
+from support.brokers.cluster import NodeId, ReplicationCluster, batch
 from test_replicas import BROKERS
 
 from tidelog.log.batch import Record, encode
-from tidelog.metadata.partitions import ElectLeaders
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.model.ids import PartitionId
 from tidelog.world.simulated import Loss
 
@@ -16,18 +16,14 @@ def lose_everything_and_elect(cluster: ReplicationCluster, orders: PartitionId) 
         cluster.lose_power(broker, Loss.ALL)
     cluster.start_brokers(11)
     cluster.until(lambda: cluster.partition(orders).leader == -1)
-    (outcome,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("orders", 0),))).items
-    assert outcome.error is None, outcome.message
+    cluster.elect("orders", "unclean")
     assert cluster.leader(orders) == 11
 
 
 def test_high_watermark_stays_below_uncommitted_records_after_a_loss_and_a_clean_restart() -> None:
-    with ReplicationCluster(901) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(901, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", BROKERS, configs={"flush.mode": "page-cache", "min.insync.replicas": "2"})
-        for number in range(20):
-            cluster.write(orders, b"old%d" % number)
+        cluster.write_numbers(orders, 20, b"old%d")
         cluster.world.run_for(3)  # the high watermark is stored
         lose_everything_and_elect(cluster, orders)
         for number in range(30):
@@ -39,48 +35,38 @@ def test_high_watermark_stays_below_uncommitted_records_after_a_loss_and_a_clean
         leading = cluster.leading(orders)
         assert (leading.log.end_offset, leading.high_watermark) == (30, 0)
         assert not cluster.fetch(11, orders, max_wait_ms=100).data, "nothing is committed"
-        cluster.check()
 
 
 def test_unclean_leader_that_ends_below_the_deleted_records_appends_behind_them() -> None:
     """Records below 15 were deleted on request. A leader that ends at 5 must not give these offsets to new records:
     they would be deleted as the old ones were."""
-    with ReplicationCluster(902) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(902, brokers=BROKERS) as cluster:
         orders = cluster.topic("orders", BROKERS, configs={"min.insync.replicas": "1"})
-        for number in range(5):
-            cluster.write(orders, b"old%d" % number)
+        cluster.write_numbers(orders, 5, b"old%d")
         cluster.until_equal(orders, *BROKERS)
         cluster.kill(NodeId(13))
         cluster.until_in_sync(orders, 11, 12)
-        for number in range(15):
-            cluster.write(orders, b"more%d" % number)
-        assert cluster.on_broker(11, lambda found: found.service.delete_records(orders, 15)) == 15
+        cluster.write_numbers(orders, 15, b"more%d")
+        assert cluster.on_broker(11, lambda found: data_requests.delete_records(found.service, orders, 15)) == 15
         cluster.kill(NodeId(11))
         cluster.kill(NodeId(12))
         cluster.start_brokers(13)
         cluster.until(lambda: cluster.partition(orders).leader == -1)
-        (outcome,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("orders", 0),))).items
-        assert outcome.error is None, outcome.message
+        cluster.elect("orders", "unclean")
         assert cluster.leader(orders) == 13
         values = [b"new%d" % number for number in range(20)]
         for value in values:
             cluster.write(orders, value)
         assert cluster.values(orders) == values
         cluster.start_brokers(11, 12)
-        cluster.until_in_sync(orders, *BROKERS)
-        cluster.until_equal(orders, *BROKERS)
+        cluster.until_whole(orders)
         assert {cluster.log(broker, orders).start_offset for broker in BROKERS} == {15}
         assert cluster.values(orders) == values
-        cluster.check()
 
 
 def test_repeat_of_a_backfill_is_found_after_all_brokers_crashed() -> None:
     """Records with timestamps of two days ago: the producer wrote just now, so no broker may have expired it."""
-    with ReplicationCluster(903) as cluster:
-        cluster.start()
-        cluster.start_brokers(*BROKERS)
+    with ReplicationCluster(903, brokers=BROKERS) as cluster:
         change = ConfigChange(key="log.retention.check.interval.ms", operation="set", value="1000")
         cluster.ask(AlterConfigs(resources=(ResourceChange(resource_type="cluster", resource="", changes=(change,)),)))
         orders = cluster.topic("orders", BROKERS, configs={"retention.ms": "-1"})

@@ -1,10 +1,9 @@
 """An unclean election elects the live replica that has lost least, on whole brokers in a simulated world."""
 
 import pytest
-from replication_cluster import NodeId, ReplicationCluster
+from support.brokers.cluster import NodeId, ReplicationCluster
 
-from tidelog.metadata.partitions import ElectLeaders
-from tidelog.metadata.settings import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.metadata.topics import DeleteTopics
 from tidelog.model.ids import PartitionId
 from tidelog.replication.log_end_reports import REPORT_INTERVAL_S
@@ -19,8 +18,7 @@ def leaderless(cluster: ReplicationCluster, **configs: str) -> PartitionId:
     cluster.start_brokers(*IN_ORDER)
     settings = {"min.insync.replicas": "1", "retention.ms": "-1", **configs}
     orders = cluster.topic("orders", IN_ORDER, configs=settings)
-    for number in range(6):
-        cluster.write(orders, b"%d" % number)
+    cluster.write_numbers(orders, 6)
     cluster.until_equal(orders, *IN_ORDER)
     cluster.kill(NodeId(13))
     cluster.until_in_sync(orders, 11, 12)
@@ -33,8 +31,7 @@ def leaderless(cluster: ReplicationCluster, **configs: str) -> PartitionId:
 
 
 def elect(cluster: ReplicationCluster) -> None:
-    (outcome,) = cluster.ask(ElectLeaders(kind="unclean", partitions=(("orders", 0),))).items
-    assert outcome.error is None, outcome.message
+    cluster.elect("orders", "unclean")
 
 
 @pytest.mark.parametrize("started", [(12, 13), (13, 12)])
@@ -48,7 +45,6 @@ def test_an_admins_unclean_election_elects_the_replica_with_the_longest_log(star
         assert cluster.leader(orders) == 12
         cluster.until_in_sync(orders, 12, 13)
         assert cluster.log(13, orders).end_offset == 10
-        cluster.check()
 
 
 def test_an_election_right_after_a_change_of_controllers_waits_for_the_log_ends() -> None:
@@ -60,7 +56,6 @@ def test_an_election_right_after_a_change_of_controllers_waits_for_the_log_ends(
         cluster.kill(cluster.active())
         elect(cluster)
         assert cluster.leader(orders) == 12
-        cluster.check()
 
 
 def test_an_election_does_not_wait_for_ever_for_a_broker_that_reports_nothing() -> None:
@@ -88,7 +83,6 @@ def test_an_automatic_unclean_election_elects_the_longest_log_among_those_that_a
         cluster.kill(NodeId(11))
         cluster.until(lambda: cluster.partition(orders).leader in (12, 13), timeout=60)
         assert cluster.partition(orders).leader == 12
-        cluster.check()
 
 
 def test_a_broker_reports_nothing_of_a_topic_that_is_deleted_while_its_replica_is_still_there() -> None:
@@ -119,4 +113,3 @@ def test_a_change_of_settings_that_allows_an_unclean_election_elects_the_longest
             AlterConfigs(resources=(ResourceChange(resource_type="topic", resource="orders", changes=(change,)),))
         )
         assert cluster.leader(orders) == 12
-        cluster.check()

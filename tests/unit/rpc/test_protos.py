@@ -11,8 +11,8 @@ from grpc_tools import protoc  # type: ignore[import-untyped]
 
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.api_docs import page
-from tidelog.rpc.door import METHODS
-from tidelog.rpc.errors import STATUS_NAMES, as_exception, coded
+from tidelog.rpc.grpc.errors import STATUS_NAMES, as_exception, coded
+from tidelog.rpc.grpc.methods import METHODS
 from tidelog.rpc.v1 import admin_pb2, cluster_pb2, common_pb2, groups_pb2, log_pb2
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from client_world import BROKERS, CLIENT, ClientWorld, batch_of
-from replication_cluster import values_of
-from replication_faults import contents_of
+from support.async_tests import inside
+from support.brokers.cluster import values_of
+from support.brokers.fault_runs import contents_of
+from support.clients.cluster import BROKERS, CLIENT, ClientWorld, batch_of
 
-from tidelog.client.admin import AdminClient
-from tidelog.client.cluster import ClusterClient, error_in
-from tidelog.client.reader import Reader
-from tidelog.client.writer import Writer, WriterConfig
+from tidelog.client.admin.core import AdminCore
+from tidelog.client.cluster import ClusterClient
+from tidelog.client.consumer.reader import Reader
+from tidelog.client.producer.writer import Writer, WriterConfig
 from tidelog.model.ids import NodeId, PartitionId, TopicId
-from tidelog.rpc.v1 import admin_pb2
 from tidelog.world.simulated.faults import Latency
 
 
@@ -27,9 +27,7 @@ def world() -> Iterator[ClientWorld]:
 
 
 async def create(client: ClusterClient, name: str, *assignment: tuple[int, ...]) -> None:
-    wanted = admin_pb2.NewTopic(name=name, assignment=[admin_pb2.Replicas(brokers=row) for row in assignment])
-    (made,) = await AdminClient(client).create_topics([wanted])
-    assert error_in(made) is None, made
+    await AdminCore(client).create_topic(name, assignment=assignment)
 
 
 async def read(reader: Reader, count: int) -> list[tuple[int, int, bytes]]:
@@ -41,7 +39,7 @@ async def read(reader: Reader, count: int) -> list[tuple[int, int, bytes]]:
     return found
 
 
-@pytest.mark.source("a:C-20", "b:B-01")
+@pytest.mark.requirement("a:C-20", "b:B-01")
 def test_the_way_of_a_record_from_a_writer_over_all_logs_to_a_reader(world: ClientWorld) -> None:
     async def write(client: ClusterClient) -> PartitionId:
         await create(client, "orders", BROKERS)
@@ -72,29 +70,27 @@ def test_the_way_of_a_record_from_a_writer_over_all_logs_to_a_reader(world: Clie
     assert world.run(fetch) == [(0, 1, b"b")], "by topic, partition and offset"
 
 
-@pytest.mark.source("b:A-01")
-def test_writers_and_readers_know_the_topic_and_not_each_other(world: ClientWorld) -> None:
-    async def job(client: ClusterClient) -> None:
-        await create(client, "orders", BROKERS, BROKERS)
-        writer = Writer(client)
-        for number in range(20):  # nobody reads yet
-            await (await writer.send("orders", number % 2, batch_of(b"%d" % number)))
-        topic = await client.topic("orders")
-        readers = [Reader(client) for _ in range(3)]
-        for reader in readers:
-            reader.assign_topic(topic, dict.fromkeys(topic.partitions, 0))
-        for found in await asyncio.gather(*(read(reader, 20) for reader in readers)):
-            for part in range(2):
-                mine = [(offset, value) for partition, offset, value in found if partition == part]
-                assert mine == [(number // 2, b"%d" % number) for number in range(part, 20, 2)], "everybody gets all"
-        for reader in readers:
-            await reader.close()
-        await writer.close()
-
-    world.run(job)
+@pytest.mark.requirement("b:A-01")
+@inside(ClientWorld.run, "world")
+async def test_writers_and_readers_know_the_topic_and_not_each_other(client: ClusterClient) -> None:
+    await create(client, "orders", BROKERS, BROKERS)
+    writer = Writer(client)
+    for number in range(20):  # nobody reads yet
+        await (await writer.send("orders", number % 2, batch_of(b"%d" % number)))
+    topic = await client.topic("orders")
+    readers = [Reader(client) for _ in range(3)]
+    for reader in readers:
+        reader.assign_topic(topic, dict.fromkeys(topic.partitions, 0))
+    for found in await asyncio.gather(*(read(reader, 20) for reader in readers)):
+        for part in range(2):
+            mine = [(offset, value) for partition, offset, value in found if partition == part]
+            assert mine == [(number // 2, b"%d" % number) for number in range(part, 20, 2)], "everybody gets all"
+    for reader in readers:
+        await reader.close()
+    await writer.close()
 
 
-@pytest.mark.source("a:X3-5")
+@pytest.mark.requirement("a:X3-5")
 def test_a_client_that_loses_one_broker_goes_on_with_the_others_and_loses_nothing(world: ClientWorld) -> None:
     """Brokers see each other, so nobody else is elected: what the lost one leads has to wait."""
 
@@ -124,7 +120,7 @@ def late_partition(world: ClientWorld) -> PartitionId:
     return PartitionId(TopicId(world.image().topic_ids["orders"]), 0)
 
 
-@pytest.mark.source("a:X3-6")
+@pytest.mark.requirement("a:X3-6")
 def test_a_long_way_to_the_brokers_costs_time_but_no_record_and_more_in_flight_makes_up_for_it() -> None:
     took_s: dict[int, float] = {}
     for in_flight in (1, 5):

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from door_quorum import DoorQuorum
+from support.grpc_api.simulated_nodes import ApiCluster
 
-from tidelog.metadata.shell import ControllerNode
+from tidelog.metadata.controller_node import ControllerNode
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.raft.membership import Member, Membership
 
 
-def membership(quorum: DoorQuorum) -> Membership:
+def membership(quorum: ApiCluster) -> Membership:
     return quorum.controller(quorum.active()).driver.core.log.membership
 
 
 class Adding:
     """An addition at the active controller."""
 
-    def __init__(self, quorum: DoorQuorum, *, timeout_ms: int, node: int = 4) -> None:
+    def __init__(self, quorum: ApiCluster, *, timeout_ms: int, node: int = 4) -> None:
         self.node = node
         self.answers: list[Any] = []
         member = Member(NodeId(node), bytes([node]) * 16, (("CONTROLLER", "host:9192"),))
@@ -37,8 +37,7 @@ class Adding:
 
 def test_additions_at_once_are_made_or_refused_as_they_say() -> None:
     """One change at a time: the others are refused, and undo nothing of it."""
-    with DoorQuorum(21) as quorum:
-        quorum.start()
+    with ApiCluster(21, brokers=()) as quorum:
         quorum.start(NodeId(4), NodeId(5))
         additions = [
             Adding(quorum, timeout_ms=20_000),
@@ -53,8 +52,7 @@ def test_additions_at_once_are_made_or_refused_as_they_say() -> None:
 
 
 def test_addition_that_loses_its_controller_can_be_repeated_at_the_next_one() -> None:
-    with DoorQuorum(22) as quorum:
-        quorum.start()
+    with ApiCluster(22, brokers=()) as quorum:
         quorum.start(NodeId(4))
         before = quorum.active()
         Adding(quorum, timeout_ms=10_000)

@@ -5,11 +5,12 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from support.async_tests import asyncio_test
 
 from tidelog.model.ids import NodeId
 from tidelog.raft.membership import Member
-from tidelog.rpc.transport import GrpcTransport
-from tidelog.server.controllers import METHOD, KnownControllers, encode_rows
+from tidelog.rpc.grpc.transport import GrpcTransport
+from tidelog.server.known_controllers import METHOD, KnownControllers, encode_rows
 
 VOTER, JOINING = NodeId(1), NodeId(8)
 DEADLINE_S = 30
@@ -49,14 +50,13 @@ async def join(voter: GrpcTransport, condition: Callable[[KnownControllers], boo
         await voter.close()
 
 
-def test_controller_that_knows_only_itself_asks_the_bootstrap_servers() -> None:
-    async def job() -> None:
-        await join(await start(VOTER, "c", [VOTER]), lambda known: VOTER in known.nodes())
-
-    asyncio.run(job())
+@asyncio_test
+async def test_controller_that_knows_only_itself_asks_the_bootstrap_servers() -> None:
+    await join(await start(VOTER, "c", [VOTER]), lambda known: VOTER in known.nodes())
 
 
-def test_bootstrap_server_of_another_cluster_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+@asyncio_test
+async def test_bootstrap_server_of_another_cluster_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def is_warned(known: KnownControllers) -> bool:
         assert known.nodes() == [JOINING], "nothing is learned from another cluster"
         return any(
@@ -66,7 +66,4 @@ def test_bootstrap_server_of_another_cluster_is_a_warning(caplog: pytest.LogCapt
             for record in caplog.records
         )
 
-    async def job() -> None:
-        await join(await start(VOTER, "other", [VOTER]), is_warned)
-
-    asyncio.run(job())
+    await join(await start(VOTER, "other", [VOTER]), is_warned)

@@ -26,7 +26,7 @@ class Log:
         names = Names(lambda topic_id: "orders" if topic_id == ORDERS else None)
         self.handler = handler = BoundedHandler(self.stream, lambda: self.now_s)
         handler.setFormatter(JsonLines(1, names) if form == "json" else TextLines(1, names))
-        self.logger = logging.Logger("tidelog.replication.following")
+        self.logger = logging.Logger("tidelog.replication.follower_replica")
         self.logger.addHandler(handler)
 
     @property
@@ -34,7 +34,7 @@ class Log:
         return self.stream.getvalue().splitlines()
 
     def message(self) -> str:
-        return self.lines[-1].partition("replication.following: ")[2]
+        return self.lines[-1].partition("replication.follower_replica: ")[2]
 
 
 def test_a_json_line_has_the_values_of_its_message_as_typed_fields() -> None:
@@ -43,7 +43,7 @@ def test_a_json_line_has_the_values_of_its_message_as_typed_fields() -> None:
     row = json.loads(log.lines[0])
     assert row["message"] == "cannot be served: no room"
     assert (row["replica"], row["log"], row["follower"], row["error"]) == ("orders-3", PATH, 2, "STORAGE_ERROR")
-    assert (row["level"], row["node"], row["logger"]) == ("warning", 1, "tidelog.replication.following")
+    assert (row["level"], row["node"], row["logger"]) == ("warning", 1, "tidelog.replication.follower_replica")
 
 
 def test_a_field_never_replaces_what_every_line_has() -> None:
@@ -113,6 +113,35 @@ def test_an_error_that_was_suppressed_is_written_when_no_other_line_follows() ->
     log.now_s = 10 * REPEAT_S
     log.logger.info("a later line")
     assert len(log.lines) == BURST + 3, "it is reported once"
+
+
+def test_times_of_the_lines_only_increase(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    for number in range(BURST + 1):
+        log.logger.error("replica %d is damaged", number)
+    log.now_s, later_s = WINDOW_S, time.time() + 100
+    monkeypatch.setattr(time, "time", lambda: later_s)
+    log.logger.info("a line about something else")
+    stamps = [line.partition(" ")[0] for line in log.lines]
+    assert len(stamps) == BURST + 2, "the suppressed line is written late"
+    assert stamps == sorted(stamps)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (UUID(int=2), "AAAAAAAAAAAAAAAAAAAAAg"),
+        (("127.0.0.1", 57028), "127.0.0.1:57028"),
+        (("::1", 57028, 0, 0), "[::1]:57028"),
+    ],
+)
+def test_ids_and_addresses_are_written_as_commands_write_them(value: object, text: str) -> None:
+    log = Log()
+    log.logger.warning("peer=%s is odd: %s", value, value)
+    assert log.message() == f"peer={text} is odd: {text}"
+    programs = Log("json")
+    programs.logger.warning("peer=%s is odd", value)
+    assert json.loads(programs.lines[0])["peer"] == text
 
 
 def test_a_timer_writes_suppressed_errors_of_a_log_that_is_silent_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tidelog.metadata.config_table import TABLES, Scope
-from tidelog.rpc.first_bytes import Speech
+from tidelog.rpc.protocol_sniffing import WireProtocol
 from tidelog.server.config import ConfigError, NodeConfig, load, with_unit
 from tidelog.server.config_sources import SourceError, flatten, read_properties, resolve, unknown_variable, variable_of
-from tidelog.server.listeners import Door, where_doors_are
+from tidelog.server.listeners import ListenerKind, listener_hints
 from tidelog.server.settings_table import ALIASES, SETTINGS, TABLE
 
 OF_KUBERNETES = {
@@ -40,8 +40,8 @@ def problems(tmp_path: Path, text: str, name: str = "node.toml", **environ: str)
     return list(found.value.problems)
 
 
-def doors(config: NodeConfig) -> dict[str, tuple[str, Door]]:
-    return {one.name: (str(one.address), one.door) for one in config.listeners}
+def listeners_of(config: NodeConfig) -> dict[str, tuple[str, ListenerKind]]:
+    return {one.name: (str(one.address), one.kind) for one in config.listeners}
 
 
 class TestForms:
@@ -55,7 +55,7 @@ class TestForms:
         ],
         ids=["quoted", "dotted", "tables", "older names"],
     )
-    @pytest.mark.source("a:A-20", "a:A-25")
+    @pytest.mark.requirement("a:A-20", "a:A-25")
     def test_quoted_dotted_and_in_tables_mean_the_same(self, tmp_path: Path, text: str) -> None:
         config = loaded(tmp_path, text)
         assert config.node == 1
@@ -69,14 +69,14 @@ class TestForms:
     def test_a_key_and_its_older_name_together_are_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, GOOD + "broker.id = 1\n") == ["broker.id: the same as node.id, which is given too"]
 
-    @pytest.mark.source("a:A-20")
+    @pytest.mark.requirement("a:A-20")
     def test_the_defaults_are_a_node_that_is_both(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, GOOD)
         assert (config.is_broker, config.is_controller, config.rack) == (True, True, None)
-        assert doors(config) == {
-            "CONTROLLER": (":9192", Door.NODE),
-            "GRPC": (":9292", Door.GRPC),
-            "KAFKA": (":9092", Door.KAFKA),
+        assert listeners_of(config) == {
+            "CONTROLLER": (":9192", ListenerKind.NODE),
+            "GRPC": (":9292", ListenerKind.GRPC),
+            "KAFKA": (":9092", ListenerKind.KAFKA),
         }
         assert str(config.http) == ":9392"
         assert config.metadata_dir == str(tmp_path / "data")
@@ -91,7 +91,7 @@ class TestForms:
     def test_every_row_has_a_sentence_and_a_default_that_it_allows(self) -> None:
         for row in SETTINGS:
             assert row.doc.endswith("."), row.name
-            assert row.default is not None or row.default_says, row.name
+            assert row.default is not None or row.default_text, row.name
             assert row.name not in TABLES[Scope.CLUSTER], f"{row.name} is a key of the cluster's state"
             if isinstance(row.default, int) and not isinstance(row.default, bool):
                 assert row.least is not None
@@ -140,7 +140,7 @@ class TestWrong:
         assert "line 1" in problem
 
     @pytest.mark.parametrize("value", ["1@", "x@host:9192", "1@host", "1@host:99999", "1@a:1,1@b:2"])
-    @pytest.mark.source("a:B-67")
+    @pytest.mark.requirement("a:B-67")
     def test_voters_that_make_no_sense_are_refused(self, tmp_path: Path, value: str) -> None:
         (problem,) = problems(tmp_path, GOOD + f'controller.quorum.voters = "{value}"\n')
         assert problem.startswith("controller.quorum.voters: ")
@@ -230,16 +230,16 @@ zookeeper.connect=localhost:2181
 
 
 class TestProperties:
-    @pytest.mark.source("a:O-01", "a:B-66", "a:B-67", "a:B-68", "a:A-22")
+    @pytest.mark.requirement("a:O-01", "a:B-66", "a:B-67", "a:B-68", "a:A-22")
     def test_the_file_of_the_quick_start_is_read_as_it_is(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, QUICKSTART, "server.properties")
         assert (config.node, config.is_broker, config.is_controller) == (2, True, True)
         assert config.log_dirs == ("/tmp/kafka2-logs",)
         assert config.voters == ((1, "localhost:9192"), (2, "localhost:9193"), (3, "localhost:9194"))
-        assert doors(config) == {
-            "CONTROLLER": (":9193", Door.NODE),
-            "GRPC": (":9293", Door.GRPC),
-            "PLAINTEXT": (":9093", Door.KAFKA),
+        assert listeners_of(config) == {
+            "CONTROLLER": (":9193", ListenerKind.NODE),
+            "GRPC": (":9293", ListenerKind.GRPC),
+            "PLAINTEXT": (":9093", ListenerKind.KAFKA),
         }
         assert str(config.http) == ":9393"
         assert config.ignored == ("num.network.threads", "zookeeper.connect")
@@ -250,21 +250,21 @@ class TestProperties:
 
 
 class TestListeners:
-    def test_a_broker_opens_a_kafka_listener_at_its_distance_unless_told_otherwise(self, tmp_path: Path) -> None:
+    def test_a_broker_opens_a_kafka_listener_at_its_distance_by_default(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, GOOD + 'listeners = "GRPC://localhost:9393"\n')
-        assert doors(config)["KAFKA"] == ("localhost:9193", Door.KAFKA)
+        assert listeners_of(config)["KAFKA"] == ("localhost:9193", ListenerKind.KAFKA)
         assert [one.name for one in config.kafka] == ["KAFKA"]
-        assert "KAFKA" not in doors(loaded(tmp_path, GOOD + "kafka.enable = false\n"))
+        assert "KAFKA" not in listeners_of(loaded(tmp_path, GOOD + "kafka.enable = false\n"))
         several = loaded(tmp_path, GOOD + 'listeners = "PLAINTEXT://:9092,OUTSIDE://:9095"\n')
         assert [one.name for one in several.kafka] == ["OUTSIDE", "PLAINTEXT"], "those that are listed, and no more"
 
     def test_a_controller_alone_has_no_kafka_listener(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, GOOD + 'process.roles = "controller"\n')
-        assert "KAFKA" not in doors(config)
+        assert "KAFKA" not in listeners_of(config)
         listed = loaded(tmp_path, GOOD + 'process.roles = "controller"\nlisteners = "KAFKA://:9092"\n')
         assert listed.kafka == ()
 
-    def test_the_advertised_address_is_told_by_listener(self, tmp_path: Path) -> None:
+    def test_each_listener_reports_its_advertised_address(self, tmp_path: Path) -> None:
         text = GOOD + 'listeners = "GRPC://0.0.0.0:9292"\nadvertised.listeners = "GRPC://public.example:443"\n'
         config = loaded(tmp_path, text)
         (grpc,) = config.grpc
@@ -278,22 +278,20 @@ class TestListeners:
             'process.roles = "broker"\ninter.broker.listener.name = "REPLICATION"\n'
             'controller.quorum.voters = "9@c:9192"\nlisteners = "REPLICATION://:7100,GRPC://:7200"\n'
         )
-        assert doors(loaded(tmp_path, text))["REPLICATION"] == (":7100", Door.NODE)
+        assert listeners_of(loaded(tmp_path, text))["REPLICATION"] == (":7100", ListenerKind.NODE)
 
     def test_a_combined_node_may_have_a_listener_between_brokers_beside_that_of_controllers(
         self, tmp_path: Path
     ) -> None:
         listed = 'listeners = "ABC://:7100,CONTROLLER://:7192,GRPC://:7200"\n'
         config = loaded(tmp_path, GOOD + 'inter.broker.listener.name = "abc"\n' + listed)
-        assert doors(config)["ABC"] == (":7100", Door.NODE)
+        assert listeners_of(config)["ABC"] == (":7100", ListenerKind.NODE)
         assert [one.name for one in config.between_nodes] == ["CONTROLLER", "ABC"], "others know it as a controller"
         assert (config.own.name, config.between_brokers.name) == ("CONTROLLER", "ABC")
-        assert config.has_own_between_brokers
         unnamed = loaded(tmp_path, GOOD + listed.replace("ABC", "INTERNAL"))
         assert unnamed.between_brokers.name == "INTERNAL"
         one_for_both = loaded(tmp_path, GOOD)
         assert one_for_both.between_brokers is one_for_both.own
-        assert not one_for_both.has_own_between_brokers
 
     def test_a_file_of_kafka_that_names_the_listener_of_its_clients_between_brokers_is_read(
         self, tmp_path: Path
@@ -301,19 +299,18 @@ class TestListeners:
         for listed in ("", 'listeners = "PLAINTEXT://:9092,CONTROLLER://:9192"\n'):
             config = loaded(tmp_path, GOOD + 'inter.broker.listener.name = "PLAINTEXT"\n' + listed)
             assert config.between_brokers.name == "CONTROLLER"
-            assert not config.has_own_between_brokers
 
-    def test_several_listeners_for_each_door(self, tmp_path: Path) -> None:
+    def test_each_protocol_can_have_several_listeners(self, tmp_path: Path) -> None:
         text = 'listeners = "KAFKA://:9092,OUT://:9093,GRPC://:9292,GRPC_OUT://:9293"\n'
         config = loaded(tmp_path, GOOD + text + 'advertised.listeners = "GRPC_OUT://public:443"\n')
         assert [one.name for one in config.grpc] == ["GRPC", "GRPC_OUT"]
         assert [str(one.advertised) for one in config.grpc][1] == "public:443"
         assert [one.name for one in config.kafka] == ["KAFKA", "OUT"]
-        assert where_doors_are(config.listeners)[Speech.GRPC] == "gRPC is on port 9292", "the first is named"
+        assert listener_hints(config.listeners)[WireProtocol.GRPC] == "gRPC is on port 9292", "the first is named"
 
-    def test_doors_can_be_said(self, tmp_path: Path) -> None:
-        text = GOOD + 'listeners = "PUBLIC://:880,CONTROLLER://:881"\nlistener.doors = "PUBLIC:grpc"\n'
-        assert doors(loaded(tmp_path, text))["PUBLIC"] == (":880", Door.GRPC)
+    def test_listeners_can_name_their_protocols(self, tmp_path: Path) -> None:
+        text = GOOD + 'listeners = "PUBLIC://:880,CONTROLLER://:881"\nlistener.protocols = "PUBLIC:grpc"\n'
+        assert listeners_of(loaded(tmp_path, text))["PUBLIC"] == (":880", ListenerKind.GRPC)
 
     def test_addresses_of_ipv6(self, tmp_path: Path) -> None:
         config = loaded(tmp_path, GOOD + 'listeners = "GRPC://[::1]:9292"\n')
@@ -334,7 +331,7 @@ class TestListeners:
             ('listeners = "SSL://:9092"', "wants SSL; only PLAINTEXT"),
             ('advertised.listeners = "GRPC://:9292"', "a host that others can reach"),
             ('advertised.listeners = "OTHER://h:9292"', "there is no such listener"),
-            ('listener.doors = "GRPC:http"', "one of grpc, kafka, node"),
+            ('listener.protocols = "GRPC:http"', "one of grpc, kafka, node"),
             ('listeners = "GRPC://:50"', "port -50 is none: list it"),
             ('http.listener = ":9292"', "port 9292 is that of GRPC"),
             ('http.listener = "nonsense"', "is not host:port"),

@@ -13,29 +13,32 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from support.async_tests import asyncio_test
 
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.records import SetConfig
 from tidelog.model.errors import CorruptStateError, TransportError
 from tidelog.model.ids import NodeId
 from tidelog.raft.membership import Member
-from tidelog.server import http, log_lines, metrics
-from tidelog.server.controllers import decode_rows, encode_rows
-from tidelog.server.http import HttpServer, Page
+from tidelog.rpc.http import server as server_module
+from tidelog.rpc.http.server import HttpServer, Page
+from tidelog.server import log_lines, metrics
 from tidelog.server.initial_configs import missing
+from tidelog.server.known_controllers import decode_rows, encode_rows
 from tidelog.server.listeners import Address
 from tidelog.server.local_nodes import Layout, LocalNodes, Ports, free_ports, is_free
 from tidelog.server.notify import ServiceManager
 from tidelog.server.ports import check_free
 from tidelog.server.transport import BrokerTransport, NodeTransport
 from tidelog.server.watchdog import LoopWatchdog
+from tidelog.services.context import RequestContext
 
 
-async def good() -> Page:
+async def good(_context: RequestContext) -> Page:
     return Page("good\n")
 
 
-async def broken() -> Page:
+async def broken(_context: RequestContext) -> Page:
     raise ValueError("a defect")
 
 
@@ -74,7 +77,7 @@ class TestHttp:
             (b"GET /broken HTTP/1.0\r\n\r\n", 500, b"this page failed; the node's log says why\n"),
             (b"nonsense\r\n\r\n", 400, b"this is HTTP/1.1: /metrics and /healthz\n"),
             (
-                b"GET /" + b"x" * http.HEAD_BYTES_MAX + b" HTTP/1.1\r\n\r\n",
+                b"GET /" + b"x" * server_module.HEAD_BYTES_MAX + b" HTTP/1.1\r\n\r\n",
                 431,
                 b"the head of the request is too long\n",
             ),
@@ -103,7 +106,7 @@ class TestHttp:
         serving(job)
 
     def test_too_many_connections_are_closed_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http, "CONNECTIONS_MAX", 1)
+        monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 1)
 
         async def job(server: HttpServer) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -173,7 +176,7 @@ class TestServiceManager:
         return listener, "@" + name if abstract else name
 
     @pytest.mark.parametrize("abstract", [False, True])
-    def test_it_is_told_what_happens(self, tmp_path: Path, abstract: bool) -> None:
+    def test_the_service_manager_gets_every_state(self, tmp_path: Path, abstract: bool) -> None:
         listener, address = self.receive(tmp_path, abstract)
         with listener:
             manager = ServiceManager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000"})
@@ -195,13 +198,13 @@ class TestServiceManager:
         manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")})
         manager.ready("ready")
         manager.close()
-        assert "was not told READY=1" in caplog.text
+        assert "could not notify the service manager of READY=1" in caplog.text
 
     def test_a_watchdog_of_another_process_is_not_ours(self) -> None:
         assert ServiceManager({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).watchdog_s is None
 
 
-def test_a_loop_that_is_held_up_is_noticed_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_blocked_event_loop_is_noticed_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     import time
 
     async def main() -> LoopWatchdog:
@@ -218,7 +221,7 @@ def test_a_loop_that_is_held_up_is_noticed_and_told(caplog: pytest.LogCaptureFix
     watchdog = asyncio.run(main())
     assert watchdog.take_worst_s() >= 0.1
     assert watchdog.take_worst_s() == 0.0
-    assert "the event loop was held up for " in caplog.text
+    assert "the event loop was blocked for " in caplog.text
 
 
 class TestLocalNodes:
@@ -290,43 +293,39 @@ def test_an_address_that_is_not_ours_is_said() -> None:
         check_free(Address("no-such-host.invalid", 9292))
 
 
-def test_the_address_of_a_voter_is_not_used_to_reach_the_broker_of_that_node() -> None:
-    async def main() -> None:
-        async def name(_caller: NodeId, _request: bytes) -> bytes:
-            return b"here"
+@asyncio_test
+async def test_the_address_of_a_voter_is_not_used_to_reach_the_broker_of_that_node() -> None:
+    async def name(_caller: NodeId, _request: bytes) -> bytes:
+        return b"here"
 
-        one, other, typo = free_ports(3)
-        mine = NodeTransport(NodeId(1), "cluster", Address("localhost", one))
-        brokers = BrokerTransport(mine, "cluster", Address("localhost", one))
-        there = NodeTransport(NodeId(2), "cluster", Address("localhost", other))
-        there.serve("name", name)
-        await there.start()
-        try:
-            brokers.set_address(NodeId(2), f"localhost:{other}")  # as it has registered
-            mine.set_address(NodeId(2), f"localhost:{typo}")  # as the quorum says
-            assert await brokers.call(NodeId(2), "name", b"?", timeout_ms=5_000) == b"here"
-            with pytest.raises(TransportError, match=f"localhost:{typo}"):
-                await mine.call(NodeId(2), "name", b"?", timeout_ms=5_000)
-        finally:
-            for transport in (brokers, mine, there):
-                await transport.close()
-
-    asyncio.run(main())
-
-
-def test_a_node_reaches_itself_whatever_it_advertises() -> None:
-    async def main() -> None:
-        transport = NodeTransport(NodeId(3), "cluster", Address("", free_ports(1)[0]))
-
-        async def echo(_caller: NodeId, request: bytes) -> bytes:
-            return request
-
-        transport.serve("echo", echo)
-        await transport.start()
-        transport.set_address(NodeId(3), "192.0.2.1:1")  # nobody is there
-        try:
-            assert await transport.call(NodeId(3), "echo", b"here", timeout_ms=5_000) == b"here"
-        finally:
+    one, other, typo = free_ports(3)
+    mine = NodeTransport(NodeId(1), "cluster", Address("localhost", one))
+    brokers = BrokerTransport(mine, "cluster", Address("localhost", one))
+    there = NodeTransport(NodeId(2), "cluster", Address("localhost", other))
+    there.serve("name", name)
+    await there.start()
+    try:
+        brokers.set_address(NodeId(2), f"localhost:{other}")  # as it has registered
+        mine.set_address(NodeId(2), f"localhost:{typo}")  # as the quorum says
+        assert await brokers.call(NodeId(2), "name", b"?", timeout_ms=5_000) == b"here"
+        with pytest.raises(TransportError, match=f"localhost:{typo}"):
+            await mine.call(NodeId(2), "name", b"?", timeout_ms=5_000)
+    finally:
+        for transport in (brokers, mine, there):
             await transport.close()
 
-    asyncio.run(main())
+
+@asyncio_test
+async def test_a_node_reaches_itself_whatever_it_advertises() -> None:
+    transport = NodeTransport(NodeId(3), "cluster", Address("", free_ports(1)[0]))
+
+    async def echo(_caller: NodeId, request: bytes) -> bytes:
+        return request
+
+    transport.serve("echo", echo)
+    await transport.start()
+    transport.set_address(NodeId(3), "192.0.2.1:1")  # nobody is there
+    try:
+        assert await transport.call(NodeId(3), "echo", b"here", timeout_ms=5_000) == b"here"
+    finally:
+        await transport.close()

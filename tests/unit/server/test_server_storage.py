@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from tidelog.log.directories import DIRECTORY_ID, directory_name
+from tidelog.model import uuids
 from tidelog.model.errors import (
     CorruptStateError,
     InvalidRequestError,
@@ -22,10 +23,9 @@ from tidelog.model.errors import (
     WrongDirectoryError,
 )
 from tidelog.model.ids import PartitionId, TopicId
-from tidelog.raft.belonging import FORMAT_KEY
+from tidelog.raft.directory_identity import FORMAT_KEY
 from tidelog.raft.membership import Membership
 from tidelog.raft.snapshots import read_file
-from tidelog.server import uuids
 from tidelog.server.config import NodeConfig, load
 from tidelog.server.directories import NodeDirectories
 from tidelog.server.locks import DirectoryInUseError, DirectoryLock, holder_of
@@ -96,7 +96,7 @@ class TestIds:
 
 
 class TestFormat:
-    @pytest.mark.source("a:N-09", "a:O-02")
+    @pytest.mark.requirement("a:N-09", "a:O-02")
     def test_every_directory_gets_an_id_of_its_own_and_says_whose_it_is(self, tmp_path: Path) -> None:
         config = config_of(tmp_path, log_dirs=["a", "b"])
         done = formatted(config)
@@ -122,7 +122,7 @@ class TestFormat:
         assert (voter.node, voter.directory) == (1, one.meta.directory.bytes)
         assert voter.endpoints == (("CONTROLLER", str(config.own.advertised)),)
 
-    def test_a_second_time_is_refused_and_changes_nothing_when_told_to_ignore_it(self, tmp_path: Path) -> None:
+    def test_a_second_format_is_refused_or_ignored_and_changes_nothing(self, tmp_path: Path) -> None:
         config = config_of(tmp_path)
         (first,) = formatted(config)
         with pytest.raises(StorageError, match="formatted already"):
@@ -232,7 +232,7 @@ class TestFirstVoters:
         (one,) = formatted(config_of(tmp_path), Voters(()))
         assert membership_in(one.path).voters == ()
 
-    @pytest.mark.source("a:O-02")
+    @pytest.mark.requirement("a:O-02")
     def test_nodes_that_know_each_other_by_number_agree_without_talking(self, tmp_path: Path) -> None:
         quorum = "1@h:9192,2@h:9193,3@h:9194"
         memberships = []
@@ -282,10 +282,10 @@ class TestInfoAndStart:
         config = config_of(tmp_path)
         formatted(config)
         shutil.rmtree(tmp_path / "a" / STATE)
-        with pytest.raises(StorageError, match="its state store is gone"):
+        with pytest.raises(StorageError, match="its state store is missing"):
             NodeDirectories(config)
         assert not (tmp_path / "a" / STATE).exists()
-        assert inspect(config)[0].problems == ["its state store is gone"]
+        assert inspect(config)[0].problems == ["its state store is missing"]
 
     def test_a_start_without_format_names_the_command(self, tmp_path: Path) -> None:
         with pytest.raises(UnformattedDirectoryError, match="tidelog storage format --config"):

@@ -8,9 +8,9 @@ import pytest
 @pytest.fixture(autouse=True)
 def _clients_end() -> Iterator[None]:
     yield
-    from tidelog.spark import access, sink_task
+    from tidelog.spark import client_cache, sink_task
 
-    while access._open:
-        access._open.popitem()[1].close()
+    while client_cache._open:
+        client_cache._open.popitem()[1].close()
     while sink_task._producers:
         sink_task._producers.popitem()[1].close()

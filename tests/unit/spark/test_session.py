@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from spark_there import need
+from support.spark.availability import need
 
 from tidelog.spark import java
 from tidelog.spark.java import NoJavaError, java_home, launcher_of, version_of
@@ -89,8 +89,8 @@ def test_the_java_of_a_package_is_taken_behind_a_launcher(tmp_path: Path, monkey
     environment = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     found = java_home(environment, places=())
     call = [str(found / "bin" / "java"), "-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "", "Main"]
-    told = subprocess.run(call, capture_output=True, text=True, check=True)
-    assert told.stdout == "-Xmx1g|-cp|a b||Main|"
+    output = subprocess.run(call, capture_output=True, text=True, check=True)
+    assert output.stdout == "-Xmx1g|-cp|a b||Main|"
     assert launcher_of(packed, environment) == found, "made once"
     assert sorted(os.listdir(found / "bin")) == ["java"]
 
@@ -155,7 +155,7 @@ def test_the_module_that_spark_looks_for_never_fails() -> None:
     assert run(program.format("pyspark")) == "False"
 
 
-def test_what_cannot_be_loaded_is_told_to_those_who_ask_for_it_only() -> None:
+def test_a_load_failure_is_reported_only_to_requests_for_it() -> None:
     need("pyspark", by=__name__)  # the base class is Spark's
     program = """
 import sys
@@ -204,5 +204,5 @@ def test_what_is_broken_here_breaks_no_other_format(tmp_path: Path, broken: str)
     """By Spark's own look for formats, which imports every module `pyspark_*`."""
     need("pyspark", by=__name__)
     (tmp_path / "pyspark_other.py").write_text(OTHER)
-    told = run(LOOKUP.format(before=f"sys.modules[{broken!r}] = None"), PYTHONPATH=str(tmp_path))
-    assert told == "['other', 'tidelog'] a int"
+    output = run(LOOKUP.format(before=f"sys.modules[{broken!r}] = None"), PYTHONPATH=str(tmp_path))
+    assert output == "['other', 'tidelog'] a int"

@@ -70,7 +70,7 @@ def test_what_the_source_gives_and_less_is_taken(columns: dict[str, str], topic:
 
 
 @pytest.mark.parametrize(
-    ("columns", "topic", "told"),
+    ("columns", "topic", "reported"),
     [
         ({"key": "string"}, "orders", "there is no column 'value'"),
         ({"value": "int"}, "orders", "column 'value' is int, not binary or string"),
@@ -80,17 +80,17 @@ def test_what_the_source_gives_and_less_is_taken(columns: dict[str, str], topic:
         ({"value": "string", "headers": "map<string,binary>"}, "orders", "not array<struct<key:string,value:binary>>"),
         ({"value": "string", "topic": "int"}, "orders", "column 'topic' is int, not string"),
         ({"value": "string"}, None, "there is neither a column 'topic' nor the option 'topic'"),
-        ({"value": "string", "count": "bigint"}, "orders", "column 'count' is none of the sink's"),
+        ({"value": "string", "count": "bigint"}, "orders", "column 'count' is not a column of the sink"),
     ],
 )
-def test_a_wrong_column_is_named_with_its_type(columns: dict[str, str], topic: str | None, told: str) -> None:
+def test_a_wrong_column_is_named_with_its_type(columns: dict[str, str], topic: str | None, reported: str) -> None:
     with pytest.raises(OptionError) as caught:
         check_columns(schema(**columns), topic=topic)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(OptionError) as caught:
         check_columns(schema(key="int", colour="string"), topic=None)
     assert str(caught.value).count(";") == 3

@@ -37,15 +37,15 @@ def test_names_are_taken_in_any_case_and_behind_either_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
-        ({}, "no address to begin with: give the option bootstrap.servers='host:9292'"),
-        ({**SERVERS, "topic": " "}, "topic: the name of a topic, not nothing"),
+        ({}, "no bootstrap address: set bootstrap.servers='host:9292'"),
+        ({**SERVERS, "topic": " "}, "topic is empty: set the name of a topic"),
         ({**SERVERS, "includeheaders": "maybe"}, "includeHeaders=maybe: true or false"),
         ({**SERVERS, "delivery": "exactly-once"}, "delivery=exactly-once: there are no transactions yet"),
         ({**SERVERS, "delivery": "perhaps"}, "delivery=perhaps: at-least-once"),
         ({**SERVERS, "kafka.acks": "1"}, "kafka.acks=1: the sink stores every row at least once"),
-        ({**SERVERS, "linger.ms": "soon"}, "linger.ms='soon': a number"),
+        ({**SERVERS, "linger.ms": "soon"}, "linger.ms='soon': must be a number"),
         ({**SERVERS, "lingr.ms": "5"}, "no option 'lingr.ms'; did you mean 'linger.ms'?"),
         ({**SERVERS, "kafka.key.serializer": "x"}, "kafka.key.serializer: cast the column instead"),
         ({**SERVERS, "kafka.bootstrap.servers": "other:1"}, "given twice, with two values"),
@@ -53,8 +53,8 @@ def test_names_are_taken_in_any_case_and_behind_either_prefix() -> None:
         ({**SERVERS, "kafka.transactional.id": "x"}, "there are no transactions yet"),
     ],
 )
-def test_a_wrong_option_is_named_in_one_line(given: dict[str, str], told: str) -> None:
+def test_a_wrong_option_is_named_in_one_line(given: dict[str, str], reported: str) -> None:
     with pytest.raises(OptionError) as caught:
         read_sink_options(given)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from spark_there import need
+from support.spark.availability import need
 
 from tidelog.client.errors import OptionError, UnknownTopicError
 from tidelog.model.errors import CallTimeoutError
@@ -98,7 +98,7 @@ def test_an_end_is_refused_in_streams_only(key: str) -> None:
         source.streamReader(source.schema()).initialOffset()
 
 
-def test_spark_is_told_that_there_are_limits() -> None:
+def test_the_source_announces_its_limits_to_spark() -> None:
     assert stream().getDefaultReadLimit() == ReadAllAvailable()
     assert stream(maxOffsetsPerTrigger="5").getDefaultReadLimit() == ReadMaxRows(5)
     assert stream(maxBytesPerTrigger="5k").getDefaultReadLimit() == ReadMaxBytes(5120)
@@ -147,7 +147,7 @@ def test_a_schema_that_is_not_the_sources_is_one_line(name: str, kind: Any, word
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kafka.linger.ms": "5"}, r"linger.ms is no option of a consumer"),
+        ({"kafka.linger.ms": "5"}, r"linger.ms belongs to a producer, not to a consumer"),
         ({"kafka.request.timeout.ms": "soon"}, r"request.timeout.ms='soon'"),
         ({"bootstrap.servers": "a b"}, r"bootstrap.servers='a b'"),
         ({"endingTimestamp": "5"}, r"endingTimestamp='5'"),
@@ -168,11 +168,11 @@ def test_a_stream_that_cannot_be_says_so_when_it_is_asked_not_when_it_is_made(
 
 
 class StandIn:
-    """A driver that does as it is told."""
+    """A driver that answers as the test sets it."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self.access = type("Access", (), {"cluster": type("Cluster", (), {"answered": "localhost:9292"})})
+        self.client = type("Access", (), {"cluster": type("Cluster", (), {"answered": "localhost:9292"})})
 
         self.begins = 0
 
@@ -182,12 +182,12 @@ class StandIn:
 
     def report(self, _: object) -> None: ...
 
-    def failing_s(self) -> None: ...
+    def failing_for(self) -> None: ...
 
-    def left(self, _: object) -> str:
+    def remaining(self, _: object) -> str:
         return ""
 
-    def following(self, _: object, *, is_unlimited: bool) -> None:
+    def next_offset(self, _: object, *, is_unlimited: bool) -> None:
         if self.error is not None:
             raise self.error
 
@@ -218,19 +218,19 @@ class TestTrouble:
         source, driver = self.source(brokertimeoutms="1")
         driver.error = CallTimeoutError("no answer")
         source.latestOffset(self.START, None)
-        source._trouble_s = 0.0
+        source._failing_since_s = 0.0
         with pytest.raises(CallTimeoutError):
             source.latestOffset(self.START, None)
 
-    def test_a_loss_is_told_at_once(self) -> None:
+    def test_a_loss_is_reported_at_once(self) -> None:
         source, driver = self.source()
         driver.error = ExpiredRangeError("orders", 0, offset=1, start=5)
         with pytest.raises(ExpiredRangeError):
             source.latestOffset(self.START, None)
 
-    def test_a_cluster_that_was_never_met_is_told_at_once(self) -> None:
+    def test_an_unreachable_cluster_is_reported_at_once(self) -> None:
         source, driver = self.source()
-        driver.access.cluster.answered = ""  # type: ignore[attr-defined]
+        driver.client.cluster.answered = ""  # type: ignore[attr-defined]
         driver.error = UnknownTopicError("orders")
         with pytest.raises(UnknownTopicError):
             source.latestOffset(self.START, None)

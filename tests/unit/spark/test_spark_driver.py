@@ -8,21 +8,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from patience import until
+from support.clusters.waiting import until
 
 import tidelog
-from tidelog.client.cluster import error_in
 from tidelog.client.errors import OptionError
 from tidelog.log.batch import encode_columns
-from tidelog.rpc.door import method_named
-from tidelog.rpc.v1 import log_pb2 as pb
+from tidelog.model.ids import NodeId
 from tidelog.spark.batch_plan import plan_batch
 from tidelog.spark.driver import Driver
 from tidelog.spark.errors import (
     DataLossError,
     ExpiredRangeError,
     TopicDeletedError,
-    TopicMadeAnewError,
+    TopicRecreatedError,
     TruncationError,
 )
 from tidelog.spark.offsets import Mark, ReadRange, SourceOffset, TopicMarks, ranges_between, read_document
@@ -77,7 +75,7 @@ class Query:
         if self.start is None:
             self.start = self.driver.initial()
         self.driver.report(self.start)
-        end = self.driver.following(self.start, is_unlimited=is_unlimited)
+        end = self.driver.next_offset(self.start, is_unlimited=is_unlimited)
         if end is None:
             return None
         start, self.start = self.start, read_document(json.loads(json.dumps(end.document())))
@@ -86,7 +84,7 @@ class Query:
     def read(self, start: SourceOffset, end: SourceOffset) -> list[tuple[str, int, int, str]]:
         rows = []
         for task in self.driver.tasks(start, end):
-            for batch in read_ranges(self.driver.access, self.options, task, SCHEMA):
+            for batch in read_ranges(self.driver.client, self.options, task, SCHEMA):
                 assert batch.schema == SCHEMA
                 rows += [
                     (*row[:3], row[3].rstrip(b".").decode())
@@ -181,7 +179,7 @@ def test_a_batch_waits_for_enough_records_or_long_enough(memory: MemoryCluster, 
     with Query(memory, **options, minOffsetsPerTrigger="10", maxTriggerDelay="1h") as query:
         assert query.step() == []
         send("enough", range(9))
-        until(lambda: query.driver._told(query.start) == 9, "the watch tells of nine")  # type: ignore[arg-type]
+        until(lambda: query.driver._available(query.start) == 9, "the watch tells of nine")  # type: ignore[arg-type]
         assert query.step() is None
         send("enough", range(9, 10))
         assert numbers(query.until_rows(10)) == list(range(10))
@@ -225,7 +223,7 @@ def test_an_idle_query_asks_the_brokers_nothing(memory: MemoryCluster, admin: An
     with Query(memory, subscribe="idle", startingOffsets="earliest", groupId="idlers") as query:
         assert numbers(query.step()) == [0, 1, 2]
         assert query.step() is None
-        connections = query.driver.access.cluster.connections
+        connections = query.driver.client.cluster.connections
         calls: list[str] = []
         plain_call, plain_open = connections.call, connections.open
 
@@ -264,31 +262,33 @@ def test_a_query_of_committed_records_ends_before_an_open_transaction(
     admin.create_topic("open", partitions=1)
     send("open", range(10))
     with Query(memory, subscribe="open", startingOffsets="earliest") as query:
-        cluster = query.driver.access.cluster
+        batch = encode_columns(
+            [NOW_MS] * 3,
+            [None] * 3,
+            [b"10", b"11", b"12"],
+            producer_id=5,
+            producer_epoch=0,
+            base_sequence=0,
+            is_transactional=True,
+        )
 
-        async def begin() -> None:
-            """There are no transactions of clients yet: their batches by hand."""
-            topic = await cluster.topic("open")
-            leader = cluster.leader(topic.partitions[0])
-            assert leader is not None
-            made = await cluster.call_node(
-                leader.node, method_named("Log", "InitProducerId"), pb.InitProducerIdRequest(), timeout_ms=10_000
-            )
-            batch = encode_columns(
-                [NOW_MS] * 3,
-                [None] * 3,
-                [b"10", b"11", b"12"],
-                producer_id=made.producer_id,
-                producer_epoch=made.producer_epoch,
-                base_sequence=0,
-                is_transactional=True,
-            )
-            request = pb.ProduceRequest()
-            request.partitions.add(topic="open", topic_id=topic.topic_id.bytes, partition=0, batches=batch)
-            answer = await cluster.call_node(leader.node, method_named("Log", "Produce"), request, timeout_ms=10_000)
-            assert error_in(answer.partitions[0]) is None
+        async def append() -> None:
+            """Clients have no transactions yet: append to the leader's log."""
+            (leader,) = [
+                leader
+                for broker in nodes.running.values()
+                for leader in broker.replicas.leaders()
+                if leader.replica.topic == "open"
+            ]
+            leader.append(batch)
 
-        query.driver.access.run(begin())
+        def start() -> None:
+            process = nodes.machine(NodeId(node)).node
+            assert process is not None, "the leader runs"
+            process.spawn(append())
+
+        nodes, node = memory._nodes, memory.leader("open") or 0
+        memory._do(start)
         assert numbers(query.until_rows(13)) == list(range(13))
     with Query(memory, subscribe="open", startingOffsets="earliest", isolation__level="read_committed") as query:
         assert numbers(query.until_rows(10)) == list(range(10))
@@ -304,20 +304,22 @@ class TestLosses:
             assert query.start is not None
             return query.start
 
-    def test_a_topic_made_anew(self, memory: MemoryCluster, admin: Any, send: Any) -> None:
-        admin.create_topic("anew", partitions=1)
-        send("anew", range(3))
-        start = self.at(memory, "anew")
-        admin.delete_topic("anew")
-        until(lambda: "anew" not in names_of(admin), "it is gone")
-        with Query(memory, start, subscribe="anew") as query, pytest.raises(TopicDeletedError):
+    def test_a_topic_created_again_is_an_error_or_passed_over(
+        self, memory: MemoryCluster, admin: Any, send: Any
+    ) -> None:
+        admin.create_topic("recreated", partitions=1)
+        send("recreated", range(3))
+        start = self.at(memory, "recreated")
+        admin.delete_topic("recreated")
+        until(lambda: "recreated" not in names_of(admin), "it is gone")
+        with Query(memory, start, subscribe="recreated") as query, pytest.raises(TopicDeletedError):
             query.step()
-        admin.create_topic("anew", partitions=1)
+        admin.create_topic("recreated", partitions=1)
         with tidelog.Producer(memory.bootstrap) as producer:  # one that does not know the old topic
-            producer.send_many("anew", values=[str(number) for number in range(50, 60)]).result(30)
-        with Query(memory, start, subscribe="anew") as query, pytest.raises(TopicMadeAnewError):
+            producer.send_many("recreated", values=[str(number) for number in range(50, 60)]).result(30)
+        with Query(memory, start, subscribe="recreated") as query, pytest.raises(TopicRecreatedError):
             query.step()
-        with Query(memory, start, subscribe="anew", failOnDataLoss="false") as query:
+        with Query(memory, start, subscribe="recreated", failOnDataLoss="false") as query:
             assert numbers(query.until_rows(10)) == list(range(50, 60))
 
     def test_an_expired_range(self, memory: MemoryCluster, admin: Any, send: Any) -> None:
@@ -341,13 +343,13 @@ class TestLosses:
         for choice in ("true", "false"):
             with Query(memory, subscribe="overtaken", startingOffsets="earliest", failOnDataLoss=choice) as query:
                 start = query.driver.initial()
-                end = query.driver.following(start, is_unlimited=True)
+                end = query.driver.next_offset(start, is_unlimited=True)
                 assert end is not None
                 (one,) = ranges_between(start, end)
                 if choice == "true":
                     admin.delete_records({("overtaken", 0): 10})
                 planned = [ReadRange(one.topic, one.topic_id, 0, 0, 20, one.epoch)]
-                read = read_ranges(query.driver.access, query.options, planned, SCHEMA)
+                read = read_ranges(query.driver.client, query.options, planned, SCHEMA)
                 if choice == "true":
                     with pytest.raises(ExpiredRangeError):
                         list(read)
@@ -364,13 +366,13 @@ class TestLosses:
         memory.restart(killed)
         with Query(memory, subscribe="replaced", startingOffsets="earliest") as query:
             start = query.driver.initial()
-            end = query.driver.following(start, is_unlimited=True)
+            end = query.driver.next_offset(start, is_unlimited=True)
             assert end is not None
             (one,) = ranges_between(start, end)
             assert one.epoch > 0
             planned = [ReadRange(one.topic, one.topic_id, 0, 0, 5, 0)]
             with pytest.raises(TruncationError):
-                list(read_ranges(query.driver.access, query.options, planned, SCHEMA))
+                list(read_ranges(query.driver.client, query.options, planned, SCHEMA))
 
     def test_a_mark_behind_the_end_of_its_epoch_was_truncated(
         self, memory: MemoryCluster, admin: Any, send: Any
@@ -383,7 +385,7 @@ class TestLosses:
         with Query(memory, beyond, subscribe="cut") as query:
             with pytest.raises(TruncationError) as error:
                 query.step()
-            assert (error.value.offset, error.value.departs) == (9, 5)
+            assert (error.value.offset, error.value.diverges) == (9, 5)
         with Query(memory, beyond, subscribe="cut", failOnDataLoss="false") as query:
             assert query.step() == []
             send("cut", range(5, 7))
@@ -400,7 +402,7 @@ class TestLosses:
             ) as query:
                 where = query.driver.initial().topics["short"]
                 planned = [ReadRange("short", where.topic_id, 0, 0, 9, -1)]
-                read = read_ranges(query.driver.access, query.options, planned, SCHEMA)
+                read = read_ranges(query.driver.client, query.options, planned, SCHEMA)
                 if choice == "true":
                     with pytest.raises(TruncationError):
                         list(read)
@@ -418,12 +420,12 @@ def test_a_leader_that_dies_holds_up_a_batch_but_loses_nothing(memory: MemoryClu
         memory, subscribe="dying", startingOffsets="earliest", client__max__partition__fetch__bytes="20000"
     ) as query:
         start = query.driver.initial()
-        end = query.driver.following(start, is_unlimited=True)
+        end = query.driver.next_offset(start, is_unlimited=True)
         assert end is not None
         (task,) = query.driver.tasks(start, end)
         found = []
         killed = 0
-        for batch in read_ranges(query.driver.access, query.options, task, SCHEMA):
+        for batch in read_ranges(query.driver.client, query.options, task, SCHEMA):
             found += batch["value"].to_pylist()
             if not killed:
                 killed = memory.kill_leader("dying")
@@ -434,24 +436,22 @@ def test_a_leader_that_dies_holds_up_a_batch_but_loses_nothing(memory: MemoryClu
         assert numbers(query.until_rows(5)) == list(range(1000, 1005))
 
 
-def test_how_long_a_partition_has_no_leader_is_known_to_whoever_asks(
-    memory: MemoryCluster, admin: Any, send: Any
-) -> None:
+def test_the_driver_reports_how_long_a_partition_has_no_leader(memory: MemoryCluster, admin: Any, send: Any) -> None:
     admin.create_topic("alone", partitions=1, replication_factor=1)
     send("alone", range(3))
     with Query(memory, subscribe="alone", startingOffsets="earliest") as query:
         assert numbers(query.until_rows(3)) == [0, 1, 2]
-        assert query.driver.failing_s() is None
+        assert query.driver.failing_for() is None
         killed = memory.kill_leader("alone")
         try:
-            failing = until(query.driver.failing_s, "the watch notices")
+            failing = until(query.driver.failing_for, "the watch notices")
             assert failing is not None
             assert failing[0] >= 0
             assert failing[1].retriable
             assert query.step() is None
         finally:
             memory.restart(killed)
-        until(lambda: query.step() is None and query.driver.failing_s() is None, "all is well again")
+        until(lambda: query.step() is None and query.driver.failing_for() is None, "all is well again")
         send("alone", range(3, 5))
         assert numbers(query.until_rows(2)) == [3, 4]
 
@@ -462,7 +462,7 @@ def test_a_range_may_begin_and_end_within_a_batch_of_the_log(memory: MemoryClust
     with Query(memory, subscribe="within", startingOffsets="earliest") as query:
         where = query.driver.initial().topics["within"]
         planned = [ReadRange("within", where.topic_id, 0, 2, 4, -1)]
-        batches = list(read_ranges(query.driver.access, query.options, planned, SCHEMA))
+        batches = list(read_ranges(query.driver.client, query.options, planned, SCHEMA))
         assert [number for batch in batches for number in batch["offset"].to_pylist()] == [2, 3]
 
 
@@ -471,11 +471,11 @@ class TestBatchReads:
         self, memory: MemoryCluster, narrowing: Narrowing | None = None, /, **options: Any
     ) -> list[tuple[int, int]]:
         wanted = options_of(memory, False, options)
-        from tidelog.spark.access import access
+        from tidelog.spark.client_cache import cached_client
 
         found = []
         for task in plan_batch(wanted, narrowing or Narrowing()):
-            for batch in read_ranges(access(wanted), wanted, task, SCHEMA):
+            for batch in read_ranges(cached_client(wanted), wanted, task, SCHEMA):
                 found += list(zip(batch["partition"].to_pylist(), batch["offset"].to_pylist(), strict=True))
         return sorted(found)
 
@@ -522,7 +522,7 @@ class TestBatchReads:
         ("options", "words"),
         [
             ({"subscribe": "nowhere"}, ["subscribe", "there is no topic 'nowhere'"]),
-            ({"assign": '{"table": [7]}'}, ["assign", "partition 7 of 'table'"]),
+            ({"assign": '{"table": [7]}'}, ["assign", "topic 'table' has 2 partitions; there is no partition 7"]),
             ({"subscribe": "table", "startingOffsets": '{"table": {"0": 99}}'}, ["startingOffsets=", "table-0 ends"]),
             ({"subscribe": "table", "startingOffsets": '{"other": {"0": 9}}'}, ["startingOffsets=", "other-0"]),
             (
@@ -550,5 +550,5 @@ class TestBatchReads:
 
 
 def test_losses_are_one_kind_of_error() -> None:
-    kinds = (ExpiredRangeError, TruncationError, TopicMadeAnewError, TopicDeletedError)
+    kinds = (ExpiredRangeError, TruncationError, TopicRecreatedError, TopicDeletedError)
     assert all(issubclass(kind, DataLossError) for kind in kinds)

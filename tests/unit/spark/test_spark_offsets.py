@@ -12,7 +12,7 @@ from tidelog.spark.errors import (
     DataLossError,
     ExpiredRangeError,
     TopicDeletedError,
-    TopicMadeAnewError,
+    TopicRecreatedError,
     TruncationError,
 )
 from tidelog.spark.offsets import (
@@ -82,7 +82,7 @@ class TestDocument:
     @pytest.mark.parametrize(
         "document", [{}, {"v": 2, "t": {}}, {"v": 1}, {"v": 1, "t": {"t": 5}}, {"v": 1, "t": {"t": {"id": A, "p": []}}}]
     )
-    def test_the_checkpoint_of_another_source_is_told_in_one_line(self, document: dict[str, object]) -> None:
+    def test_the_checkpoint_of_another_source_is_reported_in_one_line(self, document: dict[str, object]) -> None:
         with pytest.raises(OptionError, match="checkpointLocation") as error:
             read_document(document)
         assert "\n" not in str(error.value)
@@ -155,7 +155,7 @@ class TestLosses:
         ("now", "kind", "words"),
         [
             ({}, TopicDeletedError, ["'t'", "deleted"]),
-            (cluster({0: LogState(0, 99, 0)}, topic_id=B), TopicMadeAnewError, ["'t'", A, B]),
+            (cluster({0: LogState(0, 99, 0)}, topic_id=B), TopicRecreatedError, ["'t'", A, B]),
             (cluster({0: LogState(50, 99, 1)}), ExpiredRangeError, ["t-0", "offsets 10 to 49", "begins at 50"]),
             (cluster({0: LogState(0, 99, 5, epoch_end=8)}), TruncationError, ["t-0", "offset 10", "offset 8 on"]),
         ],
@@ -183,7 +183,7 @@ class TestLosses:
         assert len(losses) == 1
         assert ranges_between(start, end) == [ReadRange("t", A, 0, 50, 99, 1)]
 
-    def test_a_topic_made_anew_is_read_from_its_beginning(self) -> None:
+    def test_a_topic_created_again_is_read_from_its_beginning(self) -> None:
         start, end, losses = self.choose(cluster({0: LogState(0, 99, 0), 1: LogState(0, 2, 0)}, topic_id=B))
         assert len(losses) == 1
         assert ranges_between(start, end) == [ReadRange("t", B, 0, 0, 99, 0), ReadRange("t", B, 1, 0, 2, 0)]

@@ -52,7 +52,7 @@ def test_a_query_of_the_kafka_source_is_read_as_it_is() -> None:
     assert (found.limits.offsets_max, found.limits.offsets_min, found.limits.delay_max_ms) == (1000, 10, 120_000)
     assert (found.tasks_min, found.include_headers, found.fail_on_data_loss) == (4, True, False)
     assert (found.group, found.is_committed_only, found.rack) == ("g", True, "r1")
-    assert (found.target_bytes, found.patience_ms, found.metadata_max_age_ms) == (32 << 20, 120_000, 10_000)
+    assert (found.target_bytes, found.broker_timeout_ms, found.metadata_max_age_ms) == (32 << 20, 120_000, 10_000)
     assert found.client == (("request.timeout.ms", "5000"), ("retry.backoff.ms", "50"))
 
 
@@ -95,7 +95,7 @@ def test_sizes_have_units(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"maxOffsetsPerTrigger": "many"}, ["maxOffsetsPerTrigger='many'", "whole number, 1 or more"]),
+        ({"maxOffsetsPerTrigger": "many"}, ["maxOffsetsPerTrigger='many'", "an integer, 1 or more"]),
         ({"maxOffsetsPerTrigger": "0"}, ["maxOffsetsPerTrigger='0'"]),
         ({"maxBytesPerTrigger": "16 parsecs"}, ["maxBytesPerTrigger='16 parsecs'", "a size"]),
         ({"maxTriggerDelay": "soon"}, ["maxTriggerDelay='soon'", "a span"]),
@@ -107,7 +107,7 @@ def test_sizes_have_units(text: str, size: int) -> None:
         ({"startingOffsetsByTimestampStrategy": "guess"}, ["startingOffsetsByTimestampStrategy='guess'"]),
         ({"isolation__level": "serializable"}, ["isolation.level='serializable'"]),
         ({"subscribe": " , "}, ["subscribe=' , '"]),
-        ({"subscribe": "-", "subscribePattern": "("}, ["subscribePattern='('", "no regular expression"]),
+        ({"subscribe": "-", "subscribePattern": "("}, ["subscribePattern='('", "not a regular expression"]),
         ({"subscribe": "-", "assign": '{"orders": []}'}, ["assign=", "as JSON"]),
         ({"subscribe": "-", "assign": '{"orders": ["x"]}'}, ["assign="]),
         ({"subscribe": "-"}, ["one of subscribe, subscribePattern and assign", "none"]),
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_one_line_with_option_and_value(options: dict[str, str]
 
 
 def test_a_batch_cannot_end_where_the_log_begins() -> None:
-    with pytest.raises(OptionError, match="endingOffsets='earliest'"):
+    with pytest.raises(OptionError, match="endingOffsets cannot be earliest"):
         read_for(False, {"endingOffsets": "earliest"})
     with pytest.raises(OptionError, match="endingOffsets"):
         read_for(False, {"endingOffsets": '{"orders": {"0": -2}}'})

@@ -7,14 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from tidelog.client.fetched import Fetched
+from tidelog.client.consumer.fetched import Fetched
 from tidelog.log import kernel
 from tidelog.log.batch import ControlKind, encode_columns, encode_control
 from tidelog.log.batch_header import Codec, TimestampType
 from tidelog.log.columns import Columns, Record
 from tidelog.model.errors import CorruptBatchError
 from tidelog.model.ids import PartitionId, TopicId
-from tidelog.spark.runs import columns_of
+from tidelog.spark.batch_coalescing import columns_of
 
 PLACE = PartitionId(TopicId(UUID(int=7)), 0)
 compiled_only = pytest.mark.skipif(not kernel.COMPILED, reason="without a compiled kernel batches go one by one")
@@ -112,6 +112,6 @@ def test_a_broken_batch_is_refused() -> None:
 
 def test_without_a_compiled_kernel_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = piece(*MIXED)
-    monkeypatch.setattr("tidelog.spark.runs.IS_HERE", False)
+    monkeypatch.setattr("tidelog.spark.batch_coalescing.IS_HERE", False)
     assert records(found(given)) == records(list(given.batches()))
     assert len(found(given)) == 8

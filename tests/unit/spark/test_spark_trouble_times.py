@@ -61,5 +61,5 @@ def test_a_filter_by_time_is_rounded_down(micros: int, millis: int) -> None:
 
 
 def test_a_member_of_a_group_is_refused_for_what_it_is(memory: MemoryCluster) -> None:
-    with pytest.raises(OptionError, match=r"group\.instance\.id='i': a query is no member of a group"):
+    with pytest.raises(OptionError, match=r"group\.instance\.id='i': a query does not join a group"):
         batch(memory, **{"kafka.group.instance.id": "i"})

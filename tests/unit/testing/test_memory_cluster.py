@@ -7,8 +7,10 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from support.clusters.shared import QUICK_FENCING
 
 import tidelog
 from tidelog.client import io_thread
@@ -22,7 +24,7 @@ READY_ATTEMPTS = 20
 
 @pytest.fixture
 def cluster() -> Iterator[MemoryCluster]:
-    with MemoryCluster(seed=1) as made:
+    with MemoryCluster(seed=1, settings=QUICK_FENCING) as made:
         yield made
 
 
@@ -37,26 +39,27 @@ def create(cluster: MemoryCluster, partitions: int = 1, factor: int = 3, **confi
         admin.create_topic("orders", partitions=partitions, replication_factor=factor, configs=configs)
 
 
-def values(cluster: MemoryCluster, count: int, *, timeout_s: float = 60) -> list[bytes]:
+def values(cluster: MemoryCluster, count: int, *, timeout_s: float = 60) -> list[bytes | None]:
     """At least so many, from the beginning."""
-    found: list[bytes] = []
+    found: list[bytes | None] = []
     end_s = time.monotonic() + timeout_s
     with tidelog.Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign(consumer.partitions_for("orders"))
         while len(found) < count and time.monotonic() < end_s:
-            found += [record.value for record in consumer.poll(200)]
-        found += [record.value for record in consumer.poll(50)]
+            found += [record.value for record in consumer.poll(0.2)]
+        found += [record.value for record in consumer.poll(0.05)]
     return found
 
 
 def test_a_cluster_is_ready_within_a_tenth_of_a_second() -> None:
-    """The quickest of several: others run on this machine too, and the first one pays for imports."""
-    took_ms: list[float] = []
-    while not took_ms or (min(took_ms) >= READY_MS and len(took_ms) < READY_ATTEMPTS):
-        start_s = time.perf_counter()
-        with MemoryCluster(seed=len(took_ms)):
-            took_ms.append((time.perf_counter() - start_s) * 1000)
-    assert min(took_ms) < READY_MS, took_ms
+    """Of a core; and it waits for nothing. The quickest of several: the first one pays for imports."""
+    took: list[tuple[float, float]] = []
+    while not took or (min(took)[0] >= READY_MS and len(took) < READY_ATTEMPTS):
+        start_s, cpu_s = time.perf_counter(), time.process_time()
+        with MemoryCluster(seed=len(took)):
+            took.append(((time.process_time() - cpu_s) * 1000, (time.perf_counter() - start_s) * 1000))
+    assert min(took)[0] < READY_MS, took
+    assert min(wall_ms for _, wall_ms in took) < 10 * READY_MS, took
 
 
 def test_the_public_clients_work_as_ever(orders: MemoryCluster) -> None:
@@ -66,7 +69,7 @@ def test_the_public_clients_work_as_ever(orders: MemoryCluster) -> None:
         producer.send_many("orders", values=[b"2", b"3"]).result(30)
     with tidelog.Consumer(orders.bootstrap, group="billing", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["orders"])
-        found: list[bytes] = []
+        found: list[bytes | None] = []
         for record in consumer:
             found.append(record.value)
             if len(found) == 3:
@@ -139,13 +142,17 @@ def until_appended(cluster: MemoryCluster, end: int) -> None:
     """The leader has it in memory."""
 
     def is_there() -> bool:
-        return any(log.end_offset >= end for one in cluster._room.running.values() for log in one.logs.all())
+        return any(log.end_offset >= end for one in cluster._nodes.running.values() for log in one.logs.all())
 
     cluster._until(is_there, f"a log ends at {end}", 30)
 
 
 def test_a_group_goes_on_after_the_power_was_gone(orders: MemoryCluster) -> None:
-    options = {"group": "billing", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    options: dict[str, Any] = {
+        "group": "billing",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
     with tidelog.Producer(orders.bootstrap) as producer, tidelog.Consumer(orders.bootstrap, **options) as consumer:
         consumer.subscribe(["orders"])
         producer.send("orders", b"1").result(30)
@@ -157,11 +164,11 @@ def test_a_group_goes_on_after_the_power_was_gone(orders: MemoryCluster) -> None
     assert found == [b"1", b"2"]
 
 
-def read(consumer: tidelog.Consumer, count: int) -> list[bytes]:
-    found: list[bytes] = []
+def read(consumer: tidelog.Consumer, count: int) -> list[bytes | None]:
+    found: list[bytes | None] = []
     end_s = time.monotonic() + 60
     while len(found) < count and time.monotonic() < end_s:
-        found += [record.value for record in consumer.poll(200)]
+        found += [record.value for record in consumer.poll(0.2)]
     return found
 
 
@@ -181,7 +188,7 @@ def test_a_paused_leader_is_replaced_and_comes_back(orders: MemoryCluster) -> No
 def test_a_leader_that_is_cut_off_is_replaced(orders: MemoryCluster) -> None:
     leader = orders.leader("orders")
     assert leader is not None
-    assert orders.partition(leader, clients=True) == (leader,)
+    assert orders.isolate(leader, clients=True) == (leader,)
     with tidelog.Producer(orders.bootstrap, request_timeout_ms=5_000) as producer:
         producer.send("orders", b"1").result(60)
         assert orders.leader("orders") != leader
@@ -203,7 +210,7 @@ def test_too_few_in_sync_refuse_a_write() -> None:
         create(cluster)
         cluster.kill()
         with tidelog.Producer(
-            cluster.bootstrap, request_timeout_ms=500, delivery_timeout_ms=1_500, linger_ms=0
+            cluster.bootstrap, request_timeout_ms=200, delivery_timeout_ms=500, linger_ms=0
         ) as producer:
             error = producer.send("orders", b"1").exception(60)
     assert isinstance(error, DeliveryTimeoutError) or (
@@ -214,7 +221,7 @@ def test_too_few_in_sync_refuse_a_write() -> None:
 def test_a_seed_draws_the_same_victims() -> None:
     def victims(seed: int) -> list[int]:
         with MemoryCluster(brokers=5, seed=seed) as cluster:
-            return [cluster.kill(), cluster.pause(), *cluster.partition(), *cluster.stall_disk()]
+            return [cluster.kill(), cluster.pause(), *cluster.isolate(), *cluster.stall_disk()]
 
     assert victims(7) == victims(7)
     assert len({tuple(victims(seed)) for seed in range(5)}) > 1
@@ -253,8 +260,8 @@ def test_two_clusters_stand_beside_each_other(orders: MemoryCluster) -> None:
 def test_clients_of_a_closed_cluster_find_nobody() -> None:
     with MemoryCluster() as cluster:
         create(cluster)
-        admin = tidelog.Admin(cluster.bootstrap, default_api_timeout_ms=2_000)
-        consumer = tidelog.Consumer(cluster.bootstrap, default_api_timeout_ms=1_000)
+        admin = tidelog.Admin(cluster.bootstrap, default_api_timeout_ms=500)
+        consumer = tidelog.Consumer(cluster.bootstrap, default_api_timeout_ms=500)
         consumer.assign([("orders", 0)])
         assert len(admin.list_topics()) == 1
         consumer.poll(0)
@@ -262,23 +269,23 @@ def test_clients_of_a_closed_cluster_find_nobody() -> None:
     with pytest.raises(TidelogError):
         admin.list_topics()
     admin.close()
-    consumer.close(timeout_ms=1_000)
+    consumer.close(timeout=1.0)
     cluster.close()
     assert not [one for one in threading.enumerate() if one.name == "tidelog-memory"]
     with pytest.raises(UnreachableError):
         cluster.kill()
 
 
-def test_a_broker_that_fails_by_itself_is_told() -> None:
+def test_a_broker_failure_is_reported() -> None:
     with pytest.raises(ClusterFailedError, match="broker 1"), MemoryCluster(brokers=1) as cluster:
-        cluster._do(lambda: cluster._room._fail(cluster._brokers[0], RuntimeError("our own error")))
+        cluster._do(lambda: cluster._nodes._fail(cluster._brokers[0], RuntimeError("our own error")))
 
 
-def test_whoever_waits_for_a_cluster_that_breaks_is_told(cluster: MemoryCluster) -> None:
+def test_waiters_learn_that_their_cluster_has_failed(cluster: MemoryCluster) -> None:
     broken = RuntimeError("an error that nobody handles")
 
     def fail() -> bool:
-        cluster._room.world.scheduler.fail("world", "broken", broken)
+        cluster._nodes.world.scheduler.fail("world", "broken", broken)
         return False
 
     with pytest.raises((UnreachableError, ClusterFailedError)):
@@ -288,7 +295,7 @@ def test_whoever_waits_for_a_cluster_that_breaks_is_told(cluster: MemoryCluster)
     cluster._thread.failure = None  # it was the test's
 
 
-def test_a_child_after_a_fork_is_told_that_the_cluster_is_not_its_own(cluster: MemoryCluster) -> None:
+def test_a_forked_child_cannot_use_the_cluster_of_its_parent(cluster: MemoryCluster) -> None:
     create(cluster)
     child = os.fork()
     if child == 0:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client.admin_core import AdminClosedError
-from tidelog.client.admin_values import ConfigResource, ListedOffset, NewTopic
+from tidelog.client.admin.calls import AdminClosedError
+from tidelog.client.admin.values import ConfigResource, ListedOffset, NewTopic
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.testing import MockAdmin
@@ -11,7 +11,7 @@ from tidelog.testing import MockAdmin
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-@pytest.mark.source("a:G-70", "a:S-07")
+@pytest.mark.requirement("a:G-70", "a:S-07")
 @pytest.mark.parametrize("brokers", [1, 3, 100])
 def test_what_was_created_is_listed_with_any_number_of_brokers(brokers: int) -> None:
     with MockAdmin(brokers=brokers) as admin:
@@ -36,7 +36,7 @@ def ensure_topics(admin: MockAdmin, names: list[str]) -> None:
             admin.create_topic(name, partitions=1, replication_factor=1)
 
 
-@pytest.mark.source("a:S-07", "a:X3-19")
+@pytest.mark.requirement("a:S-07", "a:X3-19")
 def test_a_program_can_be_asked_which_calls_it_made() -> None:
     admin = MockAdmin()
     ensure_topics(admin, ["test-1", "other"])
@@ -44,23 +44,11 @@ def test_a_program_can_be_asked_which_calls_it_made() -> None:
     assert [one.name for one in admin.list_topics()] == ["test-1"]
 
 
-def test_what_a_cluster_refuses_is_refused() -> None:
+def test_a_part_of_a_call_may_fail_and_a_validated_topic_is_not_created() -> None:
     admin = MockAdmin(brokers=2)
     admin.create_topic("orders", partitions=1, replication_factor=2)
-    for job, code in (
-        (lambda: admin.create_topic("orders"), ErrorCode.TOPIC_ALREADY_EXISTS),
-        (lambda: admin.create_topic("more", replication_factor=3), ErrorCode.INVALID_REPLICATION_FACTOR),
-        (lambda: admin.create_topic("no/name"), ErrorCode.INVALID_TOPIC),
-        (lambda: admin.delete_topic("nothing"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        (lambda: admin.alter_config(("topic", "orders"), sets={"retention.ms": "x"}), ErrorCode.INVALID_CONFIG),
-        (lambda: admin.add_partitions({"orders": 1}), ErrorCode.INVALID_PARTITIONS),
-        (lambda: admin.describe_group("nobody"), ErrorCode.GROUP_ID_NOT_FOUND),
-    ):
-        with pytest.raises(TidelogError) as refusal:
-            job()
-        assert refusal.value.code is code
     found = admin.create_topics([NewTopic("a", 1, 1), NewTopic("orders", 1, 1)], partial=True)
-    assert set(found.done) == {"a"}
+    assert set(found.succeeded) == {"a"}
     assert set(found.errors) == {"orders"}
     admin.create_topic("checked", partitions=1, replication_factor=1, validate_only=True)
     assert "checked" not in [one.name for one in admin.list_topics()]
@@ -122,7 +110,7 @@ def test_groups_have_lag_and_can_be_reset_when_they_are_empty() -> None:
         with pytest.raises(TidelogError) as refusal:
             job()
         assert refusal.value.code is ErrorCode.NON_EMPTY_GROUP
-    admin.remove_members("billing", everybody=True)
+    admin.remove_members("billing", all_members=True)
     assert admin.list_groups(states=["stable"]).groups == ()
     (change,) = admin.reset_group_offsets("billing", to="earliest", dry_run=True)
     assert (change.before, change.after) == (10, 5)
@@ -150,17 +138,17 @@ def test_records_are_deleted_up_to_an_offset() -> None:
     assert admin.delete_records_by_time([P0], 2_000).all() == {P0: 15}
     found = admin.delete_records({P0: 26, P1: "end"}, partial=True)
     assert found.errors[P0].code is ErrorCode.OFFSET_OUT_OF_RANGE
-    assert found.done == {P1: 0}
+    assert found.succeeded == {P1: 0}
 
 
-def test_a_call_fails_as_often_as_it_was_told() -> None:
+def test_a_call_fails_as_often_as_configured() -> None:
     admin = MockAdmin()
     admin.fail_next("create_topic", TidelogError("no"), times=2)
     for _ in range(2):
         with pytest.raises(TidelogError, match="no"):
             admin.create_topic("orders", partitions=1, replication_factor=1)
     admin.create_topic("orders", partitions=1, replication_factor=1)
-    assert admin.metrics() == {"calls": 3, "failures": 2, "under_way": 0}
+    assert admin.metrics() == {"calls": 3, "failures": 2, "calls_in_progress": 0}
     with pytest.raises(ValueError, match="no_such"):
         admin.fail_next("no_such", TidelogError("no"))
     assert admin.describe_quorum().leader == 1

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.client.consumer_errors import (
+from tidelog.client.consumer.errors import (
     CommitFailedError,
     ConsumerClosedError,
     DeserializationError,
-    NoOffsetError,
+    NoOffsetForPartitionError,
     SubscriptionError,
     WakeupError,
 )
@@ -81,7 +81,7 @@ def test_an_error_in_a_with_block_commits_nothing_that_was_in_hand() -> None:
 def test_errors_and_wakeups_come_when_they_are_scheduled() -> None:
     found = consumer(enable_auto_commit=False)
     found.assign([P0])
-    found.at_next_poll(found.wakeup)
+    found.on_next_poll(found.wakeup)
     with pytest.raises(WakeupError):
         found.poll()
     found.fail_next_poll(tidelog.TidelogError("broken"))
@@ -93,22 +93,23 @@ def test_errors_and_wakeups_come_when_they_are_scheduled() -> None:
         found.commit()
     found.commit()
     assert found.commits == [{P0: OffsetAndMetadata(2)}]
-    told: list[Any] = []
+    reported: list[Any] = []
     found.fail_next_commit(CommitFailedError("fenced"))
-    found.commit_async({P0: 1}, on_commit=lambda offsets, error: told.append((offsets, type(error))))
-    assert told == []
+    found.commit_async({P0: 1}, on_commit=lambda error, offsets: reported.append((offsets, type(error))))
+    assert reported == []
     found.poll()
-    assert told == [({P0: OffsetAndMetadata(1)}, CommitFailedError)]
+    assert reported == [({P0: OffsetAndMetadata(1)}, CommitFailedError)]
 
 
 def test_rebalances_call_back_in_the_next_poll() -> None:
-    found = consumer(is_automatic=False, enable_auto_commit=False)
-    told: list[tuple[str, list[TopicPartition]]] = []
+    found = consumer(enable_auto_commit=False)
+    found.auto_assign = False
+    reported: list[tuple[str, list[TopicPartition]]] = []
     found.subscribe(
         ["orders"],
-        on_assigned=lambda places: told.append(("assigned", places)),
-        on_revoked=lambda places: told.append(("revoked", places)),
-        on_lost=lambda places: told.append(("lost", places)),
+        on_assigned=lambda places: reported.append(("assigned", places)),
+        on_revoked=lambda places: reported.append(("revoked", places)),
+        on_lost=lambda places: reported.append(("lost", places)),
     )
     assert found.poll() == []
     found.rebalance([P0, P1])
@@ -117,7 +118,7 @@ def test_rebalances_call_back_in_the_next_poll() -> None:
     found.poll()
     found.rebalance([P0], lost=True)
     found.poll()
-    assert told == [("assigned", [P0, P1]), ("revoked", [P0]), ("assigned", []), ("lost", [P1]), ("assigned", [P0])]
+    assert reported == [("assigned", [P0, P1]), ("revoked", [P0]), ("assigned", []), ("lost", [P1]), ("assigned", [P0])]
     with pytest.raises(SubscriptionError):
         found.position(P1)
 
@@ -160,7 +161,7 @@ def test_offset_resets_are_those_of_the_options() -> None:
     assert [one.value for one in latest.poll()] == [b"new"]
     strict = consumer(auto_offset_reset="none")
     strict.subscribe("orders")
-    with pytest.raises(NoOffsetError):
+    with pytest.raises(NoOffsetForPartitionError):
         strict.poll()
     trimmed = consumer()
     trimmed.assign([P0])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.client.errors import BufferFullError, BulkError, DeliveryTimeoutError, WriterClosedError
-from tidelog.client.partitioners import partition_of
+from tidelog.client.errors import BufferFullError, BulkError, DeliveryTimeoutError, ProducerClosedError
+from tidelog.client.producer.partitioners import partition_of
 from tidelog.model.errors import RecordTooLargeError, UnknownTopicOrPartitionError
 from tidelog.testing import MockProducer
 
@@ -24,14 +24,14 @@ def test_records_are_kept_and_stored_at_once() -> None:
         assert (sent.headers, sent.timestamp_ms, sent.offset) == ((("trace", b"1"),), 5, 0)
         assert producer.history[1].offset == 1
     assert producer.is_closed
-    with pytest.raises(WriterClosedError):
+    with pytest.raises(ProducerClosedError):
         producer.send("orders", b"late")
 
 
 def test_records_end_by_hand_in_order() -> None:
-    producer = MockProducer(is_automatic=False)
-    told: list[Any] = []
-    deliveries = [producer.send("orders", b"%d" % n, on_delivery=lambda *end: told.append(end)) for n in range(3)]
+    producer = MockProducer(auto_complete=False)
+    reported: list[Any] = []
+    deliveries = [producer.send("orders", b"%d" % n, on_delivery=lambda *end: reported.append(end)) for n in range(3)]
     assert producer.waiting == 3
     assert not any(one.done() for one in deliveries)
     with pytest.raises(TimeoutError):
@@ -44,14 +44,14 @@ def test_records_end_by_hand_in_order() -> None:
     assert producer.history[1].offset is None
     producer.flush()
     assert deliveries[2].result().offset == 1  # a record that failed has no offset
-    assert [error for error, _ in told] == [None, failure, None]
+    assert [error for error, _ in reported] == [None, failure, None]
     assert not producer.complete_next()
     assert producer.metrics()["records_stored"] == 2
     assert producer.metrics()["records_failed"] == 1
 
 
 def test_a_thread_that_waits_for_a_delivery_is_woken() -> None:
-    producer = MockProducer(is_automatic=False)
+    producer = MockProducer(auto_complete=False)
     delivery = producer.send("orders", b"x")
     found: list[int] = []
     waiting = threading.Thread(target=lambda: found.append(delivery.result(30).offset))
@@ -61,7 +61,7 @@ def test_a_thread_that_waits_for_a_delivery_is_woken() -> None:
     assert found == [0]
 
 
-def test_errors_are_told_where_the_real_one_tells_them() -> None:
+def test_errors_are_raised_where_the_real_client_raises_them() -> None:
     producer = MockProducer()
     producer.raise_in_send(BufferFullError("no room"))
     with pytest.raises(BufferFullError):
@@ -86,13 +86,13 @@ def test_many_records_are_taken_one_by_one() -> None:
     done = producer.send_many("orders", [{"value": {"n": 1}, "partition": 0}, {"value": {"n": 2}, "partition": 1}])
     assert done.result().count == 2
     assert [(one.partition, one.value) for one in producer.history] == [(0, b'{"n":1}'), (1, b'{"n":2}')]
-    assert producer.partitions_for("orders") == [0, 1]
+    assert producer.partitions_for("orders") == [("orders", 0), ("orders", 1)]
     producer.clear()
     assert producer.history == []
 
 
 def test_what_waits_at_a_close_without_time_has_failed() -> None:
-    producer = MockProducer(is_automatic=False)
+    producer = MockProducer(auto_complete=False)
     delivery = producer.send("orders", b"x")
     producer.close(0)
-    assert isinstance(delivery.exception(), WriterClosedError)
+    assert isinstance(delivery.exception(), ProducerClosedError)

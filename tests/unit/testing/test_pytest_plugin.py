@@ -15,7 +15,7 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = "tidelog.testing.plugin"
 IS_INSTALLED = any(one.value == PLUGIN for one in entry_points(group="pytest11"))
-"""An installation that is older than the entry point has to be told."""
+"""An installation that is older than the entry point must name the plugin."""
 ARGUMENTS = ["-p", "no:cacheprovider", "-q", *([] if IS_INSTALLED else ["-p", PLUGIN])]
 
 

@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from patience import until
+from support.clusters.waiting import until
 
 from tidelog.model.errors import StorageError
 from tidelog.world.real.call_threads import CallThreads

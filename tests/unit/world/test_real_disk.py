@@ -69,6 +69,7 @@ def test_a_cold_read_does_not_wait_and_the_slow_way_has_the_bytes(tmp_path: Path
 def test_without_nowait_small_reads_are_direct_and_large_ones_go_to_threads(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     disk = RealDisk(tmp_path)
     file = disk.open("log", create=True)
     file.append(bytes(SMALL_READ_BYTES_MAX * 2))

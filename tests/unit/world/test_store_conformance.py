@@ -118,7 +118,7 @@ def test_a_scan_gives_the_keys_of_a_prefix_in_order(side: Side) -> None:
     assert store.scan(b"nothing") == []
 
 
-def test_keys_are_told_whatever_their_values(side: Side) -> None:
+def test_keys_are_listed_whatever_their_values(side: Side) -> None:
     store = side.reopen()
     commit(side, store, {b"log/b": b"2", b"lof": b"0", b"log/a": b"1", b"log/\xff": b"4"})
     side.flip(b"log/b", CRC_BYTES)
@@ -233,7 +233,7 @@ def test_nothing_of_what_was_refused_is_there_after_a_restart(side: Side) -> Non
     assert side.reopen().scan(b"") == [(b"epoch", b"1")]
 
 
-def test_those_that_share_a_refused_transaction_are_all_told_and_those_after_it_have_their_own(side: Side) -> None:
+def test_all_sharing_a_refused_transaction_fail_and_later_ones_have_their_own(side: Side) -> None:
     store = side.reopen()
 
     async def main() -> list[BaseException | None]:

@@ -1,0 +1,1 @@
+"""The admin client: an asyncio core, its asyncio API and its threaded API."""

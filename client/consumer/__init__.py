@@ -1,0 +1,1 @@
+"""The consumer: an asyncio core, its asyncio API and its threaded API."""

@@ -1,0 +1,1 @@
+"""The producer: an asyncio core, its asyncio API and its threaded API."""

@@ -1,0 +1,1 @@
+"""The gRPC API: `tidelog.v1` for clients, and the transport between nodes."""

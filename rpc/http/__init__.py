@@ -1,0 +1,1 @@
+"""The HTTP server: metrics and health."""

@@ -1,0 +1,134 @@
+"""Cluster metadata for clients, from this node's copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidelog.metadata.decision import Outcome
+from tidelog.metadata.image import ClusterImage, Topic
+from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.services.authorization import Operation
+from tidelog.services.context import RequestContext
+from tidelog.services.guard import Guard
+from tidelog.services.node import NodeAccess
+from tidelog.services.topic_lookup import lookup_topic, read_id
+from tidelog.services.topics import TopicService
+
+LISTENER_LENGTH_MAX = 255
+BROKERS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataQuery:
+    create: tuple[str, ...] = ()
+    """Topics to create if they are unknown and the cluster allows it."""
+    listener: str = ""
+    """Return the endpoints of this listener; empty: of the listener of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterMetadata:
+    """The cluster at one moment, as far as the principal may describe it."""
+
+    context: RequestContext
+    guard: Guard
+    cluster_id: str
+    image: ClusterImage
+    metadata_offset: int
+    controller: int
+    listener: str
+    stale_ms: int | None
+    creation_errors: Mapping[str, Outcome]
+
+    def find(self, name: str, topic_id: UUID | None = None) -> Topic | Outcome:
+        """Return the topic, by its id if one is given, or why there is none."""
+        try:
+            topic = lookup_topic(self.image, name, topic_id)
+        except TidelogError as error:
+            creation_error = self.creation_errors.get(name) if topic_id is None else None
+            return creation_error or Outcome(name, error.code, str(error))
+        rejection = self.guard.rejection(self.context, Operation.DESCRIBE, topic.name)
+        return topic if rejection is None else Outcome(topic.name, rejection.code, str(rejection))
+
+    def find_all(
+        self, names: Iterable[str], topic_ids: Iterable[bytes]
+    ) -> Iterator[tuple[str, bytes, Topic | Outcome]]:
+        """Return (name, id, topic or error) of each name and then of each id, once, however often they are named."""
+        for name in dict.fromkeys(names):
+            yield name, b"", self.find(name)
+        for topic_id in dict.fromkeys(topic_ids):
+            yield "", topic_id, self.find("", read_id(topic_id, "topic id"))
+
+    def topics(self) -> Iterator[Topic]:
+        """Return all topics that the principal may describe."""
+        for topic in self.image.topics.values():
+            if self.guard.rejection(self.context, Operation.DESCRIBE, topic.name) is None:
+                yield topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    cluster_id: str
+    controller: int
+    node: int
+    version: str
+    metadata_offset: int
+    stale_ms: int | None
+    image: ClusterImage
+    """For its brokers."""
+
+
+class ClusterService:
+    def __init__(self, node: NodeAccess, topics: TopicService, *, version: str = "") -> None:
+        self._node = node
+        self._topics = topics
+        self._version = version
+
+    @property
+    def broker_addresses(self) -> str:
+        """The addresses of some brokers, for error messages."""
+        brokers = self._node.cache.image.live_brokers()[:BROKERS_SHOWN]
+        addresses = [f"{host}:{port} ({name})" for broker in brokers for name, _, host, port in broker.endpoints]
+        return f"brokers are at {', '.join(addresses)}" if addresses else "no broker is live"
+
+    async def metadata(self, context: RequestContext, query: MetadataQuery) -> ClusterMetadata:
+        """Return this node's copy; `ClusterMetadata.find` authorizes each topic."""
+        cache, guard = self._node.cache, self._node.guard
+        guard.charge(context)
+        listener = _check_listener(cache.image, query.listener) or context.listener
+        errors = await self._topics.auto_create(context, query.create) if query.create else {}
+        return ClusterMetadata(
+            context=context,
+            guard=guard,
+            cluster_id=cache.cluster_id,
+            image=cache.image,
+            metadata_offset=cache.metadata_offset,
+            controller=cache.active_controller,
+            listener=listener,
+            stale_ms=cache.stale_ms(),
+            creation_errors=errors,
+        )
+
+    async def describe(self, context: RequestContext) -> ClusterDescription:
+        cache = self._node.cache
+        self._node.guard.admit_query(context)
+        return ClusterDescription(
+            cluster_id=cache.cluster_id,
+            controller=cache.active_controller,
+            node=cache.node,
+            version=self._version,
+            metadata_offset=cache.metadata_offset,
+            stale_ms=cache.stale_ms(),
+            image=cache.image,
+        )
+
+
+def _check_listener(image: ClusterImage, listener: str) -> str:
+    names = {endpoint[0] for broker in image.live_brokers() for endpoint in broker.endpoints}
+    if listener and names and listener not in names:
+        raise InvalidRequestError(
+            f"no broker has a listener {listener[:LISTENER_LENGTH_MAX]!r}; use one of: {', '.join(sorted(names))}"
+        )
+    return listener

@@ -1,0 +1,22 @@
+"""The services of a broker for its clients' data: produce, fetch and offsets over its replicas."""
+
+from __future__ import annotations
+
+from tidelog.replication.log_directories import LogDirectories
+from tidelog.replication.replicas import Replicas
+from tidelog.services.fetch import FetchService
+from tidelog.services.guard import Guard
+from tidelog.services.limits import RequestLimits
+from tidelog.services.offsets import OffsetService
+from tidelog.services.partition_lookup import PartitionLookup
+from tidelog.services.produce import ProduceService
+
+
+class DataServices:
+    def __init__(self, replicas: Replicas, limits: RequestLimits | None = None, guard: Guard | None = None) -> None:
+        limits, guard = limits or RequestLimits(), guard or Guard()
+        lookup = PartitionLookup(lambda: replicas.image, guard.authorizer)
+        self.produce = ProduceService(replicas, lookup, limits, guard)
+        self.fetch = FetchService(replicas, lookup, limits, guard)
+        self.offsets = OffsetService(replicas, lookup, limits, guard)
+        self.log_directories = LogDirectories(replicas)

@@ -1,0 +1,175 @@
+"""Calls `validate` of whatever holds state on a node, while the run goes on.
+
+After every `STRIDE`th event of a node one object of it is validated, in turn, so that each has its turn after `STRIDE *
+objects` events; after every `AUDIT_STRIDE`th event one log is audited against its files (`log_audit`). What an event
+certainly touched is validated at once: a replica whose role or high watermark changed (`broker_checker`), a Raft core
+whose log, epoch, role or commit changed (`checkers`), a group with each of its commits (`groups_checker`), the image
+with each decision.
+`finish` validates everything thoroughly.
+
+A failed assertion is a finding that names the node, the object and the time. Nothing here draws a random number or
+changes an object, so a run is the same with it and without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from simulation.log_audit import LogAudit, can_audit
+from tidelog.coordinator.shard import Phase, Shard
+from tidelog.coordinator.state import EMPTY, CoordinatorState
+from tidelog.coordinator.state import validate as validate_groups
+from tidelog.log.log import Log
+from tidelog.metadata.image import ClusterImage
+from tidelog.metadata.image_invariants import validate_changes
+from tidelog.metadata.state_machine import MetadataStateMachine
+from tidelog.raft.storage import RaftStorage
+from tidelog.replication.leader_replica import leaders_of
+
+if TYPE_CHECKING:
+    from simulation.broker_node import BrokerApp
+    from tidelog.replication.replica import Replica
+
+STRIDE = 4
+AUDIT_STRIDE = 64
+
+Fail = Callable[[str, str], None]
+
+
+class Invariants:
+    """See the module. One for each run."""
+
+    def __init__(self, fail: Fail, is_rotten: Callable[[str, Log], bool] = lambda _name, _log: False) -> None:
+        self.validated = self.audited = 0
+        """Objects, and batches."""
+        self._fail = fail
+        self._is_rotten = is_rotten
+        self._turns: dict[object, tuple[list[int], Iterator[None], Iterator[None]]] = {}
+        self._audits: dict[Log, LogAudit] = {}
+        self._images: dict[object, ClusterImage] = {}
+        self._groups: dict[Shard, CoordinatorState] = {}
+
+    # -- after events
+
+    def broker(self, app: BrokerApp) -> None:
+        turns = self._turns.get(app)
+        if turns is None:
+            turns = self._turns[app] = ([0], self._broker_turns(app), self._audit_turns(app))
+        for shard in app.coordinator.shards.values():
+            if shard.runtime._speculative is not self._groups.get(shard, EMPTY):
+                self._decided(app, shard)
+        counter, objects, audits = turns
+        counter[0] += 1
+        if not counter[0] % STRIDE:
+            next(objects)
+        if not counter[0] % AUDIT_STRIDE:
+            next(audits)
+
+    def runtime(self, name: str, machine: MetadataStateMachine) -> None:
+        """After every event of a controller: what it speculates ends with its leadership."""
+        self._check(name, "the decisions", machine.runtime.validate)
+
+    def controller(self, name: str, machine: MetadataStateMachine) -> None:
+        """After the machine has applied something."""
+        self._check(name, "the metadata", machine.validate)
+        self._image(name, machine, machine.runtime.speculative)
+
+    def storage(self, name: str, storage: RaftStorage) -> None:
+        if storage._log is not None and storage._progress is None and can_audit(storage.log):
+            self._check(name, "the Raft storage", storage.validate)
+
+    # -- everything
+
+    def finish(self, apps: list[BrokerApp]) -> None:
+        """At the end of a run, when nothing is under way."""
+        for app in apps:
+            for _ in range(2):
+                for replica in app.replicas.all():
+                    self._replica(app, replica, thorough=True)
+            for log in app.logs.all():
+                self._audit(app.name, log)
+            for shard in app.coordinator.shards.values():
+                self._check(app.name, f"groups of partition {shard.number}", shard.validate)
+
+    # -- one object
+
+    def _broker_turns(self, app: BrokerApp) -> Iterator[None]:
+        rounds = 0
+        while True:
+            rounds += 1
+            if app.is_stopping:
+                yield
+                continue
+            for replica in list(app.replicas.all()):
+                self._replica(app, replica, thorough=not rounds % 16)
+                yield
+            self._check(app.name, "the logs", app.logs.validate)
+            yield
+            for directory in app.logs.directories:
+                self._check(app.name, f"group commit of {directory.disk.label}", directory.group_commit.validate)
+                self._check(app.name, f"files of {directory.disk.label}", directory.files.validate)
+            yield
+            followers = app.replicas.follower_streams
+            self._check(app.name, "the reconciler's queue", followers.context.queue.validate)
+            self._check(app.name, "streams to leaders", followers.validate)
+            for stream in _streams_to_followers(app):
+                self._check(app.name, f"the stream to broker {stream.peer}", stream.validate)
+            yield
+            for shard in list(app.coordinator.shards.values()):
+                self._check(app.name, f"groups of partition {shard.number}", shard.validate)
+                yield
+
+    def _audit_turns(self, app: BrokerApp) -> Iterator[None]:
+        while True:
+            logs = [] if app.is_stopping else app.logs.all()
+            for log in logs:
+                self._audit(app.name, log)
+                yield
+            for known in [log for log in self._audits if log.is_closed]:
+                del self._audits[known]
+            yield
+
+    def _replica(self, app: BrokerApp, replica: Replica, *, thorough: bool = False) -> None:
+        log = replica.log
+        if log is not None and not (log.is_closed or log.is_changing or replica.is_removed):
+            self._check(app.name, log.path, lambda: log.validate(thorough=thorough))
+            self._check(app.name, f"the replica of {log.path}", lambda: replica.validate(thorough=thorough))
+
+    def _audit(self, name: str, log: Log) -> None:
+        if not can_audit(log) or self._is_rotten(name, log):
+            return
+        audit = self._audits.get(log)
+        if audit is None:
+            audit = self._audits[log] = LogAudit(log)
+
+        def run() -> None:
+            self.audited += audit.run()
+
+        self._check(name, f"{log.path} and its files", run)
+
+    def _decided(self, app: BrokerApp, shard: Shard) -> None:
+        """Decisions, committed or not: the next ones rest on them."""
+        before, now = self._groups.get(shard, EMPTY), shard.runtime.speculative
+        self._groups[shard] = now
+        if shard.phase is Phase.LEADING:
+            what = f"decided groups of partition {shard.number}"
+            self._check(app.name, what, lambda: validate_groups(now, since=before))
+
+    def _image(self, name: str, owner: object, image: ClusterImage) -> None:
+        before = self._images.get(owner)
+        self._images[owner] = image
+        if before is not image:
+            self._check(name, "the decided image", lambda: validate_changes(before or ClusterImage(), image))
+
+    def _check(self, name: str, what: str, validate: Callable[[], object]) -> None:
+        self.validated += 1
+        try:
+            validate()
+        except AssertionError as error:
+            self._fail(name, f"Invariant of {what}: {error}")
+
+
+def _streams_to_followers(app: BrokerApp) -> list[Any]:
+    leaders = leaders_of(app.replicas.all())
+    return list({s.stream: None for leader in leaders for s in leader.subscriptions.values()})

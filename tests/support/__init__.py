@@ -1,0 +1,1 @@
+"""Worlds, fakes and checkers that tests share."""

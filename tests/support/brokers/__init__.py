@@ -1,0 +1,1 @@
+"""Brokers and replicas in the simulator."""

@@ -1,0 +1,1 @@
+"""Our clients in the simulator."""

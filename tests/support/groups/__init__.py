@@ -1,0 +1,1 @@
+"""Coordinators, members and models of groups."""

@@ -1,0 +1,1 @@
+"""Nodes behind the gRPC API, and raw calls to it."""

@@ -1,0 +1,1 @@
+"""Nodes behind the Kafka API, and requests to it."""

@@ -1,0 +1,1 @@
+"""Logs on simulated machines and on real files."""

@@ -1,0 +1,1 @@
+"""Controllers with and without a network."""

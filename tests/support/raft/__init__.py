@@ -1,0 +1,1 @@
+"""Raft cores, members and their storage."""
