@@ -180,6 +180,7 @@ class BrokerStack(MetadataStack):
         return broker
 
     async def _start_broker(self, context: Context, broker: Broker) -> BrokerApp:
+        self._simulation.replica_checker.shadows.begin_process(broker.agent.broker, broker.replicas)
         await broker.start()
         app = self._simulation.apps[context.station.name] = BrokerApp(context, broker)
         if self._simulation.shape.kafka is not None:

@@ -29,6 +29,7 @@ from tidelog.model.ids import PartitionId
 from tidelog.replication.follower_replica import FollowerReplica
 from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.replica import Replica
+from tidelog.replication.replicas import Replicas
 
 if TYPE_CHECKING:
     from simulation.broker_checker import KnownPartition
@@ -57,6 +58,8 @@ class Shadow:
     """Leader epoch -> the highest durable end of this replica as a follower in it."""
     root: object = None
     """Of the device as it was: a wiped one has another."""
+    was_truncated_unseen: bool = False
+    """A process of the broker truncated the log, and ended before the shadow looked at that."""
 
     def __post_init__(self) -> None:
         self.root = device_of(self.log).root
@@ -80,6 +83,18 @@ class ReplicaShadows:
         self._committed = committed
         self._partitions = partitions
         self._shadows: dict[tuple[int, PartitionId], Shadow] = {}
+        self._running: dict[int, Replicas] = {}
+        """By broker, of the process that has begun last."""
+
+    def begin_process(self, broker: int, replicas: Replicas) -> None:
+        """Note what the process before this one truncated without being looked at."""
+        for replica in self._running[broker].all() if broker in self._running else ():
+            shadow, log = self._shadows.get((broker, replica.partition_id)), replica.log
+            if shadow is None or log is None:
+                continue
+            seen = shadow.walk.generation if log is shadow.log else 0
+            shadow.was_truncated_unseen |= log.durability.generation > seen or log.is_changing or _is_ordered(replica)
+        self._running[broker] = replicas
 
     def attach(self, app: BrokerApp) -> None:
         """Follow the group commits of a broker."""
@@ -226,8 +241,12 @@ def _may_have_lost(before: Shadow, log: Log) -> bool:
     """Whether the last life was losing something when it ended, by the order of its leader or by damage; or this one
     was truncated before it was looked at."""
     replica, former = before.replica, before.log
-    role = replica.role
-    is_ordered = isinstance(role, FollowerReplica) and role.required_change is not None
     is_removed = replica.is_dropped or replica.is_removed or replica.log is not former
     is_wiped = device_of(former).root is not before.root
-    return is_ordered or is_removed or is_wiped or _is_excused(before) or log.durability.generation > 0
+    was_truncated = before.was_truncated_unseen or log.durability.generation > 0
+    return is_removed or is_wiped or was_truncated or _is_excused(before) or _is_ordered(replica)
+
+
+def _is_ordered(replica: Replica) -> bool:
+    """Whether the leader has ordered a truncation that has not ended."""
+    return isinstance(replica.role, FollowerReplica) and replica.role.required_change is not None

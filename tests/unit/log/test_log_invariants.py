@@ -248,6 +248,20 @@ async def test_a_replica_that_was_ordered_to_truncate_may_come_back_with_less(no
     assert (broker.findings, shadows.excused) == ([], 1)
 
 
+async def test_a_replica_that_a_process_truncated_and_ended_may_come_back_with_less(node: SimNode) -> None:
+    broker = Broker(await written(node))
+    shadows = broker.shadows()
+    first = broker.replica
+    shadows.begin_process(1, SimpleNamespace(all=lambda: [first]))  # type: ignore[arg-type]
+    shadows.look(broker, first)  # type: ignore[arg-type]
+    assert first.log is not None
+    await first.log.truncate(Offset(20))
+    log = await reopened(node, first.log)
+    shadows.begin_process(1, SimpleNamespace(all=list))  # type: ignore[arg-type]
+    shadows.look(broker, broker.new_replica(log))  # type: ignore[arg-type]
+    assert (broker.findings, shadows.excused) == ([], 1)
+
+
 async def test_a_replica_that_counts_what_its_device_does_not_have_is_named(node: SimNode) -> None:
     log = await written(node)
     broker = Broker(log)
