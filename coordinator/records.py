@@ -237,7 +237,7 @@ def sorted_partitions(partitions: Iterable[PartitionId]) -> list[PartitionId]:
     return sorted(partitions, key=sort_key)
 
 
-def _pack_partitions(partitions: Iterable[PartitionId]) -> list[Any]:
+def pack_partitions(partitions: Iterable[PartitionId]) -> list[Any]:
     topics: dict[TopicId, list[int]] = {}
     last: TopicId | None = None
     numbers: list[int] = []
@@ -255,7 +255,7 @@ def _topic_id(data: bytes) -> TopicId:
     return TopicId(UUID(bytes=data))
 
 
-def _unpack_partitions(raw: Any) -> Partitions:
+def unpack_partitions(raw: Any) -> Partitions:
     return frozenset(PartitionId(_topic_id(topic), _int(number)) for topic, numbers in raw for number in numbers)
 
 
@@ -305,7 +305,7 @@ def decode_key(data: bytes) -> Key | None:
 
 def _pack_field(value: Any) -> Any:
     if isinstance(value, frozenset):
-        return _pack_partitions(value)
+        return pack_partitions(value)
     if isinstance(value, tuple) and value and isinstance(value[0], ClassicMember):
         return [[getattr(member, name) for name in _CLASSIC_MEMBER_FIELDS] for member in value]
     return value
@@ -326,7 +326,7 @@ def encode_value(value: Value) -> bytes:
 def _unpack_field(cls: type[Value], name: str, raw: Any) -> Any:
     default = _DEFAULTS[cls].get(name)
     if isinstance(default, frozenset):
-        return _unpack_partitions(raw)
+        return unpack_partitions(raw)
     if cls is ClassicValue and name == "members":
         return tuple(ClassicMember(*member[: len(_CLASSIC_MEMBER_FIELDS)]) for member in raw)
     if name == "classic_protocols":

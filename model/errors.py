@@ -41,11 +41,16 @@ class ErrorCode(Enum):
     DUPLICATE_SEQUENCE_NUMBER = ErrorRow(46, False, "the batch is older than the last five and was stored before")
     INVALID_PRODUCER_EPOCH = ErrorRow(47, False, "a newer producer uses this id; stop this one")
     INVALID_TXN_STATE = ErrorRow(48, False, "begin a transaction first")
+    INVALID_PRODUCER_ID_MAPPING = ErrorRow(
+        49, False, "the transactional id has another producer id, or has expired; initialize the producer again"
+    )
+    INVALID_TRANSACTION_TIMEOUT = ErrorRow(50, False, "use a timeout from 1 ms to transaction.max.timeout.ms")
+    CONCURRENT_TRANSACTIONS = ErrorRow(51, True, "the transaction before this one is being ended; retry")
     TRANSACTION_COORDINATOR_FENCED = ErrorRow(
         52, False, "a newer transaction coordinator has taken over; stop this one"
     )
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = ErrorRow(
-        53, False, "use an authorized transactional id; a cluster without transactions authorizes none"
+        53, False, "grant the principal this operation on the transactional id"
     )
     STORAGE_ERROR = ErrorRow(56, True, "check the disk; other brokers lead its partitions meanwhile")
     UNKNOWN_PRODUCER_ID = ErrorRow(59, False, "request a new producer id")
@@ -148,6 +153,11 @@ class ErrorCode(Enum):
         114, False, "send the request to a node of the requested type; brokers describe brokers"
     )
     UNSUPPORTED_ENDPOINT_TYPE = ErrorRow(115, False, "use endpoint type 1 (brokers)")
+    PRODUCER_FENCED = ErrorRow(90, False, "a newer instance uses this transactional id; stop this one")
+    TRANSACTIONAL_ID_NOT_FOUND = ErrorRow(105, False, "see `tidelog transactions list`; the id may have expired")
+    TRANSACTION_ABORTABLE = ErrorRow(120, False, "abort the transaction and begin another one")
+    OFFSET_MISMATCH = ErrorRow(1001, False, "read the partition up to its end, and decide again")
+    """Of our own: no Kafka client can get it."""
     INVALID_REGULAR_EXPRESSION = ErrorRow(128, False, "correct the pattern")
 
 

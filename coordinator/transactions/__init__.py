@@ -1,0 +1,1 @@
+"""The transaction coordinator: pure decisions over a partition of `__transaction_state`, and their shards. Pure."""

@@ -1,0 +1,255 @@
+"""The records of `__transaction_state`: all that is known of one transactional id is one record. Pure.
+
+    key    msgpack [TRANSACTION, transactional id]
+    value  msgpack [TRANSACTION, version, {field id: value}], or null (a tombstone): the id is forgotten
+
+A field id is the position of the field in `Transaction` and never changes: a field is only ever added at the end, with
+a default. A reader keeps fields that it does not know (`extra`) and skips kinds that it does not know. A set of
+partitions is packed as in the records of groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+
+from tidelog.coordinator.records import (
+    DECISION_BYTES_MAX,
+    NO_PARTITIONS,
+    Extra,
+    Partitions,
+    pack_partitions,
+    unpack_partitions,
+)
+from tidelog.log import batch
+from tidelog.log.batch_header import Codec
+from tidelog.model.errors import CorruptStateError, PolicyViolationError
+from tidelog.model.ids import NO_TIMESTAMP
+
+NO_EPOCH = -1
+NO_PRODUCER = -1
+EPOCH_MAX = 32_767
+"""The highest epoch. A producer id whose epoch would pass it is replaced by a new one."""
+MEMBER_EPOCH = 0
+"""Of every member of a joint transaction: it has a producer id of its own, once."""
+_COMPRESS_FROM_BYTES = 16 << 10
+
+
+class Kind(IntEnum):
+    NOTHING = 0
+    """The key of a no-op record; it never has a value."""
+    TRANSACTION = 1
+
+
+class Status(IntEnum):
+    """Kafka's codes."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the outcome is decided, and markers are still to be written."""
+        return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
+
+
+class Cause(IntEnum):
+    """Who ended the last transaction."""
+
+    OWNER = 0
+    TIMEOUT = 1
+    FENCED = 2
+    """Another instance has initialized the id, or an operator aborted the transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process that writes under a producer id of its own in the owner's transaction, in epoch `MEMBER_EPOCH`."""
+
+    producer_id: int
+    label: str = ""
+    partitions: Partitions = NO_PARTITIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """A transactional id: its producer, and its transaction that is open, ending, or was the last one."""
+
+    producer_id: int
+    epoch: int = 0
+    """The one that the owner uses next; while the status is PREPARE, the one that markers carry."""
+    status: int = Status.EMPTY
+    timeout_ms: int = 0
+    updated_ms: int = NO_TIMESTAMP
+    started_ms: int = NO_TIMESTAMP
+    prepared_ms: int = NO_TIMESTAMP
+    """Since when the owner has prepared the open transaction: it outlives the owner."""
+    partitions: Partitions = NO_PARTITIONS
+    """Of the owner's batches and offsets. Empty once the transaction is complete."""
+    members: tuple[Member, ...] = ()
+    committed: tuple[int, ...] = ()
+    """Producer ids of the members whose records commit, while PREPARE_COMMIT. Sorted."""
+    last_token: bytes = b""
+    """Of the last transaction that was committed with one."""
+    previous_producer_id: int = NO_PRODUCER
+    """Before the last change of producer id or epoch: a repeat of the request that made it is recognized."""
+    previous_epoch: int = NO_EPOCH
+    next_producer_id: int = NO_PRODUCER
+    """The epoch is exhausted: this id replaces `producer_id`, in epoch 0, when the transaction is complete."""
+    version: int = 2
+    """Of the client's protocol, in this transaction: in version 1, the end does not raise the epoch."""
+    cause: int = Cause.OWNER
+    number: int = 0
+    """Counts the transactions of this id, the open one included."""
+    extra: Extra = ()
+    """Fields of a newer version, kept as they came."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.status == Status.ONGOING
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    """Sets what is known of an id; None forgets it."""
+
+    transactional_id: str
+    value: Transaction | None
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Transaction) if field.name != "extra"]
+_DEFAULTS = {
+    field.name: field.default for field in dataclasses.fields(Transaction) if field.default is not dataclasses.MISSING
+}
+
+
+def encode_key(transactional_id: str) -> bytes:
+    return bytes(msgpack.packb([int(Kind.TRANSACTION), transactional_id]))
+
+
+def _pack(name: str, value: Any) -> Any:
+    if name == "partitions":
+        return pack_partitions(value)
+    if name == "members":
+        return [[member.producer_id, member.label, pack_partitions(member.partitions)] for member in value]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def encode_value(value: Transaction) -> bytes:
+    fields: dict[int, Any] = {}
+    for number, name in enumerate(_FIELDS):
+        field = getattr(value, name)
+        if name not in _DEFAULTS or field != _DEFAULTS[name]:
+            fields[number] = _pack(name, int(field) if isinstance(field, IntEnum) else field)
+    fields.update(value.extra)
+    return bytes(msgpack.packb([int(Kind.TRANSACTION), 0, fields]))
+
+
+def _unpack(name: str, raw: Any) -> Any:
+    if name == "partitions":
+        return unpack_partitions(raw)
+    if name == "members":
+        return tuple(Member(_int(pid), _text(label), unpack_partitions(parts)) for pid, label, parts in raw)
+    if name == "committed":
+        return tuple(map(_int, raw))
+    if name == "last_token":
+        if not isinstance(raw, bytes):
+            raise ValueError("a token is bytes")
+        return raw
+    return _int(raw)
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def decode_record(raw_key: bytes | None, raw_value: bytes | None) -> TransactionRecord | None:
+    """Return the record; None for a no-op, and for a kind that this version does not know."""
+    if raw_key is None:
+        raise CorruptStateError("a transaction record has no key")
+    try:
+        kind, *parts = msgpack.unpackb(raw_key, use_list=False)
+        if _int(kind) != Kind.TRANSACTION:
+            return None
+        (transactional_id,) = parts
+        value = None if raw_value is None else _decode_value(raw_value)
+        return TransactionRecord(_text(transactional_id), value)
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise CorruptStateError(f"a transaction record cannot be read: {error}") from error
+
+
+def _decode_value(data: bytes) -> Transaction:
+    kind, _, fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+    if kind != Kind.TRANSACTION:
+        raise ValueError(f"kind {kind!r} stands under the key of a transaction")
+    known: dict[str, Any] = {}
+    extra: list[tuple[int, Any]] = []
+    for number, raw in fields.items():
+        if 0 <= _int(number) < len(_FIELDS):
+            known[_FIELDS[number]] = _unpack(_FIELDS[number], raw)
+        else:
+            extra.append((number, raw))
+    value = Transaction(**known, extra=tuple(sorted(extra, key=lambda pair: pair[0])))
+    Status(value.status), Cause(value.cause)  # raise ValueError for codes that do not exist
+    return value
+
+
+# ---- Decisions and batches
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The records of one request, which commit together; created by `decision`."""
+
+    records: tuple[TransactionRecord, ...]
+    now_ms: int
+    rows: tuple[tuple[bytes, bytes | None], ...]
+    """The records, encoded."""
+    size: int
+    """Bytes of the rows."""
+
+
+def decision(records: Iterable[TransactionRecord], now_ms: int = NO_TIMESTAMP) -> Decision:
+    """Encode the records; `PolicyViolationError` if one batch cannot hold them."""
+    records = tuple(records)
+    rows = tuple(
+        (encode_key(record.transactional_id), None if record.value is None else encode_value(record.value))
+        for record in records
+    )
+    size = sum(len(key) + (0 if value is None else len(value)) + 16 for key, value in rows)
+    if size > DECISION_BYTES_MAX:
+        raise PolicyViolationError(f"a transaction of {size} bytes is over the limit of {DECISION_BYTES_MAX}")
+    return Decision(records, now_ms, rows, size)
+
+
+def encode_batch(decisions: Sequence[Decision]) -> bytes:
+    """Encode decisions as one record batch without a producer; the log sets base offset and leader epoch."""
+    size = sum(each.size for each in decisions)
+    return batch.encode_columns(
+        [each.now_ms for each in decisions for _ in each.rows],
+        [key for each in decisions for key, _ in each.rows],
+        [value for each in decisions for _, value in each.rows],
+        codec=Codec.ZSTD if size >= _COMPRESS_FROM_BYTES else Codec.NONE,
+    )
+
+
+def empty_entry() -> bytes:
+    """A batch that changes nothing."""
+    return batch.encode_columns([NO_TIMESTAMP], [bytes(msgpack.packb([int(Kind.NOTHING)]))], [None])

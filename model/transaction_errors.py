@@ -1,0 +1,45 @@
+"""Exceptions of transactions. Their catalogue entries are in `model.errors`. Pure."""
+
+from tidelog.model.errors import ErrorCode, TidelogError
+
+
+class InvalidProducerIdMappingError(TidelogError):
+    """The transactional id has another producer id, or is unknown."""
+
+    code = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+class InvalidTransactionTimeoutError(TidelogError):
+    code = ErrorCode.INVALID_TRANSACTION_TIMEOUT
+
+
+class ConcurrentTransactionsError(TidelogError):
+    """The transaction before this one is being ended: retry."""
+
+    code = ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+class ProducerFencedError(TidelogError):
+    """A newer instance uses the transactional id."""
+
+    code = ErrorCode.PRODUCER_FENCED
+
+
+class TransactionalIdNotFoundError(TidelogError):
+    code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+
+
+class TransactionAbortableError(TidelogError):
+    """The transaction cannot commit: abort it and begin another one."""
+
+    code = ErrorCode.TRANSACTION_ABORTABLE
+
+
+class OffsetMismatchError(TidelogError):
+    """The partition does not end at the expected offset, but at `end_offset`. Nothing was stored."""
+
+    code = ErrorCode.OFFSET_MISMATCH
+
+    def __init__(self, message: str, *, end_offset: int = -1) -> None:
+        super().__init__(message)
+        self.end_offset = end_offset
