@@ -5,8 +5,9 @@
     stored, or failed            <--------------------------------'
 
 A round is one rebalance of a classic group. A ticket is a future here: a join or a sync waits as long as the round
-takes; a cancelled caller is skipped. A group without members and without pending joins is not held: its state is in the
-log.
+takes. A group does not learn that a caller was cancelled: its member keeps the ticket until the round is over, and
+counts as joined, as a client does that loses its connection and joins again. A group without members and without
+pending joins is not held: its state is in the log.
 
 Requests for a consumer group with members go to `mixed_groups`, and so does a join whose group becomes one meanwhile.
 """
@@ -54,6 +55,8 @@ class ClassicRounds:
         self._host = host
         self._groups: dict[str, ClassicGroup] = {}
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._abandoned: set[int] = set()
+        """Tickets of cancelled callers that their groups have not answered yet; only `validate` reads them."""
         self._ticket = 0
         self._storing: Counter[str] = Counter()
         """Generations being stored, by group."""
@@ -165,7 +168,8 @@ class ClassicRounds:
             self._carry_out(group, effects)
             return await future
         finally:
-            self._waiting.pop(ticket, None)  # a cancelled caller does not count as waiting
+            if self._waiting.pop(ticket, None) is not None:  # a cancelled caller does not count as waiting
+                self._abandoned.add(ticket)
 
     # Effects.
 
@@ -215,6 +219,7 @@ class ClassicRounds:
 
     def _answer(self, effects: ClassicEffects, failed: TidelogError | None = None) -> None:
         for ticket, answer in effects.answers:
+            self._abandoned.discard(ticket)
             future = self._waiting.pop(ticket, None)
             if future is None or future.done():
                 continue  # the caller was cancelled
@@ -256,14 +261,16 @@ class ClassicRounds:
             self._carry_out(group, group.tick(self._host.steady_ms()))
 
     def validate(self) -> None:
-        """Assert the invariants of the groups, and that every ticket of theirs waits for an answer."""
+        """Assert the invariants of the groups, and that somebody waits for each of their tickets, or was cancelled."""
+        assert not self._abandoned & self._waiting.keys(), "a ticket waits whose caller was cancelled"
+        known = self._waiting.keys() | self._abandoned
         for group_id, group in self._groups.items():
             assert group.group_id == group_id, f"{group.group_id} is known as {group_id}"
             assert group.state is not ClassicState.DEAD, f"{group_id}: dead, and in use"
             validate_classic(group)
             for member in group.members.values():
                 for ticket in (member.join_ticket, member.sync_ticket):
-                    assert ticket is None or ticket in self._waiting, f"{group_id}: nobody waits for ticket {ticket}"
+                    assert ticket is None or ticket in known, f"{group_id}: nobody waits for ticket {ticket}"
 
     # Lifecycle.
 
@@ -299,6 +306,7 @@ class ClassicRounds:
         self.mixed.end()
         for group in groups.values():
             self._answer(group.close(error))
+        self._abandoned.clear()
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():

@@ -38,7 +38,7 @@ from tidelog.log.log import Log
 from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.metadata.partition_changes import can_serve
 from tidelog.model.errors import TidelogError
-from tidelog.model.ids import PartitionId
+from tidelog.model.ids import PartitionId, TopicId
 from tidelog.raft.messages import Entry
 from tidelog.replication.leader_replica import LeaderReplica
 
@@ -180,12 +180,16 @@ class ClusterChecker(MetadataChecker):
         self.asked_unclean: set[tuple[UUID, int]] = set()
         """(topic, partition)."""
         self._on_unclean = on_unclean
+        self.on_unassigned: Callable[[int, PartitionId], None] = lambda _broker, _partition_id: None
+        """Called with a broker that is no replica of a partition any more."""
 
     def _check_partition(
         self, newer: ClusterImage, topic_id: UUID, number: int, before: Partition | None, now: Partition
     ) -> None:
         topic = self.image.topics.get(topic_id)
         self._check_drained(newer, f"{topic_id}-{number}", before, now)
+        for broker in () if before is None else sorted(set(before.replicas).difference(now.replicas)):
+            self.on_unassigned(broker, PartitionId(TopicId(topic_id), number))
         is_asked = (topic_id, number) in self.asked_unclean
         if is_asked and before is not None and now.unclean_epoch > before.unclean_epoch:
             self._on_unclean(topic_id, number)
@@ -256,11 +260,14 @@ class ReplicaChecker:
                 if replica.log is not None and (replica.log.damaged is not None or self._damaged):
                     self._check_damage(app, replica, replica.log)
                 continue
-            high_watermark = role.state.high_watermark
+            high_watermark, durable_end = role.state.high_watermark, role.state.durable_end
             before = looked.get(replica)  # by identity: a partition's id takes long to hash
             if before is None or before[0] is not role or before[1] != high_watermark:
-                looked[replica] = (role, high_watermark)
+                looked[replica] = (role, high_watermark, durable_end)
                 self._changed(app, replica, before)
+            elif before[2] != durable_end:
+                looked[replica] = (role, high_watermark, durable_end)
+                self.shadows.note_announced(app, replica)
 
     def _check_recovering(self, app: BrokerApp) -> None:
         """Logs that are not open yet: the controller must not have elected them, in this life of the broker."""
@@ -289,7 +296,7 @@ class ReplicaChecker:
         if me in (partition.leader, *partition.isr, *partition.eligible):
             self._fail(app.name, f"{known} was damaged and is cut to {log.end_offset}, and counts: {partition}")
 
-    def _changed(self, app: BrokerApp, replica: Replica, before: tuple[object, int] | None) -> None:
+    def _changed(self, app: BrokerApp, replica: Replica, before: tuple[object, int, int] | None) -> None:
         role = replica.role
         assert role is not None
         known = self.partitions.get(replica.partition_id)

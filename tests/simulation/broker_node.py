@@ -70,8 +70,8 @@ class BrokerApp:
         """In runs with clients of the Kafka API."""
         self.is_stopping = False
         self.is_stopped = False
-        self.looked: dict[Replica, tuple[object, int]] = {}
-        """What `ReplicaChecker` has inspected: the role, and its high watermark."""
+        self.looked: dict[Replica, tuple[object, int, int]] = {}
+        """What `ReplicaChecker` has inspected: the role, its high watermark and durable end."""
 
     @property
     def name(self) -> str:

@@ -96,6 +96,7 @@ class BrokerSimulation(MetadataSimulation):
         self.pipeliner: Pipeliner | None = None
         self.invariants = Invariants(self.fail, lambda name, log: self._is_rotten(name, log.log_id))
         self.replica_checker.shadows.is_rotten = self._is_rotten
+        self.metadata.on_unassigned = self.replica_checker.shadows.unassigned
         self.groups = None if shape.groups is None else ConsumerGroups(self, shape.groups)
         self.stack = BrokerStack(self)
         self.cluster = Cluster(world)

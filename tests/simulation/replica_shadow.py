@@ -8,8 +8,8 @@
                   each member that the controller has in sync has everything below it on its own device
 
 Excused are losses that the protocol ordered or that a fault explains: a truncation that was under way when the process
-died, a log that was found damaged, whose bits were flipped, that was removed, or whose disk was wiped; and what lies
-below the log start.
+died, a log that was found damaged, whose bits were flipped, that was removed, also while nobody looked and by a move of
+the partition to other brokers and back, or whose disk was wiped; and what lies below the log start.
 Logs with gaps are compared by their ends. A log in the page cache is shadowed as far as it is synced.
 """
 
@@ -60,6 +60,8 @@ class Shadow:
     """Of the device as it was: a wiped one has another."""
     was_truncated_unseen: bool = False
     """A process of the broker truncated the log, and ended before the shadow looked at that."""
+    was_unassigned: bool = False
+    """The broker was no replica of the partition for a while: it may have removed the log, and created another one."""
 
     def __post_init__(self) -> None:
         self.root = device_of(self.log).root
@@ -96,6 +98,12 @@ class ReplicaShadows:
             shadow.was_truncated_unseen |= log.durability.generation > seen or log.is_changing or _is_ordered(replica)
         self._running[broker] = replicas
 
+    def unassigned(self, broker: int, partition_id: PartitionId) -> None:
+        """The broker is no replica of the partition any more, as the metadata are committed."""
+        shadow = self._shadows.get((broker, partition_id))
+        if shadow is not None:
+            shadow.was_unassigned = True
+
     def attach(self, app: BrokerApp) -> None:
         """Follow the group commits of a broker."""
         for directory in app.logs.directories:
@@ -130,7 +138,12 @@ class ReplicaShadows:
         elif shadow.walk.is_stale:
             self._changed(app, shadow)
         self._extend(app, shadow, log.durable_end)
-        if isinstance(role, FollowerReplica):
+        self.note_announced(app, replica)
+
+    def note_announced(self, app: BrokerApp, replica: Replica) -> None:
+        """After an event that changed the durable end of a role: the same event may have sent it to the leader."""
+        shadow, role = self._shadows.get((app.agent.broker, replica.partition_id)), replica.role
+        if shadow is not None and isinstance(role, FollowerReplica):
             end = int(role.state.durable_end)
             shadow.announced[role.leader_epoch] = max(end, shadow.announced.get(role.leader_epoch, 0))
 
@@ -151,6 +164,7 @@ class ReplicaShadows:
         """The log of a new incarnation, or in another directory."""
         shadow = Shadow(replica, LogWalk(log, durable=True), announced=before.announced)
         self._extend(app, shadow, log.durable_end)
+        self._committed(replica.partition_id)  # so that `unassigned` was called for all that is committed
         if _may_have_lost(before, log):
             self.excused += 1
             return shadow
@@ -241,7 +255,7 @@ def _may_have_lost(before: Shadow, log: Log) -> bool:
     """Whether the last life was losing something when it ended, by the order of its leader or by damage; or this one
     was truncated before it was looked at."""
     replica, former = before.replica, before.log
-    is_removed = replica.is_dropped or replica.is_removed or replica.log is not former
+    is_removed = replica.is_dropped or replica.is_removed or replica.log is not former or before.was_unassigned
     is_wiped = device_of(former).root is not before.root
     was_truncated = before.was_truncated_unseen or log.durability.generation > 0
     return is_removed or is_wiped or was_truncated or _is_excused(before) or _is_ordered(replica)

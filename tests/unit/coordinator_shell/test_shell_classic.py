@@ -171,6 +171,40 @@ def test_waiters_for_a_round_learn_that_the_coordinator_has_gone(cluster: GroupC
     assert len(shard.timers) == 0
 
 
+@inside(partial(run, 11))
+def test_a_member_whose_caller_was_cancelled_keeps_its_ticket_until_the_round_is_over(
+    cluster: GroupCluster, leader: int
+) -> None:
+    """Seed 600006 (brokers): a connection was cut, and its join taken for a ticket that nobody will ever answer."""
+    rounds = cluster.shard(GROUP).rounds
+
+    async def work(service: GroupService) -> None:
+        gone = asyncio.ensure_future(join(service))
+        await asyncio.sleep(0.5)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        group = rounds.get(GROUP)
+        assert group is not None
+        assert [member.join_ticket in rounds._abandoned for member in group.members.values()] == [True]
+        rounds.validate()
+        assert len(rounds) == 0, "it takes no room of others"
+        reply = await join(service)
+        assert len(group.members) == 2, "it counts as joined, and has its session"
+        assert not rounds._abandoned
+
+        lost = asyncio.ensure_future(join(service, reply.member_id, protocols=(("range", b"more orders"),)))
+        await asyncio.sleep(0.5)
+        (future,) = rounds._waiting.values()
+        rounds._waiting.clear()
+        with pytest.raises(AssertionError, match="nobody waits for ticket"):
+            rounds.validate()
+        lost.cancel()
+        future.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+
+    on(cluster, leader, work)
+
+
 @inside(partial(run, 5))
 def test_a_group_whose_members_cannot_be_understood_has_one_kind_at_a_time(cluster: GroupCluster, leader: int) -> None:
     """Neither their subscriptions nor their assignments can be read here."""

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from simulation.broker_checker import ReplicaChecker
 from simulation.log_audit import LogAudit
 from simulation.log_walk import device_of, image_of
 from simulation.replica_shadow import ReplicaShadows
-from support.brokers.leader_states import partition
+from support.brokers.leader_states import ack, leader, partition
 from support.logs.single_log import LOG_ID, SMALL, idempotent, open_log
 
 from tidelog.log.batch import read_header, stamp
@@ -191,11 +192,14 @@ async def test_an_audit_names_what_the_files_do_not_show(
 class Broker:
     """What a shadow sees of a broker with one replica that follows."""
 
-    def __init__(self, log: Log) -> None:
-        self.name = "b1"
-        self.agent = SimpleNamespace(broker=1)
+    def __init__(self, log: Log, broker: int = 1) -> None:
+        self.name = f"b{broker}"
+        self.agent = SimpleNamespace(broker=broker)
+        self.logs = SimpleNamespace(recovering=0)
+        self.looked: dict[Replica, tuple[object, int, int]] = {}
         self.findings: list[str] = []
         self.replica = self.new_replica(log)
+        self.replicas = SimpleNamespace(all=lambda: [self.replica])
 
     def new_replica(self, log: Log) -> Replica:
         replica = self.replica = Replica(LOG_ID, "orders", partition((1, 2, 3), leader=2))
@@ -208,6 +212,13 @@ class Broker:
 
     def shadows(self) -> ReplicaShadows:
         return ReplicaShadows(lambda _, what: self.findings.append(what), lambda _: None, {})
+
+
+async def refilled(log: Log) -> Log:
+    for sequence in range(30):
+        log.append(idempotent(sequence, value=b"x" * 100), leader_epoch=5)
+    await log.checkpoint()
+    return log
 
 
 async def reopened(node: SimNode, log: Log, *, offset: int | None = None) -> Log:
@@ -260,6 +271,41 @@ async def test_a_replica_that_a_process_truncated_and_ended_may_come_back_with_l
     shadows.begin_process(1, SimpleNamespace(all=list))  # type: ignore[arg-type]
     shadows.look(broker, broker.new_replica(log))  # type: ignore[arg-type]
     assert (broker.findings, shadows.excused) == ([], 1)
+
+
+async def test_a_replica_whose_partition_was_moved_away_and_back_may_come_back_with_less(node: SimNode) -> None:
+    """Seed 600132 (groups): its log was removed and created again while nobody looked."""
+    broker = Broker(await written(node))
+    shadows = broker.shadows()
+    shadows.look(broker, broker.replica)  # type: ignore[arg-type]
+    shadows.unassigned(1, LOG_ID)
+    log = await reopened(node, broker.replica.log, offset=0)  # type: ignore[arg-type]
+    shadows.look(broker, broker.new_replica(log))  # type: ignore[arg-type]
+    assert (broker.findings, shadows.excused) == ([], 1)
+    shadows.look(broker, broker.new_replica(await refilled(log)))  # type: ignore[arg-type]
+    log = await reopened(node, log, offset=20)
+    shadows.look(broker, broker.new_replica(log))  # type: ignore[arg-type]
+    assert "has acknowledged up to 30, and is opened with 20" in broker.findings[0], "it is excused once"
+
+
+async def test_a_leader_counts_what_a_follower_announces_after_a_change_of_its_log(node: SimNode) -> None:
+    """Seed 600062 (brokers): a group commit ended while the follower stored the leader's lineage, and the durable end
+    was sent with the next subscription; nobody had looked at it."""
+    broker = Broker(await written(node), broker=2)
+    checker = ReplicaChecker(lambda _, what: broker.findings.append(what), lambda _: None)
+    role = broker.replica.role
+    assert isinstance(role, FollowerReplica)
+    role.state.durable_end = Offset(20)
+    checker.look(broker)  # type: ignore[arg-type]
+    role.durable()
+    checker.look(broker)  # type: ignore[arg-type]
+    state = leader((1, 2), end=40)
+    leading = SimpleNamespace(state=state, replica=broker.replica, log=broker.replica.log, leader_epoch=5)
+    for end in (30, 31):
+        ack(state, 2, end)
+        assert broker.findings == [], "31 was not looked at yet"
+        checker.shadows.advanced(broker, leading)  # type: ignore[arg-type]
+    assert "counts broker 2 as durable up to 31, which has announced 30 in epoch 5" in broker.findings[0]
 
 
 async def test_a_replica_that_counts_what_its_device_does_not_have_is_named(node: SimNode) -> None:
