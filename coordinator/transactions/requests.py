@@ -18,8 +18,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidelog.coordinator.records import Partitions
 from tidelog.coordinator.transactions.records import NO_EPOCH, NO_PRODUCER
+from tidelog.replication.transaction_messages import AddPartitions, AddReply
+
+__all__ = [
+    "Abort",
+    "AddPartitions",
+    "AddReply",
+    "Complete",
+    "End",
+    "EndReply",
+    "ForgetIdle",
+    "InitProducer",
+    "InitReply",
+    "Join",
+    "JoinReply",
+    "Prepare",
+    "ProducerIdNeeded",
+    "TimeOut",
+]
 
 
 class ProducerIdNeeded(Exception):  # noqa: N818
@@ -52,26 +69,6 @@ class InitReply:
     open_epoch: int = NO_EPOCH
     """Of its batches."""
     last_token: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitions:
-    """`producer_id` is the owner's, or a member's with epoch 0."""
-
-    transactional_id: str
-    producer_id: int
-    epoch: int
-    partitions: Partitions
-    now_ms: int
-    version: int = 2
-    verify_only: bool = False
-    """Add nothing: reject partitions that are not in the open transaction."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddReply:
-    number: int
-    """Of the open transaction, for `LeaderReplica.transactions`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
