@@ -15,7 +15,7 @@ from importlib import resources
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.grpc.errors import STATUS_NAMES
 
-_FILES = ("log", "groups", "cluster", "admin", "common")
+_FILES = ("log", "groups", "transactions", "cluster", "admin", "common")
 _RPC = re.compile(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);")
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{")
 _FIELD = re.compile(r"(optional |repeated )?([\w.]+) (\w+) = (\d+);")
@@ -49,7 +49,7 @@ Conventions:
   THROTTLING_QUOTA_EXCEEDED), one fetch response 55 MiB; data that slow clients have not taken makes further fetch
   responses smaller.
 - Every node serves `Cluster` and `Admin`, and forwards requests for the active controller or another broker.
-  Brokers serve `Log` and `Groups`.
+  Brokers serve `Log`, `Groups` and `Transactions`.
 - Fields are only ever added.
 """
 

@@ -30,6 +30,7 @@ from tidelog.rpc.grpc.cluster import ClusterHandlers
 from tidelog.rpc.grpc.groups import GroupsHandlers
 from tidelog.rpc.grpc.log import LogHandlers
 from tidelog.rpc.grpc.methods import METHODS, Kind, Method, decode_request_frame, encode_failure, encode_message
+from tidelog.rpc.grpc.transactions import TransactionsHandlers
 from tidelog.services.cancellation import foreign_cancellation
 from tidelog.services.context import Api, RequestContext
 from tidelog.services.deadline import deadline_after
@@ -51,12 +52,13 @@ def _with_deadline(context: RequestContext, request: Message) -> RequestContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handlers:
-    """Handlers of a node; a node without the role `broker` has no log and no groups."""
+    """Handlers of a node; a node without the role `broker` has the first two."""
 
     cluster: ClusterHandlers
     admin: AdminHandlers
     log: LogHandlers | None = None
     groups: GroupsHandlers | None = None
+    transactions: TransactionsHandlers | None = None
 
     def handler(self, method: Method) -> Callable[..., Awaitable[Any]]:
         """Raises `UnsupportedVersionError` if this node does not serve it."""
@@ -71,7 +73,13 @@ class Handlers:
 
     def of(self, service: str) -> object | None:
         """Returns None for a service that this node does not have."""
-        return {"Log": self.log, "Groups": self.groups, "Cluster": self.cluster, "Admin": self.admin}[service]
+        return {
+            "Log": self.log,
+            "Groups": self.groups,
+            "Transactions": self.transactions,
+            "Cluster": self.cluster,
+            "Admin": self.admin,
+        }[service]
 
 
 def serve(transport: Transport, handlers: Handlers, *, listener: str) -> None:

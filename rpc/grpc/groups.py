@@ -5,16 +5,16 @@ A topic that was deleted has its id and no name in a response.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage
-from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
+from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.rpc.grpc.cluster import address_of
 from tidelog.rpc.grpc.errors import as_message, coded
 from tidelog.rpc.grpc.methods import Receive, Send
+from tidelog.rpc.grpc.partition_rows import outcomes, refs
 from tidelog.rpc.v1 import common_pb2 as common
 from tidelog.rpc.v1 import groups_pb2 as pb
 from tidelog.services.context import RequestContext
@@ -30,7 +30,7 @@ from tidelog.services.groups import (
     check_groups,
 )
 from tidelog.services.limits import ResponseSize
-from tidelog.services.partition_lookup import PARTITIONS_PER_SLICE, REPEATED, PartitionRef, topic_ref
+from tidelog.services.partition_lookup import PARTITIONS_PER_SLICE, PartitionRef, topic_ref
 from tidelog.services.topic_lookup import ID_BYTES
 from tidelog.world.slicing import sliced
 
@@ -100,20 +100,20 @@ class GroupsHandlers:
             request.group,
             {
                 ref: OffsetToCommit(item.offset, item.leader_epoch, item.metadata)
-                for ref, item in zip(await _refs(request.offsets), request.offsets, strict=True)
+                for ref, item in zip(await refs(request.offsets), request.offsets, strict=True)
             },
             member_id=request.member_id,
             member_epoch=request.member_epoch,
             instance_id=request.instance_id,
             sequence=request.sequence,
         )
-        return pb.CommitOffsetsResponse(offsets=await _outcomes(request.offsets, errors))
+        return pb.CommitOffsetsResponse(offsets=await outcomes(request.offsets, errors))
 
     async def fetch_offsets(self, request: pb.FetchOffsetsRequest, context: RequestContext) -> pb.FetchOffsetsResponse:
         committed = await self._service.fetch_offsets(
             context,
             request.group,
-            await _refs(request.partitions) or None,
+            await refs(request.partitions) or None,
             member_id=request.member_id,
             member_epoch=request.member_epoch if request.HasField("member_epoch") else None,
         )
@@ -132,8 +132,8 @@ class GroupsHandlers:
     async def delete_offsets(
         self, request: pb.DeleteOffsetsRequest, context: RequestContext
     ) -> pb.DeleteOffsetsResponse:
-        errors = await self._service.delete_offsets(context, request.group, await _refs(request.partitions))
-        return pb.DeleteOffsetsResponse(offsets=await _outcomes(request.partitions, errors))
+        errors = await self._service.delete_offsets(context, request.group, await refs(request.partitions))
+        return pb.DeleteOffsetsResponse(offsets=await outcomes(request.partitions, errors))
 
     # Groups.
 
@@ -250,30 +250,6 @@ def _member(image: ClusterImage, member: MemberSummary) -> pb.MemberDescription:
 
 def _outcome(name: str, error: TidelogError | None) -> common.Outcome:
     return common.Outcome(name=name, error=None if error is None else as_message(error))
-
-
-async def _outcomes(
-    named: Sequence[Any], errors: Mapping[PartitionRef, TidelogError | None]
-) -> list[common.PartitionOutcome]:
-    """In the order of the request."""
-    rows = []
-    async for item in sliced(named, PARTITIONS_PER_SLICE):
-        error = errors[_ref(item)]
-        message = None if error is None else as_message(error)
-        rows.append(common.PartitionOutcome(topic=item.topic, partition=item.partition, error=message))
-    return rows
-
-
-def _ref(named: Any) -> PartitionRef:
-    return topic_ref(named.topic, named.topic_id), named.partition
-
-
-async def _refs(named: Sequence[Any]) -> list[PartitionRef]:
-    """Return the partitions; raise if one is named twice: results are matched by the name of their partition."""
-    refs = [_ref(item) async for item in sliced(named, PARTITIONS_PER_SLICE)]
-    if len(set(refs)) != len(refs):
-        raise InvalidRequestError(REPEATED)
-    return refs
 
 
 def _set_name(image: ClusterImage, row: pb.CommittedOffset, ref: PartitionRef) -> None:

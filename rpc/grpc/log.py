@@ -24,7 +24,15 @@ from tidelog.services.data import DataServices
 from tidelog.services.fetch import FetchItem, FetchRequest, FetchResult
 from tidelog.services.fetch_stream import FetchStream
 from tidelog.services.limits import RequestLimits, ResponseMemory
-from tidelog.services.offsets import EpochQuery, InitProducerId, OffsetQuery, OffsetRange, RecordDeletion, WatchedOffset
+from tidelog.services.offsets import (
+    EpochQuery,
+    InitProducerId,
+    OffsetQuery,
+    OffsetRange,
+    PartitionQuery,
+    RecordDeletion,
+    WatchedOffset,
+)
 from tidelog.services.partition_lookup import PARTITIONS_PER_SLICE, PartitionRef, topic_ref
 from tidelog.services.produce import ACKS_ALL, PendingProduce, ProduceItem, ProduceRequest, ProduceResult
 from tidelog.world.slicing import sliced
@@ -53,7 +61,12 @@ class LogHandlers:
             ),
         )
         acks = request.acks if request.HasField("acks") else ACKS_ALL
-        produce = ProduceRequest(items=items, acks=acks, timeout_ms=request.timeout_ms)
+        produce = ProduceRequest(
+            items=items,
+            acks=acks,
+            timeout_ms=request.timeout_ms,
+            transactional_id=request.transactional_id or None,
+        )
         pending = await self._services.produce.start(context, produce)
         return _Produce(request, pending, context.throttle_ms)
 
@@ -162,6 +175,28 @@ class LogHandlers:
     ) -> pb.InitProducerIdResponse:
         producer_id, epoch = await self._services.offsets.init_producer_id(context, InitProducerId())
         return pb.InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
+
+    async def describe_producers(
+        self, request: pb.DescribeProducersRequest, context: RequestContext
+    ) -> pb.DescribeProducersResponse:
+        queries = await _each(request.partitions, lambda named: PartitionQuery(_ref(named)))
+        response = pb.DescribeProducersResponse()
+        results = await self._services.offsets.describe_producers(context, queries)
+        async for named, result in _rows(request.partitions, results):
+            if isinstance(result, TidelogError):
+                response.partitions.add(**_name(named), error=as_message(result))
+                continue
+            row = response.partitions.add(**_name(named))
+            async for state in sliced(result, PARTITIONS_PER_SLICE):
+                row.producers.add(
+                    producer_id=state.producer_id,
+                    producer_epoch=state.epoch,
+                    last_sequence=state.last_sequence,
+                    last_timestamp=state.last_timestamp,
+                    coordinator_epoch=state.coordinator_epoch,
+                    transaction_start_offset=state.transaction_start_offset,
+                )
+        return response
 
     async def watch_offsets(self, request: pb.WatchOffsetsRequest, context: RequestContext, send: Send) -> None:
         """Ends when this broker leads none of the partitions any more."""

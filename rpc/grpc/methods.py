@@ -23,7 +23,7 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from tidelog.model.errors import InvalidRequestError, TidelogError
-from tidelog.rpc.v1 import admin_pb2, cluster_pb2, groups_pb2, log_pb2
+from tidelog.rpc.v1 import admin_pb2, cluster_pb2, groups_pb2, log_pb2, transactions_pb2
 from tidelog.world.transport import decode_error, encode_error
 
 PACKAGE = "tidelog.v1"
@@ -121,8 +121,8 @@ def _has_row_for_partition(field: FieldDescriptor) -> bool:
 
 SERVICES = tuple(
     service
-    for file in (log_pb2.DESCRIPTOR, groups_pb2.DESCRIPTOR, cluster_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
-    for service in file.services_by_name.values()
+    for file in (log_pb2, groups_pb2, transactions_pb2, cluster_pb2, admin_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
 )
 METHODS: dict[str, Method] = {
     method.full_name: method for service in SERVICES for method in map(_method, service.methods)

@@ -23,6 +23,7 @@ from tidelog.rpc.grpc.cluster import ClusterHandlers
 from tidelog.rpc.grpc.groups import GroupsHandlers
 from tidelog.rpc.grpc.log import LogHandlers, fetch_response
 from tidelog.rpc.grpc.methods import METHODS, decode_response_frame, encode_message, method_named
+from tidelog.rpc.grpc.transactions import TransactionsHandlers
 from tidelog.rpc.v1 import admin_pb2
 from tidelog.rpc.v1 import common_pb2 as common
 from tidelog.rpc.v1 import log_pb2 as pb
@@ -535,9 +536,29 @@ def test_where_a_reader_goes_on_is_behind_the_last_batch() -> None:
     assert end_of(batch(b"a", b"b") + bytes(last)) == (5, 4)
 
 
+def test_a_partition_lists_the_producers_that_its_log_remembers(world: World) -> None:
+    world.topic("remembered")
+    data = batch(b"x", producer_id=77, producer_epoch=2, base_sequence=0)
+    item = pb.ProducePartition(topic="remembered", batches=data)
+    (row,) = world.ask("Produce", pb.ProduceRequest(partitions=[item])).partitions
+    assert not row.error.name
+    named = [common.TopicPartition(topic="remembered"), common.TopicPartition(topic="nowhere")]
+    known, unknown = world.ask("DescribeProducers", pb.DescribeProducersRequest(partitions=named)).partitions
+    (producer,) = known.producers
+    assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (77, 2, 0)
+    assert producer.transaction_start_offset == -1
+    assert unknown.error.name == "UNKNOWN_TOPIC_OR_PARTITION"
+
+
 def test_every_method_of_the_protos_has_its_handler() -> None:
-    handlers = {"Log": LogHandlers, "Groups": GroupsHandlers, "Cluster": ClusterHandlers, "Admin": AdminHandlers}
+    handlers = {
+        "Log": LogHandlers,
+        "Groups": GroupsHandlers,
+        "Transactions": TransactionsHandlers,
+        "Cluster": ClusterHandlers,
+        "Admin": AdminHandlers,
+    }
     assert set(handlers) == {method.service for method in METHODS.values()}
     for method in METHODS.values():
         assert callable(getattr(handlers[method.service], method.handler)), method.full_name
-    assert len(METHODS) == 44
+    assert len(METHODS) == 54

@@ -13,10 +13,10 @@ from tidelog.model.errors import ErrorCode
 from tidelog.rpc.api_docs import page
 from tidelog.rpc.grpc.errors import STATUS_NAMES, as_exception, coded
 from tidelog.rpc.grpc.methods import METHODS
-from tidelog.rpc.v1 import admin_pb2, cluster_pb2, common_pb2, groups_pb2, log_pb2
+from tidelog.rpc.v1 import admin_pb2, cluster_pb2, common_pb2, groups_pb2, log_pb2, transactions_pb2
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = [module.DESCRIPTOR for module in (log_pb2, groups_pb2, cluster_pb2, admin_pb2, common_pb2)]
+FILES = [module.DESCRIPTOR for module in (log_pb2, groups_pb2, transactions_pb2, cluster_pb2, admin_pb2, common_pb2)]
 PROTOS = sorted((ROOT / "rpc" / "v1").glob("*.proto"))
 
 
@@ -31,7 +31,7 @@ def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
     ]
     assert protoc.main(arguments) == 0
     made = sorted((tmp_path / "tidelog" / "rpc" / "v1").iterdir())
-    assert len(made) == 2 * len(PROTOS) == 10
+    assert len(made) == 2 * len(PROTOS) == 12
     for file in made:
         committed = ROOT / "rpc" / "v1" / file.name
         assert committed.read_text() == file.read_text(), f"{file.name} is not up to date: make proto"

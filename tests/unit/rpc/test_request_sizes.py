@@ -32,8 +32,10 @@ COUNTED = {
         "DeleteRecords",
         "WatchOffsets",
         "RangeBytes",
+        "DescribeProducers",
     },
     "Groups": {"CommitOffsets", "FetchOffsets", "DeleteOffsets"},
+    "Transactions": {"CommitOffsets"},
     "Admin": {"AlterReassignments", "ListReassignments", "ElectLeaders", "MoveReplicas"},
 }
 SLICES = PARTITIONS_MAX // 500
