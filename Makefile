@@ -141,7 +141,8 @@ proto: setup ## generate the Python code of rpc/v1/*.proto and docs/api.md
 		--python_out=src --mypy_out=quiet:src src/tidelog/rpc/v1/*.proto
 	$(BIN)/python -m tidelog.rpc.api_docs > docs/api.md
 
-docs: setup ## generate docs/python.md and docs/requirements.md
+docs: setup ## generate docs/api.md, docs/python.md and docs/requirements.md
+	$(BIN)/python -m tidelog.rpc.api_docs > docs/api.md
 	$(BIN)/python -m tidelog.client.api_docs > docs/python.md
 	$(BIN)/python tests/requirements.py --output markdown > docs/requirements.md
 
