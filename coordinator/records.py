@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 import msgpack
@@ -359,6 +359,19 @@ def decode_value(data: bytes) -> Value | None:
 # ---- Decisions and batches
 
 
+class EncodedDecision(Protocol):
+    """A `Decision`, of groups or of transactions."""
+
+    @property
+    def now_ms(self) -> int: ...
+
+    @property
+    def rows(self) -> Sequence[tuple[bytes, bytes | None]]: ...
+
+    @property
+    def size(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The records of one request, which commit together; created by `decision`."""
@@ -390,7 +403,7 @@ def decision(records: Iterable[GroupRecord], now_ms: int = NO_TIMESTAMP) -> Deci
     return made
 
 
-def encode_batch(decisions: Sequence[Decision]) -> bytes:
+def encode_batch(decisions: Sequence[EncodedDecision]) -> bytes:
     """Encode decisions as one record batch without a producer; the log sets base offset and leader epoch."""
     size = sum(each.size for each in decisions)
     return batch.encode_columns(
@@ -401,10 +414,10 @@ def encode_batch(decisions: Sequence[Decision]) -> bytes:
     )
 
 
-def encode_entries(decisions: Sequence[Decision]) -> list[bytes]:
+def encode_entries(decisions: Sequence[EncodedDecision]) -> list[bytes]:
     """Encode decisions in order into as few batches as the limit allows; a decision is never split."""
     entries: list[bytes] = []
-    gathered: list[Decision] = []
+    gathered: list[EncodedDecision] = []
     size = 0
     for each in decisions:
         if gathered and size + each.size > DECISION_BYTES_MAX:

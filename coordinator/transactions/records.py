@@ -11,7 +11,7 @@ partitions is packed as in the records of groups.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -27,17 +27,20 @@ from tidelog.coordinator.records import (
     unpack_partitions,
 )
 from tidelog.log import batch
-from tidelog.log.batch_header import Codec
+from tidelog.log.batch_header import Buffer
 from tidelog.model.errors import CorruptStateError, PolicyViolationError
 from tidelog.model.ids import NO_TIMESTAMP
 
 NO_EPOCH = -1
 NO_PRODUCER = -1
+NOBODY = NO_PRODUCER, NO_EPOCH
 EPOCH_MAX = 32_767
-"""The highest epoch. A producer id whose epoch would pass it is replaced by a new one."""
+"""The highest epoch, which only markers carry. A producer id whose owner would reach it is replaced by a new one."""
 MEMBER_EPOCH = 0
 """Of every member of a joint transaction: it has a producer id of its own, once."""
-_COMPRESS_FROM_BYTES = 16 << 10
+
+ProducerIdentity = tuple[int, int]
+"""(producer id, epoch)."""
 
 
 class Kind(IntEnum):
@@ -56,11 +59,6 @@ class Status(IntEnum):
     COMPLETE_COMMIT = 4
     COMPLETE_ABORT = 5
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether the outcome is decided, and markers are still to be written."""
-        return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
-
 
 class Cause(IntEnum):
     """Who ended the last transaction."""
@@ -68,7 +66,8 @@ class Cause(IntEnum):
     OWNER = 0
     TIMEOUT = 1
     FENCED = 2
-    """Another instance has initialized the id, or an operator aborted the transaction."""
+    """Another instance has initialized the id."""
+    OPERATOR = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,8 @@ class Transaction:
 
     producer_id: int
     epoch: int = 0
-    """The one that the owner uses next; while the status is PREPARE, the one that markers carry."""
+    """Of the batches of the open transaction; while the status is PREPARE, that of its markers. The owner uses it if
+    there is no `next_producer_id`."""
     status: int = Status.EMPTY
     timeout_ms: int = 0
     updated_ms: int = NO_TIMESTAMP
@@ -101,21 +101,46 @@ class Transaction:
     last_token: bytes = b""
     """Of the last transaction that was committed with one."""
     previous_producer_id: int = NO_PRODUCER
-    """Before the last change of producer id or epoch: a repeat of the request that made it is recognized."""
+    """Of the owner before its last change of producer id or epoch: a repeat of the request that made it is recognized.
+    Unset if a new instance made it."""
     previous_epoch: int = NO_EPOCH
     next_producer_id: int = NO_PRODUCER
-    """The epoch is exhausted: this id replaces `producer_id`, in epoch 0, when the transaction is complete."""
+    """With `next_epoch`, what the owner uses if that is not (`producer_id`, `epoch`): another instance has taken over a
+    prepared transaction, or the epoch is exhausted. Replaces them when the transaction is complete."""
     version: int = 2
-    """Of the client's protocol, in this transaction: in version 1, the end does not raise the epoch."""
+    """Of the protocol of the transaction: in version 1, its end does not raise the epoch. 2 if it did all the same."""
     cause: int = Cause.OWNER
     number: int = 0
     """Counts the transactions of this id, the open one included."""
+    next_epoch: int = NO_EPOCH
+    previous_outcome: int = Status.EMPTY
+    """COMPLETE_COMMIT or COMPLETE_ABORT if the end of a transaction made the last change of the owner's epoch."""
     extra: Extra = ()
     """Fields of a newer version, kept as they came."""
 
     @property
     def is_open(self) -> bool:
         return self.status == Status.ONGOING
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the outcome is decided, and markers are still to be written."""
+        return self.status in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
+
+    @property
+    def is_prepared(self) -> bool:
+        return self.is_open and self.prepared_ms != NO_TIMESTAMP
+
+    @property
+    def owner(self) -> ProducerIdentity:
+        """What the owner uses next."""
+        if self.next_producer_id != NO_PRODUCER:
+            return self.next_producer_id, self.next_epoch
+        return self.producer_id, self.epoch
+
+    @property
+    def previous(self) -> ProducerIdentity:
+        return self.previous_producer_id, self.previous_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +264,18 @@ def decision(records: Iterable[TransactionRecord], now_ms: int = NO_TIMESTAMP) -
     return Decision(records, now_ms, rows, size)
 
 
-def encode_batch(decisions: Sequence[Decision]) -> bytes:
-    """Encode decisions as one record batch without a producer; the log sets base offset and leader epoch."""
-    size = sum(each.size for each in decisions)
-    return batch.encode_columns(
-        [each.now_ms for each in decisions for _ in each.rows],
-        [key for each in decisions for key, _ in each.rows],
-        [value for each in decisions for _, value in each.rows],
-        codec=Codec.ZSTD if size >= _COMPRESS_FROM_BYTES else Codec.NONE,
-    )
-
-
 def empty_entry() -> bytes:
     """A batch that changes nothing."""
     return batch.encode_columns([NO_TIMESTAMP], [bytes(msgpack.packb([int(Kind.NOTHING)]))], [None])
+
+
+def decode_batch(data: Buffer, position: int = 0) -> tuple[TransactionRecord, ...]:
+    """Return the records of the batch at `position` that this version knows; none of a control batch.
+
+    `CorruptStateError` or an error of the batch for bytes that are neither.
+    """
+    if batch.read_header(data, position).is_control:
+        return ()
+    columns = batch.decode_columns(data, position, decompressed_bytes_max=2 * DECISION_BYTES_MAX)
+    decoded = map(decode_record, columns.keys, columns.values)
+    return tuple(record for record in decoded if record is not None)

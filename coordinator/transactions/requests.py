@@ -7,8 +7,8 @@
     Prepare         None               the owner
     End             EndReply           the owner
     Abort           bool: it was open  an operator
-    Complete        None               the shell, when all markers are written
-    TimeOut         None               the shell
+    Complete        bool: it completed    the shell, when all markers are replicated
+    TimeOut         bool: it was aborted  the shell, at `queries.due_ms`
     ForgetIdle      bool: there is more    the shell
 
 `version` is that of the client's protocol: 2 raises the epoch with every end.
@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidelog.coordinator.transactions.records import NO_EPOCH, NO_PRODUCER
+from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.replication.transaction_messages import AddPartitions, AddReply
 
 __all__ = [
@@ -39,8 +40,11 @@ __all__ = [
 ]
 
 
-class ProducerIdNeeded(Exception):  # noqa: N818
-    """The decision needs a new producer id: submit the request again with one. Not an error of the environment."""
+class ProducerIdNeeded(TidelogError):  # noqa: N818
+    """The decision needs a new producer id: submit the request again with `new_producer_id`. For the shell only; to the
+    runtime it is a rejection, since a decision may be repeated on another state."""
+
+    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
