@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.limits import GroupLimits
+from tidelog.coordinator.partition_shard import PartitionHost
 from tidelog.coordinator.requests import HeartbeatReply, TopicsView
 from tidelog.coordinator.state import CoordinatorState
-from tidelog.coordinator.timers import Timers, TimerSet
+from tidelog.coordinator.timers import TimerSet
 from tidelog.model.errors import TidelogError
-from tidelog.model.ids import NodeId, TopicId
-from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.model.ids import TopicId
 
 
-class ShardHost(Protocol):
-    """The broker's coordinator, as its shards use it."""
+class ShardHost(PartitionHost, Protocol):
+    """The broker's group coordinator, as its shards use it."""
 
-    me: NodeId
-    timers: Timers
     limits: GroupLimits
-    waiting_max: int
-    load_slots: asyncio.Semaphore
     random: Random
 
     @property
     def view(self) -> TopicsView: ...
-
-    def now_ms(self) -> int:
-        """Return wall clock time, stored with offsets."""
-        ...
 
     def steady_ms(self) -> int:
         """Return monotonic time close to `now_ms`, for deadlines."""
@@ -47,15 +38,7 @@ class ShardHost(Protocol):
     @property
     def offsets_retention_ms(self) -> int: ...
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]: ...
-
-    def failed(self, error: BaseException) -> None: ...
-
-    def report_corruption(self, leader: LeaderReplica, offset: int) -> None: ...
-
     async def deleted_topics(self, topics: Sequence[TopicId]) -> list[TopicId]: ...
-
-    def loaded(self, shard: Any, seconds: float, records: int) -> None: ...
 
 
 class Rounds(Protocol):

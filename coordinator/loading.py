@@ -1,4 +1,4 @@
-"""Loads the groups of a partition: reads its log up to the high watermark without blocking the event loop.
+"""Loads the state of a coordinator's partition: reads its log up to the high watermark without blocking the event loop.
 
     a leader epoch begins --> its log is confirmed (the high watermark has reached the epoch start)
                           --> batches are read, decoded and applied in slices of a few milliseconds
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from tidelog.coordinator.records import RECORDS_BYTES_MAX, GroupRecord, decode_record
-from tidelog.coordinator.state import EMPTY, CoordinatorState, apply
+from tidelog.coordinator.records import RECORDS_BYTES_MAX
 from tidelog.log.batch import Columns, decode_columns, read_header
 from tidelog.model.errors import CorruptStateError
 from tidelog.model.ids import Offset
 from tidelog.replication.leader_replica import LeaderReplica
+
+S = TypeVar("S")
+R = TypeVar("R")
 
 READ_BYTES = 1 << 20
 RECORDS_AT_A_TIME = 64
@@ -35,6 +38,16 @@ class Progress:
 
     records: int = 0
     bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogFormat(Generic[S, R]):
+    """What the records of a partition are, and what state they result in."""
+
+    empty: S
+    decode: Callable[[bytes | None, bytes | None], R | None]
+    """Of (key, value); None: a record to skip. Raises `CorruptStateError`."""
+    apply: Callable[[S, Iterable[R]], S]
 
 
 class Turns:
@@ -62,10 +75,10 @@ async def wait_until_confirmed(leader: LeaderReplica) -> None:
         await leader.acks.wait(leader.state.epoch_start)
 
 
-async def load(leader: LeaderReplica, progress: Progress) -> tuple[CoordinatorState, Offset]:
+async def load(leader: LeaderReplica, progress: Progress, log_format: LogFormat[S, R]) -> tuple[S, Offset]:
     """Return the state of the log and its end. Raises as reads and waits do if the epoch ends first;
     `CorruptStateError` names the offset of an unreadable record."""
-    state = EMPTY
+    state = log_format.empty
     offset = leader.log.start_offset
     turns = Turns()
     while offset < leader.log.end_offset or leader.high_watermark < leader.log.end_offset:
@@ -81,8 +94,8 @@ async def load(leader: LeaderReplica, progress: Progress) -> tuple[CoordinatorSt
             header = read_header(read_slice.data, position)
             if not header.is_control:
                 columns = decode_columns(read_slice.data, position, decompressed_bytes_max=2 * RECORDS_BYTES_MAX)
-                for records in _slices(columns):
-                    state = apply(state, records)
+                for records in _slices(columns, log_format.decode):
+                    state = log_format.apply(state, records)
                     progress.records += len(records)
                     await turns.maybe_yield()
             position += header.size
@@ -92,11 +105,11 @@ async def load(leader: LeaderReplica, progress: Progress) -> tuple[CoordinatorSt
     return state, offset
 
 
-def _slices(columns: Columns) -> Iterator[list[GroupRecord]]:
-    records: list[GroupRecord] = []
+def _slices(columns: Columns, decode: Callable[[bytes | None, bytes | None], R | None]) -> Iterator[list[R]]:
+    records: list[R] = []
     for offset, raw_key, raw_value in zip(columns.offsets, columns.keys, columns.values, strict=True):
         try:
-            record = decode_record(raw_key, raw_value)
+            record = decode(raw_key, raw_value)
         except CorruptStateError as error:
             raise CorruptStateError(f"offset {offset}: {error}") from error
         if record is not None:

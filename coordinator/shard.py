@@ -1,12 +1,6 @@
-"""The groups of one partition of `__consumer_offsets`, while this broker leads it in one leader epoch.
+"""The groups of one partition of `__consumer_offsets`, while this broker leads it (`partition_shard`).
 
-    led --> loading --> leading --> over               a new epoch has a new shard: nothing is carried over
-               |
-               '--> broken                             the log has records that this version cannot read
-
-While it loads, requests get COORDINATOR_LOAD_IN_PROGRESS. While it leads, decisions are appended to the partition
-(`raft.runtime` over `partition_log`); replies rest only on state below the high watermark. When the epoch is over,
-speculative state is dropped, waiting requests fail, and member streams end, so that members find the next coordinator.
+Member streams end with the shard, so that members find the next coordinator.
 
 After each commit, for each changed group: members with changes are notified on their streams, timers and streams of
 removed members end, and the subscription index is updated.
@@ -32,46 +26,32 @@ import logging
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any, Protocol
 
 from tidelog.coordinator.background_work import BackgroundWork
 from tidelog.coordinator.classic_rounds import ROUND, ClassicRounds
 from tidelog.coordinator.hosts import ShardHost
-from tidelog.coordinator.loading import Progress, Turns, load, wait_until_confirmed
+from tidelog.coordinator.loading import LogFormat, Turns
 from tidelog.coordinator.machine import GroupMachine, members_to_notify
-from tidelog.coordinator.partition_log import PartitionLog
-from tidelog.coordinator.records import DECISION_BYTES_MAX, Decision, Kind, MemberValue
+from tidelog.coordinator.partition_shard import RETRY_S, PartitionShard, Phase
+from tidelog.coordinator.records import Decision, GroupRecord, Kind, MemberValue, decode_record
 from tidelog.coordinator.requests import STATIC_LEAVE_EPOCH, ExpireMember, GroupSummary, Heartbeat, HeartbeatReply
-from tidelog.coordinator.state import EMPTY, CoordinatorState, Group
+from tidelog.coordinator.state import EMPTY, CoordinatorState, Group, apply
 from tidelog.coordinator.topics_view import SubscriptionIndex
-from tidelog.model.errors import CorruptBatchError, CorruptStateError, DamagedLogError, TidelogError
-from tidelog.model.group_errors import (
-    CoordinatorLoadingError,
-    CoordinatorNotAvailableError,
-    NotCoordinatorError,
-    StaleMemberEpochError,
-    UnknownMemberIdError,
-)
-from tidelog.model.ids import Epoch, NodeId, Offset, TopicId
+from tidelog.model.errors import TidelogError
+from tidelog.model.group_errors import NotCoordinatorError, StaleMemberEpochError, UnknownMemberIdError
+from tidelog.model.ids import Offset, TopicId
 from tidelog.model.maps import sorted_items
-from tidelog.raft.runtime import StateMachineRuntime
 from tidelog.replication.leader_replica import LeaderReplica
 
 LOGGER = logging.getLogger(__name__)
 
-RETRY_S = 0.5
+GROUPS: LogFormat[CoordinatorState, GroupRecord] = LogFormat(EMPTY, decode_record, apply)
+"""A partition of `__consumer_offsets`."""
 _SESSION, _REBALANCE = "session", "rebalance"
 
 MemberKey = tuple[str, str]
 """(group, member id)."""
-
-
-class Phase(Enum):
-    LOADING = "loading"
-    LEADING = "leading"
-    BROKEN = "broken"
-    OVER = "over"
 
 
 class StreamHandle(Protocol):
@@ -119,33 +99,18 @@ def _has_same_assignments(old: Group | None, new: Group | None) -> bool:
     return old.currents is new.currents and old.targets is new.targets and old.info is new.info
 
 
-def _weigh(decisions: Sequence[Decision]) -> int:
-    return sum(decision.size for decision in decisions)
+class Shard(PartitionShard[CoordinatorState]):
+    """See the module."""
 
-
-class Shard:
-    """See the module. Created when the leader epoch begins; `end` when it is over."""
+    CONTENTS = "groups"
+    SUBJECT = "group"
 
     def __init__(self, host: ShardHost, leader: LeaderReplica) -> None:
-        self.leader = leader
-        self.number = leader.replica.partition_id.partition
-        self.phase = Phase.LOADING
         self.subscriptions = SubscriptionIndex()
         self.streams: dict[MemberKey, StreamHandle] = {}
         self.machine = _Machine(host)
+        super().__init__(host, leader, self.machine, GROUPS)
         self._host = host
-        self._load_error = ""
-        self._log = PartitionLog(leader, self._committed)
-        self.runtime: StateMachineRuntime[CoordinatorState] = StateMachineRuntime(
-            self.machine,
-            self._log,
-            EMPTY,
-            waiting_max=host.waiting_max,
-            gather_max=min(DECISION_BYTES_MAX, leader.log.config.message_bytes_max),
-            weigh=_weigh,
-            on_failure=host.failed,
-        )
-        self.timers = host.timers.new_set(self._due)
         self.rounds = ClassicRounds(self, host)
         self._revoking: dict[MemberKey, int] = {}
         """Epoch in which each member was asked to revoke partitions."""
@@ -155,17 +120,13 @@ class Shard:
         """Members in their grace time."""
         self._sequences: dict[MemberKey, int] = {}
         """Sequence number of the last commit of each member that sends them."""
+        self._loaded_topics: set[TopicId] = set()
+        """Of the offsets that were loaded, until the shard leads."""
         self.background = BackgroundWork(self, host)
-        self._loading = host.spawn(self._load(), name=f"load-groups-{self.number}")
 
     @property
-    def is_leading(self) -> bool:
-        return self.phase is Phase.LEADING
-
-    @property
-    def state(self) -> CoordinatorState:
-        """The committed state."""
-        return self.runtime.state
+    def size(self) -> int:
+        return len(self.state.groups)
 
     @property
     def decided(self) -> Mapping[str, None]:
@@ -174,65 +135,28 @@ class Shard:
 
     # Lifecycle.
 
-    async def _load(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            # Without a load slot: this waits as long as too few replicas are in sync.
-            await wait_until_confirmed(self.leader)
-            began_s = loop.time()
-            state, end, records = await self._read_log()
-            self.runtime.load(state, end)
-            topics = await self._start(state)
-        except TidelogError as error:
-            if self.phase is Phase.LOADING:
-                self.phase, self._load_error = Phase.BROKEN, str(error)
-                LOGGER.error("broker=%d groups of partition %d: %s", self._host.me, self.number, error)
-            return
-        if self.phase is not Phase.LOADING:
-            return
-        self.runtime.lead(Epoch(self.leader.leader_epoch), self._host.me)
-        self.phase = Phase.LEADING
-        self._host.loaded(self, loop.time() - began_s, records)
+    async def _prepare(self, state: CoordinatorState) -> None:
+        """Build rounds and index of the loaded groups."""
+        turns = Turns()
+        for group_id in sorted(state.groups):
+            group = state.groups[group_id]
+            self._loaded_topics.update(partition.topic_id for partition in group.offsets)
+            self.subscriptions.put(group_id, group)
+            if group.classic is not None and group.classic.members:
+                self.rounds.load(group_id)
+            await turns.maybe_yield()
+
+    async def _begin(self, state: CoordinatorState) -> None:
         # Topics may have changed since the last coordinator checked. An unknown topic is deleted, or the last
         # coordinator had newer metadata: it may go on for a moment after it was replaced.
         view = self._host.view
+        topics, self._loaded_topics = self._loaded_topics, set()
         unknown = sorted((topic for topic in topics if view.by_id(topic) is None), key=lambda topic: topic.int)
         if unknown:
             self.background.forget_deleted(unknown)
         self.background.topics_changed(list(self.subscriptions), ())
         await self._start_deadlines(state)
         await self.rounds.mixed.start(state)
-
-    async def _read_log(self) -> tuple[CoordinatorState, Offset, int]:
-        """Return (state, log end, number of records); retry transient errors."""
-        while True:
-            progress = Progress()
-            try:
-                # The retry delay is outside of the load slot: other partitions load meanwhile.
-                async with self._host.load_slots:
-                    return *await load(self.leader, progress), progress.records
-            except CorruptStateError:
-                raise
-            except TidelogError as error:
-                if self.phase is not Phase.LOADING:
-                    raise
-                if isinstance(error, CorruptBatchError | DamagedLogError):
-                    self._host.report_corruption(self.leader, self.leader.log.start_offset)
-                LOGGER.warning("broker=%d groups of partition %d, retry: %s", self._host.me, self.number, error)
-                await asyncio.sleep(RETRY_S)
-
-    async def _start(self, state: CoordinatorState) -> set[TopicId]:
-        """Build rounds and index of the loaded groups. Return the topics of their offsets."""
-        turns = Turns()
-        topics: set[TopicId] = set()
-        for group_id in sorted(state.groups):
-            group = state.groups[group_id]
-            topics.update(partition.topic_id for partition in group.offsets)
-            self.subscriptions.put(group_id, group)
-            if group.classic is not None and group.classic.members:
-                self.rounds.load(group_id)
-            await turns.maybe_yield()
-        return topics
 
     async def _start_deadlines(self, state: CoordinatorState) -> None:
         """Start the sessions of loaded members, once the shard leads: before, they could not send heartbeats."""
@@ -242,64 +166,31 @@ class Shard:
                 self._expect((group_id, member_id))
                 await turns.maybe_yield()
 
-    def end(self) -> None:
-        """End the shard: its leader epoch is over."""
-        self.phase = Phase.OVER
-        leader = self.leader.replica.partition.leader
-        self.runtime.follow(NodeId(leader) if leader >= 0 else None)
-        # Tasks, streams and the parts of this shard form cycles that the garbage collector ignores after a load
-        # (`gc.freeze`): they must not keep large objects alive.
-        self.runtime.load(EMPTY, Offset(0))
+    def _close(self, error: NotCoordinatorError) -> None:
         self.subscriptions = SubscriptionIndex()
-        self.rounds.end(self._not_coordinator())
-        self.timers.clear()
+        self.rounds.end(error)
         for stream in list(self.streams.values()):
-            stream.end(self._not_coordinator())
+            stream.end(error)
         self.background.end()
-        self._loading.cancel()
-
-    def _not_coordinator(self) -> NotCoordinatorError:
-        leader = self.leader.replica.partition.leader
-        who = f"broker {leader} does" if leader >= 0 else "no broker does now"
-        return NotCoordinatorError(f"broker {self._host.me} does not coordinate the group; {who}", coordinator=leader)
-
-    def check(self) -> None:
-        """Raise the error for the client if this shard cannot answer."""
-        if self.phase is Phase.LOADING:
-            raise CoordinatorLoadingError(f"the groups of partition {self.number} are being loaded")
-        if self.phase is Phase.BROKEN:
-            raise CoordinatorNotAvailableError(f"the groups of partition {self.number}: {self._load_error}")
-        if self.phase is Phase.OVER or not self._log.is_led:
-            raise self._not_coordinator()
 
     def validate(self, *, thorough: bool = True) -> None:
-        """Assert the invariants: only a leading shard decides and has deadlines; with `thorough`, deadlines and what
-        else is known in memory are those of members. The groups themselves: `state.validate`."""
-        runtime, is_leading = self.runtime, self.phase is Phase.LEADING
-        runtime.validate()
-        assert runtime.is_leading or not is_leading, "leads, and may not decide"
-        assert is_leading or not runtime.is_leading, f"decides while it is {self.phase.value}"
-        assert is_leading or not len(self.timers), f"has deadlines while it is {self.phase.value}"
-        assert runtime.applied <= self.leader.log.end_offset or not is_leading, "applied more than its log has"
+        """As `PartitionShard.validate`; with `thorough`, deadlines and what else is known in memory are those of
+        members. The groups themselves: `state.validate`."""
+        super().validate(thorough=thorough)
         assert all(count > 0 for count in self._busy.values()), "a heartbeat is in progress that is over"
         self.rounds.validate()
-        if not thorough or not is_leading:
+        if not thorough or not self.is_leading:
             return
         for key in self.timers:
             assert isinstance(key, tuple), "timer keys of a shard are tuples"
             assert key[0] == ROUND or self._member(key[1:]) is not None, f"a deadline of no member: {key}"
-        for group_id, group in runtime.speculative.groups.items():
+        for group_id, group in self.runtime.speculative.groups.items():
             is_committed = group is self.state.groups.get(group_id)
             assert is_committed or group_id in self.decided, f"{group_id} is decided on, and not among the decided"
         for member_key in (*self._revoking, *self._broken, *self._sequences):
             assert self._member(member_key) is not None, f"something is known of {member_key}, who is no member"
 
     # Requests.
-
-    async def submit(self, request: object, *, is_own: bool = False) -> Any:
-        """Return the reply once everything that it depends on has committed."""
-        self.check()
-        return await self.runtime.submit(request, is_own=is_own)
 
     async def heartbeat(self, request: Heartbeat) -> HeartbeatReply:
         """Handle a heartbeat of the member itself."""
@@ -379,15 +270,9 @@ class Shard:
 
     # Commits.
 
-    def _committed(self, first: Offset, end: Offset) -> None:
-        runtime = self.runtime
-        if self.phase is not Phase.LEADING or not runtime.is_mine(first, Epoch(self.leader.leader_epoch)):
-            return
-        before, after = runtime.state, runtime.pending_state
-        assert after is not None, "one entry is in flight at a time"
+    def _state_changed(self, before: CoordinatorState, after: CoordinatorState) -> None:
         changed, self.machine.in_flight = self.machine.in_flight, {}
-        runtime.committed(end, after, mine=True)
-        if not runtime.is_speculating:
+        if not self.runtime.is_speculating:
             self.machine.decided.clear()
         for group_id, members in changed.items():
             self._group_changed(group_id, members, before, after)

@@ -22,8 +22,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
+from tidelog.coordinator.partition_shard import RETRY_S
 from tidelog.coordinator.requests import JOIN_EPOCH, Heartbeat, HeartbeatReply, TopicsView
-from tidelog.coordinator.shard import RETRY_S, Shard
+from tidelog.coordinator.shard import Shard
 from tidelog.model.errors import InvalidRequestError, StreamBrokenError, StreamClosedError, TidelogError
 
 LOGGER = logging.getLogger(__name__)

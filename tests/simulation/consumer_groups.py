@@ -18,7 +18,8 @@ from simulation.groups_checker import GroupsChecker, Life, has_all
 from simulation.groups_node import bootstrap_of, node_at
 from simulation.groups_workload import COMMIT, COMMIT_MS, LateCommit, Member, MemberPlan
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
-from tidelog.coordinator.shard import Phase, Shard
+from tidelog.coordinator.partition_shard import Phase
+from tidelog.coordinator.shard import Shard
 from tidelog.log.housekeeping import cleaner_checkpoint
 from tidelog.metadata.image import Partition, Topic
 from tidelog.model.errors import TidelogError

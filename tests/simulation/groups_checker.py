@@ -30,8 +30,9 @@ from uuid import UUID
 
 from simulation.broker_checker import Fail, ReplicaChecker
 from tidelog.client.record import TopicPartition
+from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.records import CurrentValue, GroupRecord, Kind, OffsetValue, TargetValue, decode_batch
-from tidelog.coordinator.shard import Phase, Shard
+from tidelog.coordinator.shard import Shard
 from tidelog.coordinator.state import EMPTY, CoordinatorState, Group, apply, validate
 from tidelog.log.batch import read_header
 from tidelog.model.errors import TidelogError

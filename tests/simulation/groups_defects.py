@@ -13,13 +13,13 @@ from tidelog.client.consumer.fetch_buffer import FetchBuffer
 from tidelog.client.consumer.membership import Membership
 from tidelog.client.consumer.reconciler import Reconciler
 from tidelog.client.consumer.subscription_state import Position
-from tidelog.coordinator import consumer_group, offsets, shard
+from tidelog.coordinator import consumer_group, offsets, partition_shard
 from tidelog.coordinator.coordinator import GroupCoordinator
 from tidelog.coordinator.partition_log import PartitionLog
 from tidelog.coordinator.records import decode_batch
 from tidelog.coordinator.requests import Heartbeat
 from tidelog.coordinator.shard import Shard
-from tidelog.coordinator.state import EMPTY, apply
+from tidelog.coordinator.state import apply
 from tidelog.log.batch import read_header
 from tidelog.model.errors import ErrorCode
 from tidelog.model.ids import Offset
@@ -57,8 +57,8 @@ async def _assigned_at_once(self: Any, request: Any, *, is_own: bool = False) ->
 # Loading.
 
 
-async def _load_what_is_known(leading: Any, progress: Any) -> Any:
-    state, offset = EMPTY, leading.log.start_offset
+async def _load_what_is_known(leading: Any, progress: Any, log_format: Any) -> Any:
+    state, offset = log_format.empty, leading.log.start_offset
     end = max(offset, leading.log.end_offset - 1)
     while offset < end:
         found = await leading.log.read(offset, bytes_max=READ_BYTES, end=end)
@@ -182,7 +182,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "groups_load_part", "groups", "a new coordinator leaves out the last batch of the log",
-        _on(shard, "load", _load_what_is_known),
+        _on(partition_shard, "load", _load_what_is_known),
     ),
     Defect(
         "session_lost_on_move", "groups", "a new coordinator starts no deadlines for the members that it finds",

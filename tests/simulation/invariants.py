@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from simulation.log_audit import LogAudit, can_audit
-from tidelog.coordinator.shard import Phase, Shard
+from tidelog.coordinator.partition_shard import Phase
+from tidelog.coordinator.shard import Shard
 from tidelog.coordinator.state import EMPTY, CoordinatorState
 from tidelog.coordinator.state import validate as validate_groups
 from tidelog.log.log import Log

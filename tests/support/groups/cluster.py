@@ -16,7 +16,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from support.grpc_api.simulated_nodes import ApiCluster
-from tidelog.coordinator.shard import Phase, Shard
+from tidelog.coordinator.partition_shard import Phase
+from tidelog.coordinator.shard import Shard
 from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
 from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId, PartitionId

@@ -10,7 +10,7 @@ import pytest
 from support.brokers.cluster import RunningBroker
 from support.groups.cluster import BROKERS, GroupCluster, Member
 
-from tidelog.coordinator import shard as shard_module
+from tidelog.coordinator import partition_shard as shard_module
 from tidelog.coordinator.loading import load as read_log
 from tidelog.coordinator.requests import ExpireMember, OffsetToCommit
 from tidelog.coordinator.shard import Shard
@@ -236,13 +236,13 @@ def test_logs_that_cannot_be_read_do_not_keep_others_from_loading(monkeypatch: p
     """All places are taken in turn, however many partitions try again and again."""
     tries: dict[int, int] = {}
 
-    async def load(leading: Any, progress: Any) -> Any:
+    async def load(leading: Any, progress: Any, log_format: Any) -> Any:
         number = leading.replica.partition_id.partition
         if number != 5 and tries.setdefault(number, 0) < 20:
             tries[number] += 1
             raise StorageError("the disk does not answer")
         await asyncio.sleep(0.1)
-        return await read_log(leading, progress)
+        return await read_log(leading, progress, log_format)
 
     monkeypatch.setattr(shard_module, "load", load)
     with GroupCluster(seed=28, offsets_partitions=6) as cluster:

@@ -15,7 +15,8 @@ from support.brokers.cluster import RunningBroker
 from support.groups.cluster import BROKERS, GroupCluster, Member
 
 from tidelog.coordinator.loading import Progress, load
-from tidelog.coordinator.shard import Phase, Shard
+from tidelog.coordinator.partition_shard import Phase
+from tidelog.coordinator.shard import GROUPS, Shard
 from tidelog.coordinator.state import CoordinatorState, validate
 from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId
@@ -141,7 +142,7 @@ class Storm:
 
     def _replayed(self, node: int, shard: Shard) -> CoordinatorState:
         async def read(_: RunningBroker) -> CoordinatorState:
-            return (await load(shard.leader, Progress()))[0]
+            return (await load(shard.leader, Progress(), GROUPS))[0]
 
         return self.cluster.on_broker(node, read)
 

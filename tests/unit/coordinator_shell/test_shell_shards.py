@@ -12,8 +12,9 @@ from support.groups.cluster import BROKERS, OFFSETS_TOPIC, GroupCluster, Member
 
 from tidelog.coordinator.coordinator import GroupCoordinator
 from tidelog.coordinator.loading import Progress, load
+from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.requests import CommitOffsets, OffsetToCommit
-from tidelog.coordinator.shard import Phase
+from tidelog.coordinator.shard import GROUPS
 from tidelog.coordinator.state import CoordinatorState, validate
 from tidelog.log.batch import encode_columns
 from tidelog.metadata.brokers import Drain
@@ -34,7 +35,7 @@ def replayed(cluster: GroupCluster, group: str) -> CoordinatorState:
     shard = cluster.shard(group)
 
     async def read(_: RunningBroker) -> CoordinatorState:
-        return (await load(shard.leader, Progress()))[0]
+        return (await load(shard.leader, Progress(), GROUPS))[0]
 
     return cluster.on_broker(shard.leader.replica.partition.leader, read)
 
@@ -257,7 +258,7 @@ def test_a_load_lets_others_run() -> None:
             request = CommitOffsets(group="billing", member_id="", member_epoch=-1, offsets=offsets, now_ms=1)
             assert set((await shard.submit(request)).values()) == {None}
             turns = 0
-            done = asyncio.ensure_future(load(shard.leader, Progress()))
+            done = asyncio.ensure_future(load(shard.leader, Progress(), GROUPS))
             while not done.done():
                 turns += 1
                 await asyncio.sleep(0)

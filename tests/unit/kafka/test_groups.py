@@ -20,7 +20,7 @@ from support.kafka.group_api import (
     round_of,
 )
 
-from tidelog.coordinator.shard import Phase
+from tidelog.coordinator.partition_shard import Phase
 from tidelog.model.ids import NodeId
 from tidelog.rpc.kafka import dispatch
 from tidelog.rpc.kafka.messages import groups as messages

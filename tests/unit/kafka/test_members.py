@@ -22,7 +22,7 @@ from support.kafka.group_api import (
     subscription,
 )
 
-from tidelog.coordinator.shard import Phase
+from tidelog.coordinator.partition_shard import Phase
 from tidelog.rpc.kafka.messages import groups as messages
 from tidelog.services.groups import CLIENT_ID_LENGTH_MAX, subscribed_topics
 

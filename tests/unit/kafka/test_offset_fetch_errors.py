@@ -8,7 +8,7 @@ import pytest
 from support.groups.cluster import GroupCluster
 from support.kafka.group_api import GroupApi, fetch_of, fetches_of, name_of
 
-from tidelog.coordinator.shard import Phase
+from tidelog.coordinator.partition_shard import Phase
 from tidelog.rpc.kafka.messages import groups as messages
 
 pytest_plugins = ["support.kafka.group_fixtures"]

@@ -14,7 +14,7 @@ from support.brokers.cluster import batch
 from support.groups.cluster import BROKERS, OFFSETS_TOPIC, GroupCluster
 from support.grpc_api.nodes import STATUS, GrpcCluster, error_of, until
 
-from tidelog.coordinator.shard import Phase
+from tidelog.coordinator.partition_shard import Phase
 from tidelog.model.errors import ErrorCode, RemoteError
 from tidelog.model.ids import NodeId
 from tidelog.rpc.grpc.server import _host
