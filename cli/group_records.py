@@ -41,12 +41,16 @@ def _pairs(fields: Any) -> str:
 
 
 def _key(key: Key) -> Row:
-    row: Row = {"kind": Kind(key.kind).name.lower(), "group": key.group}
+    row: Row = {"kind": Kind(key.kind).name.lower()}
+    if key.kind != Kind.FENCE:
+        row["group"] = key.group
     if key.member_id:
         row["member_id"] = key.member_id
     if key.partition is not None:
         row["topic_id"] = str(key.partition.topic_id)
         row["partition"] = key.partition.partition
+    if key.producer_id >= 0:
+        row["producer_id"] = key.producer_id
     return row
 
 

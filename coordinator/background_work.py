@@ -1,7 +1,7 @@
 """The background work of a shard: reassigns groups whose topics changed, and expires offsets.
 
     topics_changed    groups subscribed to changed topics get a new target; offsets of deleted topics expire
-    expire_offsets    offsets that are older than their retention expire
+    expire_offsets    offsets that are older than their retention expire, and so do fences of producers
     forget_deleted    asks the controller whether topics that are not in the metadata are deleted
 
 One task does all of it, one decision at a time, and retries on failure. It ends with the shard.
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from tidelog.coordinator.hosts import GroupShard, ShardHost
-from tidelog.coordinator.requests import ExpireOffsets, RefreshTopics
+from tidelog.coordinator.requests import ExpireOffsets, ForgetFences, RefreshTopics
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import TopicId
 
@@ -37,6 +37,7 @@ class BackgroundWork:
         self._to_refresh: dict[str, None] = {}
         self._gone: dict[TopicId, None] = {}
         self._expiry_is_due = False
+        self._fences_are_due = False
         self._to_sweep: deque[str] = deque()
         """Groups whose offsets are still to be scanned."""
         self._sweep_gone: frozenset[TopicId] = frozenset()
@@ -76,7 +77,7 @@ class BackgroundWork:
         self._start_task()
 
     def expire_offsets(self) -> None:
-        self._expiry_is_due = True
+        self._expiry_is_due = self._fences_are_due = True
         self._start_task()
 
     def _start_task(self) -> None:
@@ -113,6 +114,10 @@ class BackgroundWork:
                 raise
             return
         self._is_stuck = False
+        if self._fences_are_due:
+            forget = ForgetFences(now_ms=host.now_ms(), retention_ms=host.fences_retention_ms)
+            self._fences_are_due = await self._shard.submit(forget, is_own=True)
+            return
         if not self._to_sweep:
             # Uncommitted decisions may have offsets of deleted topics, too.
             self._to_sweep.extend(sorted({*self._shard.state.groups, *self._shard.decided}))

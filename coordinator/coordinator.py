@@ -69,6 +69,10 @@ class GroupCoordinator(PartitionCoordinator[Shard]):
     def offsets_retention_ms(self) -> int:
         return self.setting("offsets.retention.minutes") * MINUTE_MS
 
+    @property
+    def fences_retention_ms(self) -> int:
+        return self.setting("producer.id.expiration.ms")
+
     # Metadata.
 
     def _metadata_changed(self, delta: ImageDelta, older: ClusterImage, newer: ClusterImage) -> None:

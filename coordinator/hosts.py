@@ -38,6 +38,9 @@ class ShardHost(PartitionHost, Protocol):
     @property
     def offsets_retention_ms(self) -> int: ...
 
+    @property
+    def fences_retention_ms(self) -> int: ...
+
     async def deleted_topics(self, topics: Sequence[TopicId]) -> list[TopicId]: ...
 
 

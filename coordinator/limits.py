@@ -23,6 +23,9 @@ class GroupLimits:
     """Bytes of the names in one subscription; a group keeps those of all its members."""
     pattern_length_max: int = 1_024
     expired_per_decision_max: int = 1_000
+    fences_max: int = 100_000
+    """Producers whose last marker one partition remembers; past that the oldest are forgotten. The transaction
+    coordinator rejects what they send, too."""
     protocols_max: int = 100
     """Protocols of one classic member."""
     classic_metadata_bytes_max: int = 256 << 10

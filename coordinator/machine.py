@@ -16,6 +16,9 @@ Requests and their replies (requests.py, and `classic_requests.StoreGeneration`)
     RemoveMembers    {name as asked: error or None}
     RefreshTopics    None
     CommitOffsets    {partition: error or None}
+    CommitPendingOffsets    {partition: error or None}
+    EndPendingOffsets       None
+    ForgetFences     bool: there is more
     DeleteOffsets    {partition: error or None}
     DeleteGroup      None
     ExpireOffsets    bool: there is more
@@ -43,7 +46,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tidelog.coordinator import classic_members, consumer_group, migration, offsets
+from tidelog.coordinator import classic_members, consumer_group, migration, offsets, pending_offsets
 from tidelog.coordinator.classic_requests import ClassicJoin, ClassicSync, Downgrade, StoreGeneration
 from tidelog.coordinator.consumer_group import members_to_notify
 from tidelog.coordinator.limits import GroupLimits
@@ -52,10 +55,13 @@ from tidelog.coordinator.records import Decision, decision, decode_batch, empty_
 from tidelog.coordinator.requests import (
     JOIN_EPOCH,
     CommitOffsets,
+    CommitPendingOffsets,
     DeleteGroup,
     DeleteOffsets,
+    EndPendingOffsets,
     ExpireMember,
     ExpireOffsets,
+    ForgetFences,
     Heartbeat,
     RefreshTopics,
     RemoveMembers,
@@ -76,6 +82,9 @@ DECISIONS: dict[type[Any], Decide] = {
     RemoveMembers: consumer_group.remove_members,
     RefreshTopics: consumer_group.refresh_topics,
     CommitOffsets: offsets.commit,
+    CommitPendingOffsets: pending_offsets.commit,
+    EndPendingOffsets: pending_offsets.end,
+    ForgetFences: pending_offsets.forget_fences,
     DeleteOffsets: offsets.delete,
     DeleteGroup: offsets.delete_group,
     ExpireOffsets: offsets.expire,

@@ -14,9 +14,13 @@ Who may commit (`check_commit`), for a group that has members:
 A negative offset is stored as it is, as Kafka stores it: clients read it as "nothing committed", or as a position of
 their own (kafkajs: -1 latest, -2 earliest).
 
+An offset that is committed while a transaction has a pending one (`pending_offsets`) for the same partition is newer
+than it: it is numbered (`order`), and the end of the transaction does not replace it.
+
 Offsets of a group without members expire `retention_ms` after it became empty and after they were committed; those of a
 group that never had members (a "simple" one) after their commit. A group that has been empty that long and
-has no offsets left is deleted with them. Offsets of deleted topics expire at once.
+has no offsets left is deleted with them. Offsets of deleted topics expire at once. An offset for whose partition an
+offset is pending does not expire, and its group is not deleted by expiry. An operator's deletion drops both.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from tidelog.coordinator.records import (
     group_key,
     member_key,
     offset_key,
+    pending_key,
     sorted_partitions,
 )
 from tidelog.coordinator.requests import (
@@ -46,7 +51,7 @@ from tidelog.coordinator.requests import (
     OffsetToCommit,
     PartitionErrors,
 )
-from tidelog.coordinator.state import CoordinatorState, Group
+from tidelog.coordinator.state import CoordinatorState, Group, apply_to_group
 from tidelog.coordinator.subscriptions import Resolver
 from tidelog.model.errors import TidelogError
 from tidelog.model.group_errors import (
@@ -74,8 +79,33 @@ def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits)
         raise InvalidGroupIdError(f"a group id has 1 to {limits.name_length_max} characters")
     group = state.group(request.group) or Group(request.group)
     current = check_commit(group, request.member_id, request.member_epoch, request.instance_id)
-    reply: PartitionErrors = {}
+    reply = check_offsets(group, request, current, limits)
     records: Records = []
+    for partition, wanted in request.offsets.items():
+        if reply[partition] is None:
+            value = OffsetValue(
+                offset=wanted.offset,
+                leader_epoch=wanted.leader_epoch,
+                metadata=wanted.metadata,
+                commit_ms=request.now_ms,
+                order=next_order(group, partition) if partition in group.unstable else 0,
+            )
+            records.append(GroupRecord(offset_key(request.group, partition), value))
+    return records, reply
+
+
+def next_order(group: Group, partition: PartitionId) -> int:
+    """Return the order of a write that comes after all others for the partition."""
+    committed = group.offsets.get(partition)
+    orders = [group.pending[each].offsets[partition].order for each in group.unstable.get(partition, ())]
+    return 1 + max(*orders, 0 if committed is None else committed.order, 0)
+
+
+def check_offsets(
+    group: Group, request: CommitOffsets, current: CurrentValue | None, limits: GroupLimits
+) -> PartitionErrors:
+    """Return for each partition why `current`, from `check_commit`, may not commit it; None if it may."""
+    reply: PartitionErrors = {}
     # Partitions of all targets. Computed lazily: only a commit for an unowned partition needs them.
     targeted = cache(lambda: frozenset().union(*(target.partitions for target in group.targets.values())))
     for partition, wanted in request.offsets.items():
@@ -85,15 +115,7 @@ def commit(state: CoordinatorState, request: CommitOffsets, limits: GroupLimits)
             if error is not None and group.members[request.member_id].is_classic:
                 error = RebalanceInProgressError(str(error))  # classic clients do not know STALE_MEMBER_EPOCH
         reply[partition] = error
-        if error is None:
-            value = OffsetValue(
-                offset=wanted.offset,
-                leader_epoch=wanted.leader_epoch,
-                metadata=wanted.metadata,
-                commit_ms=request.now_ms,
-            )
-            records.append(GroupRecord(offset_key(request.group, partition), value))
-    return records, reply
+    return reply
 
 
 def check_commit(group: Group, member_id: str, member_epoch: int, instance_id: str = "") -> CurrentValue | None:
@@ -203,9 +225,10 @@ def delete(state: CoordinatorState, request: DeleteOffsets, limits: GroupLimits)
         reply[partition] = (
             GroupSubscribedError(f"members of group {request.group!r} read that topic") if is_read else None
         )
-        if not is_read and partition in group.offsets:
-            records.append(GroupRecord(offset_key(request.group, partition), None))
-    if records and len(records) == len(group.offsets) and group.info is None and group.classic is None:
+        if not is_read:
+            records += _tombstones_of(group, partition)
+    after = apply_to_group(group, records)
+    if records and after.has_no_records:
         # The group itself stays, empty, until it is deleted or expires.
         empty = ClassicValue(generation=0, empty_since_ms=request.now_ms)
         records.append(GroupRecord(classic_key(request.group), empty))
@@ -219,9 +242,21 @@ def delete_group(state: CoordinatorState, request: DeleteGroup, limits: GroupLim
     if group.member_count:
         raise NonEmptyGroupError(f"group {request.group!r} has {group.member_count} members")
     return [
-        *(GroupRecord(offset_key(request.group, partition), None) for partition in sorted_partitions(group.offsets)),
+        *(
+            record
+            for partition in sorted_partitions({*group.offsets, *group.unstable})
+            for record in _tombstones_of(group, partition)
+        ),
         *_tombstones(group),
     ], None
+
+
+def _tombstones_of(group: Group, partition: PartitionId) -> Iterator[GroupRecord]:
+    """Yield tombstones of the partition's offset and of those that are pending for it."""
+    if partition in group.offsets:
+        yield GroupRecord(offset_key(group.group_id, partition), None)
+    for producer_id in group.unstable.get(partition, ()):
+        yield GroupRecord(pending_key(group.group_id, producer_id, partition), None)
 
 
 def _tombstones(group: Group) -> Iterator[GroupRecord]:
@@ -257,9 +292,16 @@ def _expired(state: CoordinatorState, request: ExpireOffsets) -> Iterator[GroupR
         expired = [
             partition
             for partition, value in group.offsets.items()
-            if (is_over and value.commit_ms <= horizon) or partition.topic_id in request.gone
+            if (is_over and value.commit_ms <= horizon and partition not in group.unstable)
+            or partition.topic_id in request.gone
+        ]
+        expired += [
+            partition
+            for partition in group.unstable
+            if partition.topic_id in request.gone and partition not in group.offsets
         ]
         for partition in sorted_partitions(expired):
-            yield GroupRecord(offset_key(group_id, partition), None)
-        if is_over and len(expired) == len(group.offsets):
+            yield from _tombstones_of(group, partition)
+        gone = frozenset(expired)
+        if is_over and gone.issuperset(group.offsets) and gone.issuperset(group.unstable):
             yield from _tombstones(group)

@@ -46,6 +46,17 @@ def fetch_offsets(
     return found
 
 
+def unstable_partitions(
+    state: CoordinatorState, group_id: str, partitions: Iterable[PartitionId] | None = None
+) -> list[PartitionId]:
+    """Return those of these partitions, or (None) of all, for which an open transaction has an offset."""
+    group = state.group(group_id)
+    if group is None:
+        return []
+    wanted = sorted_partitions(group.unstable) if partitions is None else partitions
+    return [partition for partition in wanted if partition in group.unstable]
+
+
 def group_state(group: Group) -> str:
     """ "empty", "reconciling" or "stable"; for a classic group the stored state: `ClassicGroup` has the live one."""
     if not group.member_count:

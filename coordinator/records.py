@@ -5,6 +5,8 @@ A record has a key, so that the topic compacts: the state is the last value of e
     key    msgpack [kind, group]                      GROUP, CLASSIC
                    [kind, group, member id]           MEMBER, TARGET, CURRENT
                    [kind, group, topic id, partition] OFFSET
+                   [kind, group, topic id, partition, producer id] PENDING
+                   [kind, producer id]                FENCE
     value  msgpack [kind, version, {field id: value}], or null (a tombstone): the key is deleted
 
 A field id is the position of the field in its class and never changes: a field is only ever added at the end, with a
@@ -53,14 +55,18 @@ class Kind(IntEnum):
     CURRENT = 4
     OFFSET = 5
     CLASSIC = 6
+    PENDING = 7
+    FENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     kind: int
     group: str = ""
+    """Empty in the key of a fence, which belongs to no group."""
     member_id: str = ""
     partition: PartitionId | None = None
+    producer_id: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +160,39 @@ class OffsetValue(Value):
     leader_epoch: int = -1
     metadata: str = ""
     commit_ms: int = -1
+    order: int = 0
+    """Position among the writes for its partition, while an open transaction has a pending offset for it; 0: there was
+    none. A pending offset replaces only what was written before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingValue(Value):
+    """An offset that a transaction commits when it commits."""
+
+    KIND: ClassVar[Kind] = Kind.PENDING
+
+    offset: int
+    epoch: int
+    """Of the producer."""
+    number: int
+    """Of the transaction, by its coordinator."""
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_ms: int = -1
+    order: int = 0
+    """As in `OffsetValue`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceValue(Value):
+    """The last marker of a producer. What belongs to a transaction before it is rejected."""
+
+    KIND: ClassVar[Kind] = Kind.FENCE
+
+    epoch: int
+    number: int = -1
+    coordinator_epoch: int = -1
+    updated_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +238,17 @@ class GroupRecord:
 
 _KINDS = frozenset(int(kind) for kind in Kind)
 _CLASSES: dict[int, type[Value]] = {
-    cls.KIND: cls for cls in (GroupValue, MemberValue, TargetValue, CurrentValue, OffsetValue, ClassicValue)
+    cls.KIND: cls
+    for cls in (
+        GroupValue,
+        MemberValue,
+        TargetValue,
+        CurrentValue,
+        OffsetValue,
+        ClassicValue,
+        PendingValue,
+        FenceValue,
+    )
 }
 _FIELDS = {cls: [f.name for f in dataclasses.fields(cls) if f.name != "extra"] for cls in _CLASSES.values()}
 _DEFAULTS = {
@@ -223,6 +272,14 @@ def member_key(kind: Kind, group: str, member_id: str) -> Key:
 
 def offset_key(group: str, partition: PartitionId) -> Key:
     return Key(Kind.OFFSET, group, "", partition)
+
+
+def pending_key(group: str, producer_id: int, partition: PartitionId) -> Key:
+    return Key(Kind.PENDING, group, "", partition, producer_id)
+
+
+def fence_key(producer_id: int) -> Key:
+    return Key(Kind.FENCE, producer_id=producer_id)
 
 
 # ---- Partitions
@@ -271,16 +328,24 @@ def _text(value: Any) -> str:
     return value
 
 
+def _producer(value: Any) -> int:
+    if _int(value) < 0:
+        raise ValueError(f"{value} is no producer id")
+    return int(value)
+
+
 # ---- Coding
 
 
 def encode_key(key: Key) -> bytes:
     parts: list[Any] = [int(key.kind)]
-    if key.kind != Kind.NOTHING:
+    if key.kind not in (Kind.NOTHING, Kind.FENCE):
         parts.append(key.group)
     if key.partition is not None:
         parts += (key.partition.topic_id.bytes, key.partition.partition)
-    elif key.member_id:
+    if key.producer_id >= 0:
+        parts.append(key.producer_id)
+    if key.member_id:
         parts.append(key.member_id)
     return bytes(msgpack.packb(parts))
 
@@ -297,6 +362,12 @@ def decode_key(data: bytes) -> Key | None:
         if kind == Kind.OFFSET:
             _, group, topic, partition = parts
             return offset_key(_text(group), PartitionId(_topic_id(topic), _int(partition)))
+        if kind == Kind.PENDING:
+            _, group, topic, partition, producer_id = parts
+            return pending_key(_text(group), _producer(producer_id), PartitionId(_topic_id(topic), _int(partition)))
+        if kind == Kind.FENCE:
+            _, producer_id = parts
+            return fence_key(_producer(producer_id))
         group, member_id = (*parts[1:3], "", "")[:2]
         return Key(kind) if kind == Kind.NOTHING else Key(kind, _text(group), _text(member_id))
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:

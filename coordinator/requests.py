@@ -155,6 +155,45 @@ class CommitOffsets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPendingOffsets(CommitOffsets):
+    """Commits in the producer's open transaction. The reply is {partition: error or None}.
+
+    Without member id and epoch (-1) it is not fenced by the group's members: older Kafka clients do not send them.
+    """
+
+    producer_id: int
+    epoch: int
+    """Of the producer."""
+    number: int | None
+    """Of the transaction, by its coordinator, which knows that it writes here. None: the producer is expected to have
+    pending offsets here; `UnverifiedTransactionError` if it has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPendingOffsets:
+    """The marker of a transaction: turns its pending offsets into offsets, or drops them. A repeated one changes
+    nothing."""
+
+    producer_id: int
+    epoch: int
+    """See `Marker.epoch`."""
+    number: int
+    coordinator_epoch: int
+    is_commit: bool
+    is_strict: bool
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetFences:
+    """Forgets producers without pending offsets whose last marker came `retention_ms` ago, a bounded number of them.
+    The reply is whether more remain."""
+
+    now_ms: int
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteOffsets:
     """The reply is {partition: error or None}."""
 

@@ -78,14 +78,16 @@ class _Machine(GroupMachine):
         if getattr(request, "view", self._host.view) is not self._host.view:
             request = replace(request, view=self._host.view)
         decisions, reply = super().decide(state, request, offset=offset)
-        self.decided.update({record.key.group: None for each in decisions for record in each.records})
+        self.decided.update(
+            {record.key.group: None for each in decisions for record in each.records if record.key.group}
+        )
         return decisions, reply
 
     def encode(self, records: Sequence[Decision]) -> list[bytes]:
         entries = super().encode(records)
         assert len(entries) == 1, "gathered decisions fit one batch"
         self.in_flight = {}
-        for record in (record for each in records for record in each.records):
+        for record in (record for each in records for record in each.records if record.key.group):
             members = self.in_flight.setdefault(record.key.group, {})
             if record.key.kind == Kind.MEMBER:
                 members[record.key.member_id] = None
@@ -140,7 +142,7 @@ class Shard(PartitionShard[CoordinatorState]):
         turns = Turns()
         for group_id in sorted(state.groups):
             group = state.groups[group_id]
-            self._loaded_topics.update(partition.topic_id for partition in group.offsets)
+            self._loaded_topics.update(partition.topic_id for partition in (*group.offsets, *group.unstable))
             self.subscriptions.put(group_id, group)
             if group.classic is not None and group.classic.members:
                 self.rounds.load(group_id)

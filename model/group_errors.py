@@ -95,3 +95,9 @@ class StaleMemberEpochError(TidelogError):
 
 class InvalidPatternError(TidelogError):
     code = ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+class UnstableOffsetError(TidelogError):
+    """An open transaction has an offset for the partition: what is committed may change with its end."""
+
+    code = ErrorCode.UNSTABLE_OFFSET_COMMIT

@@ -153,6 +153,8 @@ def group_entries() -> list[bytes]:
     pairs = [
         (group_records.offset_key("g", partition), group_records.OffsetValue(offset=9, leader_epoch=2, metadata="m")),
         (group_records.group_key("g"), group_records.GroupValue(epoch=4)),
+        (group_records.pending_key("g", 5, partition), group_records.PendingValue(offset=9, epoch=2, number=1)),
+        (group_records.fence_key(5), group_records.FenceValue(epoch=3, number=1)),
     ]
     found = []
     for key, value in pairs:

@@ -12,6 +12,8 @@ from tidelog.coordinator.machine import GroupMachine
 from tidelog.coordinator.records import Decision, GroupRecord, Key, decode_batch
 from tidelog.coordinator.requests import (
     CommitOffsets,
+    CommitPendingOffsets,
+    EndPendingOffsets,
     ExpireMember,
     Heartbeat,
     HeartbeatReply,
@@ -134,6 +136,50 @@ class Groups:
                 member_id=member_id,
                 member_epoch=epoch,
                 offsets=wanted,
+                now_ms=self.now_ms,
+                **fields,
+            )
+        )
+
+    def pend(
+        self,
+        offsets: Mapping[PartitionId, int | OffsetToCommit],
+        member_id: str = "",
+        member_epoch: int = -1,
+        *,
+        producer: int = 7,
+        epoch: int = 0,
+        number: int | None = 1,
+        **fields: Any,
+    ) -> Any:
+        """Commits in a transaction."""
+        wanted = {p: o if isinstance(o, OffsetToCommit) else OffsetToCommit(o) for p, o in offsets.items()}
+        return self.submit(
+            CommitPendingOffsets(
+                group=fields.pop("group", "g"),
+                member_id=member_id,
+                member_epoch=member_epoch,
+                offsets=wanted,
+                now_ms=self.now_ms,
+                producer_id=producer,
+                epoch=epoch,
+                number=number,
+                **fields,
+            )
+        )
+
+    def mark(
+        self, *, producer: int = 7, epoch: int = 1, number: int = 1, is_commit: bool = True, **fields: Any
+    ) -> None:
+        """Writes the marker of a transaction; of version 2, unless `is_strict` says otherwise."""
+        self.submit(
+            EndPendingOffsets(
+                producer_id=producer,
+                epoch=epoch,
+                number=number,
+                coordinator_epoch=fields.pop("coordinator_epoch", 1),
+                is_commit=is_commit,
+                is_strict=fields.pop("is_strict", True),
                 now_ms=self.now_ms,
                 **fields,
             )

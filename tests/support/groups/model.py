@@ -24,6 +24,7 @@ from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.machine import members_to_notify
 from tidelog.coordinator.requests import (
     CommitOffsets,
+    CommitPendingOffsets,
     ExpireMember,
     Heartbeat,
     HeartbeatReply,
@@ -72,6 +73,8 @@ class Model:
         """Commits and joins that a broken connection has not lost, but held up."""
         self.born = 0
         self.topics_made = 10
+        self.transactions = [1, 1]
+        """Numbers of the open transactions of two producers, whose epochs are the numbers too."""
         progress: list[Callable[[int], None]] = [
             self.send,
             self.send_report,
@@ -88,6 +91,7 @@ class Model:
             self.expire,
             self.leave,
             self.check_compaction,
+            self.end_transaction,
             *[self.deliver_late] * 3,
         ]
         changes: list[Callable[[int], None]] = [self.start, self.start, self.change_topics, self.change_wishes]
@@ -180,6 +184,8 @@ class Model:
             process.inbox.append(error)
 
     def request(self, process: Process, message: dict[str, Any]) -> CommitOffsets | Heartbeat:
+        if "producer_id" in message:
+            return CommitPendingOffsets(now_ms=self.groups.now_ms, **message)
         if "offsets" in message:
             return CommitOffsets(now_ms=self.groups.now_ms, **message)
         return Heartbeat(
@@ -243,10 +249,22 @@ class Model:
             "member_epoch": process.epoch,
             "offsets": offsets,
         }
+        if number % 3 == 0:
+            producer = number // 3 % 2
+            transaction = self.transactions[producer]
+            message |= {"producer_id": producer, "epoch": transaction, "number": transaction}
         if number % 2:
             process.outbox.append(message)
         else:
-            self.late.append((process, CommitOffsets(now_ms=self.groups.now_ms, **message)))
+            self.late.append((process, self.request(process, message)))
+
+    def end_transaction(self, number: int) -> None:
+        """Which members it wrote for does not matter to a marker."""
+        producer = number % 2
+        transaction = self.transactions[producer]
+        self.groups.mark(producer=producer, epoch=transaction + 1, number=transaction, is_commit=number % 4 < 2)
+        assert self.groups.state.open_transaction(producer) is None
+        self.transactions[producer] += 1
 
     def take_commit(self, process: Process, request: CommitOffsets) -> None:
         try:

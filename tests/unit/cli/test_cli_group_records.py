@@ -69,7 +69,7 @@ def test_json_has_the_fields_of_keys_and_values(segment: Path, capsys: pytest.Ca
         "group": "billing",
         "topic_id": topic,
         "partition": 3,
-        "value": {"offset": 7, "leader_epoch": 2, "metadata": "half", "commit_ms": 1_000},
+        "value": {"offset": 7, "leader_epoch": 2, "metadata": "half", "commit_ms": 1_000, "order": 0},
     }
     assert (rows[1]["group"], rows[1]["value"]) == ("gone", None), "a tombstone"
     assert (rows[2]["kind"], rows[2]["value"]["epoch"]) == ("group", 5)
