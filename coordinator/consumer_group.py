@@ -327,6 +327,7 @@ def _renew(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Recor
     after = change.group.currents[member_id]
     sends_assignment = (
         is_behind
+        or request.wants_assignment
         or bool(after.revoking)
         or after.assigned != current.assigned
         or (request.owned is not None and request.owned != after.assigned)

@@ -81,6 +81,8 @@ class Heartbeat:
     """Whether it came on a stream. None: unchanged."""
     is_on_behalf: bool = False
     """Whether the coordinator made it in the member's name: it proves nothing about the member."""
+    wants_assignment: bool = False
+    """Whether the answer has the assignment even if nothing changes: the answer to a change before may be lost."""
     live_classic: LiveClassicGroup | None = None
     """Set if the member joins a classic group with members, which then becomes a consumer group."""
 

@@ -70,6 +70,8 @@ class MemberStream:
         self._turn = asyncio.Lock()
         self._answers: deque[Answer] = deque()
         self._has_changes = False
+        self._is_in_doubt = False
+        """Whether a change may have been decided whose answer was not sent: the next answer has the assignment."""
         self._is_leaving = False
         """Whether a leave is in progress: the member needs no notice of its own removal."""
         self._is_over = False
@@ -153,7 +155,9 @@ class MemberStream:
             self._key, self._instance_id = key, request.instance_id
         elif self._key != key:
             raise InvalidRequestError(f"this is the stream of member {self._key[1]} of group {self._key[0]}")
-        shard, reply = await self._router.heartbeat(replace(request, is_streamed=True))
+        request = replace(request, is_streamed=True, wants_assignment=self._is_in_doubt)
+        shard, reply = await self._router.heartbeat(request)
+        self._is_in_doubt = False  # a heartbeat that fails ends the stream
         if request.member_epoch >= JOIN_EPOCH:
             self._epoch = request.member_epoch or reply.member_epoch
             if self._shard is not shard:
@@ -196,7 +200,9 @@ class MemberStream:
                 view=self._view,
                 now_ms=self._router.now_ms(),
                 is_on_behalf=True,
+                wants_assignment=self._is_in_doubt,
             )
+            self._is_in_doubt = True
             try:
                 reply = await self._router.changes(self._shard, request)
             except TidelogError as error:
@@ -205,6 +211,7 @@ class MemberStream:
                 elif not self._is_over:
                     asyncio.get_running_loop().call_later(RETRY_S, self.notify)
                 return
+            self._is_in_doubt = False
             if reply.assignment is not None or reply.member_epoch != self._sent_epoch:
                 await self._send_answer(reply)
 

@@ -108,6 +108,7 @@ class ConsumerGroups:
         self.kafka: KafkaGroups | None = None
         """Groups of the Kafka API."""
         self._simulation = simulation
+        self._first_ends: dict[str, tuple[Shard, int]] = {}
 
     def add_members(self) -> None:
         simulation = self._simulation
@@ -249,7 +250,17 @@ class ConsumerGroups:
 
     def are_stable(self) -> bool:
         self.note_partitions()
-        return self.trouble() is None
+        is_stable = self.trouble() is None
+        if is_stable:
+            self._first_ends.clear()
+        return is_stable
+
+    def _end_at_first(self, group_id: str, shard: Shard) -> int:
+        """Where the log ended when stability was first asked for: members go on to commit meanwhile."""
+        first = self._first_ends.get(group_id)
+        if first is None or first[0] is not shard:
+            first = self._first_ends[group_id] = (shard, int(shard.leader.log.end_offset))
+        return first[1]
 
     def trouble(self) -> str | None:
         """What is not as it shall be, of all groups."""
@@ -263,7 +274,7 @@ class ConsumerGroups:
             group = None if shard is None else shard.state.group(group_id)
             if shard is None or group is None:
                 return f"{group_id} has no coordinator"
-            if shard.leader.high_watermark != shard.leader.log.end_offset:
+            if shard.leader.high_watermark < self._end_at_first(group_id, shard):
                 # A slow sync or a broker that starts may still hold up answers, and so the end of a stream.
                 return f"{group_id}: its coordinator waits for replicas"
             lives = {one.member_id: one for one in self.checker.running(group_id)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from support.brokers.cluster import RunningBroker
 from support.groups.cluster import BROKERS, GroupCluster
 
@@ -36,6 +37,38 @@ def test_a_member_that_cannot_be_removed_while_replicas_are_missing_is_removed_l
         assert is_member(shard, member.member_id)
         cluster.start_brokers(*others)
         cluster.until(lambda: not is_member(shard, member.member_id))
+
+
+@pytest.mark.parametrize("timeout_ms", [200, 1_000])
+def test_a_change_that_is_stored_after_its_time_still_reaches_the_member(timeout_ms: int) -> None:
+    """The answer is given up when the offsets' log stalls, and the decision commits all the same."""
+    with GroupCluster(seed=33, orders=2) as cluster:
+        cluster.set_cluster("offsets.commit.timeout.ms", str(timeout_ms))
+        one = cluster.member(GROUP, "orders")
+        cluster.until(lambda: len(one.owned) == 2)
+        two = cluster.member(GROUP, "orders")
+        shard = cluster.shard(GROUP)
+        cluster.until(lambda: (GROUP, two.member_id) in shard.streams)
+        stream = shard.streams[GROUP, two.member_id]
+        network, me = cluster.network, NodeId(cluster.coordinator(GROUP))
+        others = [NodeId(broker) for broker in BROKERS if broker != me]
+        stalled: list[bool] = []
+
+        def notify_while_replicas_are_cut_off() -> None:
+            if not stalled:
+                for other in others:
+                    network.block(me, other)
+            stalled.append(True)
+            type(stream).notify(stream)  # type: ignore[arg-type]
+
+        stream.notify = notify_while_replicas_are_cut_off  # type: ignore[method-assign]
+        cluster.until(lambda: bool(stalled))
+        cluster.world.run_for(2 * timeout_ms / 1000)
+        for other in others:
+            network.unblock(me, other)
+        assert not two.owned, "nothing was given to it yet"
+        cluster.until(lambda: len(two.owned) == 1)
+        assert shard.streams[GROUP, two.member_id] is stream, "on the stream that it had"
 
 
 def test_a_second_stream_of_a_member_ends_the_first() -> None:
