@@ -59,7 +59,7 @@ def test_a_change_that_is_stored_after_its_time_still_reaches_the_member(timeout
                 for other in others:
                     network.block(me, other)
             stalled.append(True)
-            type(stream).notify(stream)  # type: ignore[arg-type]
+            type(stream).notify(stream)
 
         stream.notify = notify_while_replicas_are_cut_off  # type: ignore[method-assign]
         cluster.until(lambda: bool(stalled))
