@@ -83,9 +83,17 @@ class GroupOffsets:
     """The offsets of one group. Used on one loop."""
 
     def __init__(
-        self, cluster: ClusterClient, coordinators: Coordinators, group: str, identity: Callable[[], Identity]
+        self,
+        cluster: ClusterClient,
+        coordinators: Coordinators,
+        group: str,
+        identity: Callable[[], Identity],
+        *,
+        requires_stable: bool = False,
     ) -> None:
+        """`requires_stable`: a fetch waits until no open transaction has an offset for its partitions."""
         self.group = group
+        self._requires_stable = requires_stable
         self.commits = self.failures = 0
         self._cluster = cluster
         self._coordinators = coordinators
@@ -250,6 +258,7 @@ class GroupOffsets:
                 group=self.group,
                 member_id=identity.member_id if is_member else "",
                 member_epoch=identity.member_epoch if is_member else None,
+                require_stable=self._requires_stable,
                 partitions=[
                     common.TopicPartition(
                         topic=names[partition].topic, topic_id=partition.topic_id.bytes, partition=partition.partition

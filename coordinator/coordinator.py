@@ -11,15 +11,18 @@ from random import Random
 
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.partition_coordinator import PartitionCoordinator
+from tidelog.coordinator.requests import EndPendingOffsets
 from tidelog.coordinator.shard import Shard
 from tidelog.coordinator.topics_view import ImageTopics, reshaped_topics
 from tidelog.metadata import configs
 from tidelog.metadata.delta import ImageDelta
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.tail import MetadataTail
+from tidelog.model.group_errors import CoordinatorNotAvailableError
 from tidelog.model.ids import TopicId
 from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.replicas import Replicas
+from tidelog.replication.transaction_messages import Marker
 from tidelog.world.clock import Clock
 
 OFFSETS_TOPIC = "__consumer_offsets"
@@ -72,6 +75,25 @@ class GroupCoordinator(PartitionCoordinator[Shard]):
     @property
     def fences_retention_ms(self) -> int:
         return self.setting("producer.id.expiration.ms")
+
+    # Transactions.
+
+    async def write_marker(self, leader: LeaderReplica, marker: Marker) -> None:
+        """End the producer's pending offsets in the partition that `leader` leads; return when that is replicated.
+        A repeat changes nothing. Raise an error of the catalogue: the transaction's coordinator repeats the marker."""
+        shard = self.shards.get(leader.replica.partition_id.partition)
+        if shard is None or shard.leader is not leader:
+            raise CoordinatorNotAvailableError(f"{leader.log.path}: its groups are not coordinated here yet")
+        request = EndPendingOffsets(
+            producer_id=marker.producer_id,
+            epoch=marker.epoch,
+            number=marker.number,
+            coordinator_epoch=marker.coordinator_epoch,
+            is_commit=marker.is_commit,
+            is_strict=marker.is_strict,
+            now_ms=self.now_ms(),
+        )
+        await shard.submit(request, is_own=True)
 
     # Metadata.
 

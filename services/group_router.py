@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,11 +38,14 @@ from tidelog.model.errors import (
 )
 from tidelog.model.group_errors import CoordinatorNotAvailableError, InvalidGroupIdError, NotCoordinatorError
 from tidelog.model.ids import PartitionId
+from tidelog.services.partition_lookup import Ref
 
 LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+OFFSETS_PER_DECISION = 1_000
+"""Offsets committed or deleted by one decision: some 10 ms. A larger request becomes several."""
 CREATE_MS = 5_000
 """Wait for the controller to create the offsets topic, and for this broker's image to have it."""
 
@@ -79,6 +82,17 @@ async def group_errors(shard: Shard, work: Awaitable[T]) -> T:
         raise NotCoordinatorError(str(error), coordinator=shard.leader.replica.partition.leader) from error
     except (NotEnoughReplicasError, LeaderNotAvailableError, StorageError) as error:
         raise CoordinatorNotAvailableError(str(error)) from error
+
+
+def split_in_pieces(partitions: Sequence[PartitionId]) -> list[Sequence[PartitionId]]:
+    """Split the partitions into pieces for one decision each; no partition gives one empty piece."""
+    starts = range(0, max(1, len(partitions)), OFFSETS_PER_DECISION)
+    return [partitions[start : start + OFFSETS_PER_DECISION] for start in starts]
+
+
+def by_ref(found: Mapping[Ref, PartitionId | TidelogError], errors: PartitionErrors) -> dict[Ref, TidelogError | None]:
+    """Return the errors of the partitions that were found, and why the others were not."""
+    return {ref: errors[where] if isinstance(where, PartitionId) else where for ref, where in found.items()}
 
 
 class GroupRouter:

@@ -14,7 +14,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 from uuid import UUID
 
 from tidelog.coordinator.classic_requests import (
@@ -30,7 +29,7 @@ from tidelog.coordinator.consumer_protocol import subscribed_topics
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC, GroupCoordinator
 from tidelog.coordinator.machine import describe_group, fetch_offsets
 from tidelog.coordinator.mixed_groups import DISPATCHES_MAX
-from tidelog.coordinator.queries import NOT_COMMITTED, describe_classic, summary_of
+from tidelog.coordinator.queries import NOT_COMMITTED, describe_classic, summary_of, unstable_partitions
 from tidelog.coordinator.records import sorted_partitions
 from tidelog.coordinator.requests import (
     JOIN_EPOCH,
@@ -44,7 +43,6 @@ from tidelog.coordinator.requests import (
     HeartbeatReply,
     MemberSummary,
     OffsetToCommit,
-    PartitionErrors,
     RemoveMembers,
 )
 from tidelog.coordinator.shard import Shard
@@ -58,18 +56,26 @@ from tidelog.model.group_errors import (
     GroupIdNotFoundError,
     NonEmptyGroupError,
     UnknownMemberIdError,
+    UnstableOffsetError,
 )
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.services.authorization import Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import ends_at_deadline
-from tidelog.services.group_router import GroupCounts, GroupRouter, group_errors, java_hash, partition_for
+from tidelog.services.group_router import (
+    GroupCounts,
+    GroupRouter,
+    by_ref,
+    group_errors,
+    java_hash,
+    partition_for,
+    split_in_pieces,
+)
 from tidelog.services.guard import Guard
 from tidelog.services.partition_lookup import (
-    PARTITIONS_PER_SLICE,
-    REPEATED,
     PartitionLookup,
     PartitionRef,
+    Ref,
     TopicRef,
     check_named,
 )
@@ -104,11 +110,7 @@ __all__ = [
     "subscribed_topics",
 ]
 
-Ref = TypeVar("Ref", bound=PartitionRef)
-
 GROUPS_PER_SLICE = 500
-OFFSETS_PER_DECISION = 1_000
-"""Offsets committed or deleted by one decision: some 10 ms. A larger request becomes several."""
 TOPICS_PER_SLICE = 1_000
 """Topics of a subscription that are authorized in one turn of the event loop."""
 MEMBERS_PER_SLICE = 500
@@ -184,6 +186,10 @@ class GroupService:
         return self._router.coordinator
 
     @property
+    def router(self) -> GroupRouter:
+        return self._router
+
+    @property
     def counts(self) -> GroupCounts:
         return self._router.counts
 
@@ -203,22 +209,6 @@ class GroupService:
         """A member may describe each topic that it subscribes to by name, as in Kafka."""
         async for topic in sliced(dict.fromkeys(topics), TOPICS_PER_SLICE):
             self._guard.authorize(context, Operation.DESCRIBE, topic)
-
-    async def _find_all(
-        self, context: RequestContext, operation: Operation, refs: Iterable[Ref], *, is_change: bool = False
-    ) -> dict[Ref, PartitionId | TidelogError]:
-        """A change has each partition once: its name and its id name the same one."""
-        found: dict[Ref, PartitionId | TidelogError] = {}
-        seen: set[PartitionId] = set()
-        async for ref in sliced(dict.fromkeys(refs), PARTITIONS_PER_SLICE):
-            where = self._lookup.find_or_error(context, operation, ref)
-            if is_change and isinstance(where, PartitionId):
-                if where in seen:
-                    where = InvalidRequestError(REPEATED)
-                else:
-                    seen.add(where)
-            found[ref] = where
-        return found
 
     # Coordinators.
 
@@ -426,7 +416,7 @@ class GroupService:
         offsets as they come (`allows_negative`)."""
         self._admit(context, Operation.READ, group)
         check_named(list(offsets))
-        found = await self._find_all(context, Operation.READ, offsets, is_change=True)
+        found = await self._lookup.find_all(context, Operation.READ, offsets, is_change=True)
         for ref, offset in offsets.items():
             if offset.offset < 0 and not allows_negative:
                 found[ref] = InvalidRequestError(f"offset {offset.offset}: a committed offset is at least 0")
@@ -446,7 +436,7 @@ class GroupService:
                 offsets={partition: named[partition] for partition in piece},
                 now_ms=now_ms,
             )
-            for piece in _pieces(list(named))
+            for piece in split_in_pieces(list(named))
         ]
         pieces = [(request, list(request.offsets)) for request in requests]
         try:
@@ -457,7 +447,7 @@ class GroupService:
             raise
         self.counts.commits += 1
         self.counts.committed_offsets += sum(error is None for error in committed.values())
-        return _by_ref(found, committed)
+        return by_ref(found, committed)
 
     @ends_at_deadline
     async def fetch_offsets(
@@ -468,23 +458,29 @@ class GroupService:
         *,
         member_id: str = "",
         member_epoch: int | None = None,
+        require_stable: bool = False,
     ) -> dict[PartitionRef, Committed | TidelogError]:
-        """`partitions` None: all offsets of the group whose topics the principal may describe, by `PartitionId`."""
+        """`partitions` None: all offsets of the group whose topics the principal may describe, by `PartitionId`.
+        `require_stable`: a partition for which an open transaction has an offset gets `UnstableOffsetError`."""
         self._admit(context, Operation.DESCRIBE, group)
         member = {"member_id": member_id, "member_epoch": member_epoch}
         found: dict[PartitionRef, PartitionId | TidelogError]
         if partitions is None:
             stored = self._router.shard_of(group).state.group(group)
-            refs: list[PartitionRef] = [] if stored is None else [*sorted_partitions(stored.offsets)]
-            every = await self._find_all(context, Operation.DESCRIBE, refs)
+            unstable = stored.unstable if stored is not None and require_stable else ()
+            refs: list[PartitionRef] = [] if stored is None else [*sorted_partitions({*stored.offsets, *unstable})]
+            every = await self._lookup.find_all(context, Operation.DESCRIBE, refs)
             found = {ref: where for ref, where in every.items() if isinstance(where, PartitionId)}
         else:
-            found = await self._find_all(context, Operation.DESCRIBE, partitions)
+            found = await self._lookup.find_all(context, Operation.DESCRIBE, partitions)
         named = [where for where in found.values() if isinstance(where, PartitionId)]
-        committed: dict[PartitionId, Committed] = {}
-        async for piece in sliced(_pieces(named), 1):
+        committed: dict[PartitionId, Committed | TidelogError] = {}
+        async for piece in sliced(split_in_pieces(named), 1):
             shard = self._router.shard_of(group)
             committed |= fetch_offsets(shard.state, group, piece, **member)  # type: ignore[arg-type]
+            for partition in unstable_partitions(shard.state, group, piece) if require_stable else ():
+                message = f"an open transaction commits an offset for partition {partition.partition}: retry"
+                committed[partition] = UnstableOffsetError(message)
         return {ref: committed[where] if isinstance(where, PartitionId) else where for ref, where in found.items()}
 
     @ends_at_deadline
@@ -494,14 +490,14 @@ class GroupService:
         shard, now_ms = self._shard(context, Operation.DELETE, group), self.coordinator.now_ms()
         check_named(partitions)
         self._guard.charge(context, Charge.MUTATIONS, len(partitions))
-        found = await self._find_all(context, Operation.READ, partitions, is_change=True)
+        found = await self._lookup.find_all(context, Operation.READ, partitions, is_change=True)
         view = self.coordinator.view
         requests = [
             DeleteOffsets(group=group, partitions=tuple(piece), view=view, now_ms=now_ms)
-            for piece in _pieces([where for where in found.values() if isinstance(where, PartitionId)])
+            for piece in split_in_pieces([where for where in found.values() if isinstance(where, PartitionId)])
         ]
         pieces = [(request, request.partitions) for request in requests]
-        return _by_ref(found, await self._router.ask_in_pieces(shard, pieces, (group, ""), 0))
+        return by_ref(found, await self._router.ask_in_pieces(shard, pieces, (group, ""), 0))
 
     # Groups.
 
@@ -588,13 +584,3 @@ def _kind(shard: Shard, group: str) -> str | None:
     if classic is not None and (classic.members or stored is None):
         return "classic"
     return None if stored is None else stored.kind
-
-
-def _pieces(partitions: Sequence[PartitionId]) -> list[Sequence[PartitionId]]:
-    """Split the partitions into pieces; no partition gives one empty piece."""
-    starts = range(0, max(1, len(partitions)), OFFSETS_PER_DECISION)
-    return [partitions[start : start + OFFSETS_PER_DECISION] for start in starts]
-
-
-def _by_ref(found: Mapping[Ref, PartitionId | TidelogError], errors: PartitionErrors) -> dict[Ref, TidelogError | None]:
-    return {ref: errors[where] if isinstance(where, PartitionId) else where for ref, where in found.items()}

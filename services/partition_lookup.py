@@ -25,6 +25,7 @@ from tidelog.replication.replicas import Replicas
 from tidelog.services.authorization import Authorizer, Operation, Resource, ResourceType, require
 from tidelog.services.context import RequestContext
 from tidelog.services.topic_lookup import partition_in, read_id, topic_with_id
+from tidelog.world.slicing import sliced
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ TopicRef = str | bytes
 """A topic's name, or the 16 bytes of its id."""
 PartitionRef = PartitionId | tuple[TopicRef, int]
 """How a request names a partition. Callers inside of the node that have a `PartitionId` pass that."""
+Ref = TypeVar("Ref", bound=PartitionRef)
 
 
 def topic_ref(name: str, topic_id: bytes) -> TopicRef:
@@ -76,6 +78,22 @@ class PartitionLookup:
         except TidelogError as error:
             return error.with_traceback(None)
         return partition
+
+    async def find_all(
+        self, context: RequestContext, operation: Operation, refs: Iterable[Ref], *, is_change: bool = False
+    ) -> dict[Ref, PartitionId | TidelogError]:
+        """A change has each partition once: its name and its id name the same one."""
+        found: dict[Ref, PartitionId | TidelogError] = {}
+        seen: set[PartitionId] = set()
+        async for ref in sliced(dict.fromkeys(refs), PARTITIONS_PER_SLICE):
+            where = self.find_or_error(context, operation, ref)
+            if is_change and isinstance(where, PartitionId):
+                if where in seen:
+                    where = InvalidRequestError(REPEATED)
+                else:
+                    seen.add(where)
+            found[ref] = where
+        return found
 
     def find_topic(self, context: RequestContext, operation: Operation, ref: TopicRef) -> Topic:
         image = self._image()

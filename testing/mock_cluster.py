@@ -397,6 +397,7 @@ class Groups(GroupService):
         *,
         member_id: str = "",
         member_epoch: int | None = None,
+        require_stable: bool = False,
     ) -> dict[PartitionRef, Committed | TidelogError]:
         committed = self._groups[group].offsets if group in self._groups else {}
         found = self._found(context, list(committed) if partitions is None else partitions)

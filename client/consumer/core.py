@@ -118,7 +118,10 @@ class ConsumerCore:
         coordinators = self._coordinators = Coordinators(cluster)
         settings = member_settings(config)
         if settings is not None:
-            self._offsets = GroupOffsets(cluster, coordinators, settings.group, self._identity)
+            is_committed = config.isolation == "read_committed"
+            self._offsets = GroupOffsets(
+                cluster, coordinators, settings.group, self._identity, requires_stable=is_committed
+            )
         self._offset_reset = OffsetReset(
             cluster,
             self.subscription,

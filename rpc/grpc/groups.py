@@ -116,6 +116,7 @@ class GroupsHandlers:
             await refs(request.partitions) or None,
             member_id=request.member_id,
             member_epoch=request.member_epoch if request.HasField("member_epoch") else None,
+            require_stable=request.require_stable,
         )
         image = self._image()
         response = pb.FetchOffsetsResponse()

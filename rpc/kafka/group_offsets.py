@@ -7,9 +7,8 @@ Topics have names, from version 10 ids. Missing ones:
     fetch             no offset (-1), as for a partition without a commit; by id UNKNOWN_TOPIC_ID
 
 Group errors depend on the client's version. STALE_MEMBER_EPOCH exists from version 9 of OffsetCommit, before it is
-UNSUPPORTED_VERSION; a member's commit to a missing group is ILLEGAL_GENERATION before, GROUP_ID_NOT_FOUND since. There
-are no transactions, so every stored offset is stable (`require_stable`). The retention time of old commits (versions 2
-to 4) is ignored: `offsets.retention.minutes` applies.
+UNSUPPORTED_VERSION; a member's commit to a missing group is ILLEGAL_GENERATION before, GROUP_ID_NOT_FOUND since. The
+retention time of old commits (versions 2 to 4) is ignored: `offsets.retention.minutes` applies.
 
 A fetch with a transient failure (not the coordinator, still loading, another member epoch) has the group's error, as in
 Kafka, and lists the requested partitions with UNSTABLE_OFFSET_COMMIT, so that clients retry. Clients read the group's
@@ -28,7 +27,7 @@ from uuid import UUID
 
 from tidelog.metadata.image import ClusterImage
 from tidelog.model.errors import ErrorCode, TidelogError, UnknownTopicIdError
-from tidelog.model.group_errors import CoordinatorNotAvailableError, StaleMemberEpochError
+from tidelog.model.group_errors import CoordinatorNotAvailableError, StaleMemberEpochError, UnstableOffsetError
 from tidelog.model.ids import PartitionId
 from tidelog.rpc.kafka import messages as apis
 from tidelog.rpc.kafka.entries import Entry
@@ -135,8 +134,8 @@ class _Row:
 
     name: str
     topic_id: bytes
-    partitions: Sequence[tuple[int, Committed]]
-    error_code: int = NONE
+    partitions: Sequence[tuple[int, Committed, int]]
+    """(number, offset, error code)."""
 
 
 async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messages.OffsetFetchResponse:
@@ -144,7 +143,7 @@ async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messa
     if context.version >= GROUPS_SINCE:
         rows = EncodedRows()
         for number, one in enumerate(request.groups, start=1):
-            group_response = await _group(one, context, size)
+            group_response = await _group(one, context, size, require_stable=request.require_stable)
             data = apis.OFFSET_FETCH.encode_rows(context.version, messages.OffsetFetchResponseGroup, [group_response])
             size.add(len(data))
             rows.add(1, data)
@@ -160,7 +159,7 @@ async def fetch(request: messages.OffsetFetchRequest, context: Context) -> messa
         ]
     )
     group = messages.OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)
-    group_response = await _group(group, context, size)
+    group_response = await _group(group, context, size, require_stable=request.require_stable)
     response = messages.OffsetFetchResponse(error_code=group_response.error_code)
     if group_response.error_code and context.version < GROUP_ERROR_SINCE:
         response.topics = [_failed(topic, group_response.error_code) for topic in topics or ()]
@@ -195,12 +194,12 @@ def _failed(topic: messages.OffsetFetchRequestTopics, error_code: int) -> messag
 
 
 async def _group(
-    request: messages.OffsetFetchRequestGroup, context: Context, size: ResponseSize
+    request: messages.OffsetFetchRequestGroup, context: Context, size: ResponseSize, *, require_stable: bool
 ) -> messages.OffsetFetchResponseGroup:
     response = messages.OffsetFetchResponseGroup(group_id=request.group_id)
     try:
         size.check()
-        rows = await _committed(request, context)
+        rows = await _committed(request, context, require_stable=require_stable)
     except TidelogError as error:
         response.error_code = _fetch_code(error)
         if error.code not in _TRANSIENT or context.version < UNSTABLE_SINCE:
@@ -209,14 +208,14 @@ async def _group(
     partitions = ((row, *partition) for row in rows for partition in row.partitions)
     topics = {id(row): messages.OffsetFetchResponseTopics(name=row.name, topic_id=row.topic_id) for row in rows}
     response.topics = list(topics.values())
-    async for row, number, committed in sliced(partitions, ROWS_AT_A_TIME):
+    async for row, number, committed, error_code in sliced(partitions, ROWS_AT_A_TIME):
         topics[id(row)].partitions.append(
             messages.OffsetFetchResponsePartitions(
                 partition_index=number,
                 committed_offset=committed.offset,
                 committed_leader_epoch=committed.leader_epoch,
                 metadata=committed.metadata,
-                error_code=row.error_code,
+                error_code=error_code,
             )
         )
     return response
@@ -225,11 +224,15 @@ async def _group(
 def _unstable(request: messages.OffsetFetchRequestGroup) -> Iterator[_Row]:
     """Report the partitions as unstable: the client retries."""
     for topic in request.topics or ():
-        none = [(number, NOT_COMMITTED) for number in topic.partition_indexes]
-        yield _Row(topic.name, topic.topic_id, none, code(ErrorCode.UNSTABLE_OFFSET_COMMIT))
+        unstable = code(ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        yield _Row(
+            topic.name, topic.topic_id, [(number, NOT_COMMITTED, unstable) for number in topic.partition_indexes]
+        )
 
 
-async def _committed(request: messages.OffsetFetchRequestGroup, context: Context) -> list[_Row]:
+async def _committed(
+    request: messages.OffsetFetchRequestGroup, context: Context, *, require_stable: bool
+) -> list[_Row]:
     version, image = context.version, context.services.image
     refs = None
     if request.topics is not None:
@@ -240,20 +243,29 @@ async def _committed(request: messages.OffsetFetchRequestGroup, context: Context
         refs,
         member_id=request.member_id or "",
         member_epoch=request.member_epoch,
+        require_stable=require_stable,
     )
     if request.topics is None:
         return list(_all(image, committed))
     rows = []
     for topic in request.topics:
         results = [(number, committed[_ref(version, topic, number)]) for number in topic.partition_indexes]
-        is_unknown = any(isinstance(result, UnknownTopicIdError) for _, result in results)
         name, topic_id = topic.name, topic.topic_id
         if version >= IDS_SINCE:
             known = image.topics.get(UUID(bytes=topic_id))
             name = name if known is None else known.name
-        offsets = [(number, result if isinstance(result, Committed) else NOT_COMMITTED) for number, result in results]
-        rows.append(_Row(name, topic_id, offsets, code(ErrorCode.UNKNOWN_TOPIC_ID) if is_unknown else NONE))
+        is_unknown = any(isinstance(result, UnknownTopicIdError) for _, result in results)
+        error_code = code(ErrorCode.UNKNOWN_TOPIC_ID) if is_unknown else NONE
+        rows.append(_Row(name, topic_id, [_partition(number, result, error_code) for number, result in results]))
     return rows
+
+
+def _partition(number: int, result: Committed | TidelogError, error_code: int = NONE) -> tuple[int, Committed, int]:
+    if isinstance(result, Committed):
+        return number, result, error_code
+    if isinstance(result, UnstableOffsetError):
+        error_code = code(ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    return number, NOT_COMMITTED, error_code
 
 
 def _all(image: ClusterImage, committed: Mapping[PartitionRef, Committed | TidelogError]) -> Iterator[_Row]:
@@ -262,9 +274,9 @@ def _all(image: ClusterImage, committed: Mapping[PartitionRef, Committed | Tidel
     for topic_id, numbers in by_topic(partitions).items():
         topic = image.topics.get(topic_id)
         if topic is not None:
-            offsets = [(number, committed[PartitionId(topic_id, number)]) for number in numbers]
-            known = [(number, offset) for number, offset in offsets if isinstance(offset, Committed)]
-            yield _Row(topic.name, topic_id.bytes, known)
+            found = [(number, committed[PartitionId(topic_id, number)]) for number in numbers]
+            shown = [each for each in found if isinstance(each[1], Committed | UnstableOffsetError)]
+            yield _Row(topic.name, topic_id.bytes, [_partition(number, result) for number, result in shown])
 
 
 def _fetch_code(error: TidelogError) -> int:

@@ -412,12 +412,15 @@ class FetchOffsetsRequest(_message.Message):
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    REQUIRE_STABLE_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member_id: _builtins.str
     """The member's id: a coordinator that does not know it in this epoch rejects the request instead of returning old
     offsets.
     """
     member_epoch: _builtins.int
+    require_stable: _builtins.bool
+    """A partition for which an open transaction has an offset gets UNSTABLE_OFFSET_COMMIT."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TopicPartition]:
         """Empty: all that the group has."""
@@ -429,10 +432,11 @@ class FetchOffsetsRequest(_message.Message):
         member_id: _builtins.str = ...,
         member_epoch: _builtins.int | None = ...,
         partitions: _abc.Iterable[_common_pb2.TopicPartition] | None = ...,
+        require_stable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_member_epoch", b"_member_epoch", "member_epoch", b"member_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member_epoch", b"_member_epoch", "group", b"group", "member_epoch", b"member_epoch", "member_id", b"member_id", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member_epoch", b"_member_epoch", "group", b"group", "member_epoch", b"member_epoch", "member_id", b"member_id", "partitions", b"partitions", "require_stable", b"require_stable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__member_epoch: _TypeAlias = _typing.Literal["member_epoch"]  # noqa: Y015
     _WhichOneofArgType__member_epoch: _TypeAlias = _typing.Literal["_member_epoch", b"_member_epoch"]  # noqa: Y015

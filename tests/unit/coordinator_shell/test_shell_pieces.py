@@ -11,8 +11,7 @@ import pytest
 from support.async_tests import asyncio_test
 
 from tidelog.model.errors import OverloadedError
-from tidelog.services.group_router import GroupRouter
-from tidelog.services.groups import OFFSETS_PER_DECISION
+from tidelog.services.group_router import OFFSETS_PER_DECISION, GroupRouter
 
 
 @pytest.mark.parametrize("turns", [1, 3, 50])
