@@ -411,6 +411,7 @@ def _verify() -> Iterator[str]:
     yield "### Histories\n"
     yield f"{_text(_tree('client.history'))}\n"
     yield f"{_text(_tree('client.group_history'))}\n"
+    yield f"{_text(_tree('client.transaction_history'))}\n"
     yield from _functions("client.history", ("encode_event", "value_of", "parse_value"), "tidelog.verify")
 
 

@@ -7,11 +7,15 @@
     assert verdict.is_good, verdict.anomalies
 
 A history consists of events, as dicts or as lines of JSON (`encode_event`). Writers number the records of each
-partition and put run and number into the value (`value_of`, `parse_value`). It checks two kinds of readers, in one
+partition and put run and number into the value (`value_of`, `parse_value`). It checks readers of these kinds, in one
 history or alone:
 
     Checker         readers of whole partitions: see `client.history`
     GroupChecker    members of a consumer group: see `client.group_history`; `GroupRecorder` logs their events
+
+and transactions:
+
+    TransactionChecker    what readers of committed data may see: see `client.transaction_history`
 
 `HistoryChecker` passes each event to the checkers that know it. `tidelog verify` does the same on the command line. A
 checker keeps all numbers in memory.
@@ -25,16 +29,20 @@ from typing import Any
 
 from tidelog.client.group_history import GROUP_KINDS, MEMBER_EVENTS, GroupChecker, GroupRecorder
 from tidelog.client.history import KINDS, Anomaly, Checker, Verdict, encode_event, parse_value, value_of
+from tidelog.client.transaction_history import TRANSACTION_EVENTS, TRANSACTION_KINDS, TransactionChecker
 from tidelog.model.errors import InvalidRequestError
 
 __all__ = [
     "GROUP_KINDS",
     "KINDS",
+    "TRANSACTION_EVENTS",
+    "TRANSACTION_KINDS",
     "Anomaly",
     "Checker",
     "GroupChecker",
     "GroupRecorder",
     "HistoryChecker",
+    "TransactionChecker",
     "Verdict",
     "check",
     "encode_event",
@@ -46,12 +54,12 @@ _WRITER_EVENTS = frozenset({"send", "ack", "fail"})
 
 
 class HistoryChecker:
-    """Checks topics and groups together. The verdict has the kinds of both, those of groups only if there are
-    members."""
+    """Checks topics, groups and transactions together. The verdict has the kinds of each that the history has."""
 
     def __init__(self) -> None:
         self._log = Checker()
         self._group = GroupChecker()
+        self._transactions: TransactionChecker | None = None
         self._has_members = self._has_readers = False
 
     def feed_line(self, line: str, *, where: str = "") -> None:
@@ -69,23 +77,34 @@ class HistoryChecker:
         elif kind in MEMBER_EVENTS:
             self._has_members = True
             self._group.feed(event)
+        elif kind in TRANSACTION_EVENTS:
+            self._transactions = self._transactions or TransactionChecker()
+            self._transactions.feed(event)
         else:
             self._log.feed(dict(event))
             self._has_readers = True
 
     def verdict(self) -> Verdict:
         verdict = self._log.verdict()
-        if not self._has_members:
-            return verdict
-        group = self._group.verdict()
-        if not self._has_readers:
-            return group
-        verdict.read += group.read
-        verdict.checked_complete = verdict.checked_complete or group.checked_complete
-        for kind, count in group.counts.items():
-            verdict.counts[kind] = verdict.counts.get(kind, 0) + count
-        verdict.anomalies += group.anomalies
+        if self._has_members:
+            group = self._group.verdict()
+            verdict = _joined(verdict, group) if self._has_readers else group
+        if self._transactions is not None:
+            transactions = self._transactions.verdict()
+            verdict = _joined(verdict, transactions)
+            verdict.sent += transactions.sent
+            verdict.acknowledged += transactions.acknowledged
         return verdict
+
+
+def _joined(verdict: Verdict, other: Verdict) -> Verdict:
+    """`verdict`, with what the other one has read and found."""
+    verdict.read += other.read
+    verdict.checked_complete = verdict.checked_complete or other.checked_complete
+    for kind, count in other.counts.items():
+        verdict.counts[kind] = verdict.counts.get(kind, 0) + count
+    verdict.anomalies += other.anomalies
+    return verdict
 
 
 def check(history: Iterable[str | Mapping[str, Any]]) -> Verdict:
