@@ -1,4 +1,4 @@
-"""Offsets in transactions, on brokers: who is asked when, what a new coordinator knows, and what readers are told."""
+"""Offsets in transactions, on brokers: who is asked when, what a new coordinator knows, and what readers get."""
 
 from __future__ import annotations
 
