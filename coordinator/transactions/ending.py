@@ -8,8 +8,9 @@
     PREPARE     v1: as the outcome; else CONCURRENT_TRANSACTIONS   as below
 
 A repeated End (its identity is that of before the last end) is answered by the outcome of that end: the same is done;
-the commit of a transaction that timed out gets TRANSACTION_ABORTABLE; else INVALID_TXN_STATE. A commit with the stored
-token is done in every state, for both, and changes nothing.
+the commit of a transaction that timed out gets TRANSACTION_ABORTABLE; else INVALID_TXN_STATE. In version 1 the owner is
+fenced, since no reply would return the new epoch. A commit with the stored token is done in every state, for both, and
+changes nothing.
 
 An abort of nothing raises the epoch: a late batch could open a transaction otherwise, and be part of the next one.
 """
@@ -36,7 +37,7 @@ from tidelog.coordinator.transactions.requests import Abort, Complete, End, EndR
 from tidelog.coordinator.transactions.state import TransactionsState
 from tidelog.model.errors import InvalidRequestError, InvalidTransactionStateError, PolicyViolationError
 from tidelog.model.ids import NO_TIMESTAMP
-from tidelog.model.transaction_errors import ConcurrentTransactionsError, TransactionAbortableError
+from tidelog.model.transaction_errors import ConcurrentTransactionsError, ProducerFencedError, TransactionAbortableError
 
 Records = Sequence[TransactionRecord]
 
@@ -52,6 +53,10 @@ def end(state: TransactionsState, request: End, limits: TransactionLimits) -> tu
     is_owner = is_current(before, request)
     if request.token and request.token == before.last_token:
         return (), _reply(before, was_done=True)
+    if not is_owner and request.version < 2:
+        raise ProducerFencedError(  # it would not learn the new epoch
+            f"transactional id {request.transactional_id!r}: epoch {request.epoch} is over; it is {before.owner[1]} now"
+        )
     if not is_owner:
         return (), _repeated(before, request, outcome=before.previous_outcome)
     if not before.is_open and request.version < 2 and before.version < 2:

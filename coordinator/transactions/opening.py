@@ -7,7 +7,7 @@
     PREPARE     CONCURRENT_TRANSACTIONS        CONCURRENT_TRANSACTIONS    CONCURRENT_TRANSACTIONS
 
 The owner with the epoch before its last is late, or does not know yet that its transaction was aborted: fenced, or
-TRANSACTION_ABORTABLE. A member that is late is fenced.
+TRANSACTION_ABORTABLE (version 2). A member that is late is fenced.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def add_partitions(
         _check_member(before, request)
         held = member.partitions
     else:
-        _check_owner(before, request)
+        _check_owner(before, request, request.version)
         held = before.partitions
     if request.verify_only:
         _check_has(before, request, held)
@@ -87,11 +87,11 @@ def _check_member(before: Transaction, request: AddPartitions) -> None:
         )
 
 
-def _check_owner(before: Transaction, request: OwnerRequest) -> None:
+def _check_owner(before: Transaction, request: OwnerRequest, version: int) -> None:
     """Raise unless the owner may add to a transaction or open one."""
     who = f"transactional id {request.transactional_id!r}"
     if not is_current(before, request):
-        if was_aborted_for_owner(before):
+        if was_aborted_for_owner(before) and version >= 2:
             raise TransactionAbortableError(f"{who}: the transaction of epoch {request.epoch} was aborted")
         raise ProducerFencedError(f"{who}: epoch {request.epoch} is over; it is {before.owner[1]} now")
     _check_not_ending(before, request.transactional_id)
@@ -172,7 +172,7 @@ def join(state: TransactionsState, request: Join, limits: TransactionLimits) -> 
 
 def prepare(state: TransactionsState, request: Prepare, limits: TransactionLimits) -> tuple[Records, None]:
     before = known(state, request)
-    _check_owner(before, request)
+    _check_owner(before, request, 2)
     if not before.is_open:
         raise InvalidTransactionStateError(f"transactional id {request.transactional_id!r}: no transaction is open")
     _check_version(before, request.transactional_id, 2)
