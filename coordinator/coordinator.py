@@ -34,6 +34,7 @@ class GroupCoordinator(PartitionCoordinator[Shard]):
     """See the module. `start`, then `close`. Implements `ShardHost`."""
 
     TOPIC = OFFSETS_TOPIC
+    SUBJECT = Shard.SUBJECT
 
     def __init__(self, replicas: Replicas, tail: MetadataTail, clock: Clock, *, waiting_max: int = 10_000) -> None:
         super().__init__(replicas, tail, clock, waiting_max=waiting_max)

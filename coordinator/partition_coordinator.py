@@ -13,12 +13,14 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import PartitionShard
 from tidelog.coordinator.timers import Timers
 from tidelog.metadata import configs
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.queries import FindTopics, FoundTopics
 from tidelog.metadata.tail import MetadataTail
+from tidelog.model.group_errors import CoordinatorNotAvailableError, NotCoordinatorError
 from tidelog.model.ids import NodeId, TopicId
 from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.replicas import Replicas
@@ -49,6 +51,8 @@ class PartitionCoordinator(Generic[ShardT]):
     `PartitionHost` and `LeadershipObserver`."""
 
     TOPIC: ClassVar[str]
+    SUBJECT: ClassVar[str]
+    """What a shard coordinates, in messages."""
 
     def __init__(self, replicas: Replicas, tail: MetadataTail, clock: Clock, *, waiting_max: int = 10_000) -> None:
         self.me: NodeId = replicas.me
@@ -156,6 +160,22 @@ class PartitionCoordinator(Generic[ShardT]):
         if shard is not None and shard.leader is leader:
             del self.shards[number]
             shard.end()
+
+    def shard_of(self, name: str) -> ShardT:
+        """Return the shard that can answer for this group or transactional id. Raises NOT_COORDINATOR with the broker
+        that coordinates it, COORDINATOR_LOAD_IN_PROGRESS or COORDINATOR_NOT_AVAILABLE."""
+        subject, topic = self.SUBJECT, self._tail.image.topic_named(self.TOPIC)
+        if topic is None:
+            raise NotCoordinatorError(f"{self.TOPIC} does not exist yet: find the coordinator of the {subject} first")
+        number = partition_for(name, len(topic.partitions))
+        shard = self.shards.get(number)
+        if shard is None:
+            leader = topic.partitions[number].leader
+            if leader == self.me or leader < 0:
+                raise CoordinatorNotAvailableError(f"partition {number} of {self.TOPIC} has no leader yet")
+            raise NotCoordinatorError(f"broker {leader} coordinates {subject} {name!r}", coordinator=leader)
+        shard.check()
+        return shard
 
     def leading_shards(self) -> Iterator[ShardT]:
         """Yield the loaded shards, by partition."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Coroutine, Hashable, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -21,7 +21,17 @@ from tidelog.coordinator.loading import LogFormat, Progress, load, wait_until_co
 from tidelog.coordinator.partition_log import PartitionLog
 from tidelog.coordinator.records import DECISION_BYTES_MAX
 from tidelog.coordinator.timers import Timers
-from tidelog.model.errors import CorruptBatchError, CorruptStateError, DamagedLogError, TidelogError
+from tidelog.model.errors import (
+    CorruptBatchError,
+    CorruptStateError,
+    DamagedLogError,
+    LeaderNotAvailableError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    NotLeaderOrFollowerError,
+    StorageError,
+    TidelogError,
+)
 from tidelog.model.group_errors import CoordinatorLoadingError, CoordinatorNotAvailableError, NotCoordinatorError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft.runtime import DecisionMachine, StateMachineRuntime
@@ -30,6 +40,7 @@ from tidelog.replication.leader_replica import LeaderReplica
 LOGGER = logging.getLogger(__name__)
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 RETRY_S = 0.5
 
@@ -60,6 +71,16 @@ class PartitionHost(Protocol):
     def report_corruption(self, leader: LeaderReplica, offset: int) -> None: ...
 
     def loaded(self, shard: Any, seconds: float, records: int) -> None: ...
+
+
+async def coordinator_errors(shard: PartitionShard[Any], work: Awaitable[T]) -> T:
+    """Await the work; translate errors of the log (NOT_LEADER...) to those of a coordinator (NOT_COORDINATOR...)."""
+    try:
+        return await work
+    except (NotLeaderError, NotLeaderOrFollowerError) as error:
+        raise NotCoordinatorError(str(error), coordinator=shard.leader.replica.partition.leader) from error
+    except (NotEnoughReplicasError, LeaderNotAvailableError, StorageError) as error:
+        raise CoordinatorNotAvailableError(str(error)) from error
 
 
 class SizedDecision(Protocol):

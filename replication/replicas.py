@@ -50,6 +50,7 @@ from tidelog.replication.log_end_reports import LogEndReports
 from tidelog.replication.messages import CATCH_UP, MAIN
 from tidelog.replication.metadata_changes import MetadataChanges
 from tidelog.replication.moves import Moves
+from tidelog.replication.producer_ids import ProducerIds
 from tidelog.replication.reconciler import Reconciler
 from tidelog.replication.reconciler_queue import ReconcilerQueue
 from tidelog.replication.recovery_reports import RecoveryReports
@@ -104,6 +105,7 @@ class Replicas:
         self.agent = agent
         self.random = random
         self.admission_work = admission_work
+        self.producer_ids = ProducerIds(agent)
         self.wakers = Wakers()
         self.tasks = ReplicaTasks(me, on_crash)
         self.queue = ReconcilerQueue(self.tasks, config)
@@ -135,15 +137,18 @@ class Replicas:
         self.background_tasks = BackgroundTasks(context, self._isr_updates, scrubbing)
         self.digests = ReplicaDigests(self._metadata, self.get, scrubbing.check_soon)
         self.moves = Moves(context, self._repair, self.background_tasks.assign)
-        self._changes = MetadataChanges(
+        self._changes = self._new_changes(context)
+        self._reconciler = self._new_reconciler(context)
+        self.queue.serve(self._reconciler.reconcile)
+
+    def _new_changes(self, context: BrokerContext) -> MetadataChanges:
+        return MetadataChanges(
             context,
             self._replicas,
             isr_updates=self._isr_updates,
             leader_streams=self.leader_streams,
             follower_streams=self.follower_streams,
         )
-        self._reconciler = self._new_reconciler(context)
-        self.queue.serve(self._reconciler.reconcile)
 
     def _new_reconciler(self, context: BrokerContext) -> Reconciler:
         isr_log = IsrLog(self.tasks.call_later)

@@ -12,42 +12,30 @@ leads it:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tidelog.coordinator.coordinator import OFFSETS_TOPIC, GroupCoordinator
+from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.partition_shard import coordinator_errors
 from tidelog.coordinator.requests import JOIN_EPOCH, Heartbeat, HeartbeatReply, PartitionErrors, TopicsView
 from tidelog.coordinator.shard import Shard
 from tidelog.metadata.controller_client import ControllerClient
-from tidelog.metadata.image import Topic
 from tidelog.metadata.tail import MetadataTail
-from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import (
-    ErrorCode,
-    LeaderNotAvailableError,
-    NotEnoughReplicasError,
-    NotLeaderError,
-    NotLeaderOrFollowerError,
     PolicyViolationError,
-    RemoteError,
     RequestTimedOutError,
-    StorageError,
     TidelogError,
 )
-from tidelog.model.group_errors import CoordinatorNotAvailableError, InvalidGroupIdError, NotCoordinatorError
+from tidelog.model.group_errors import InvalidGroupIdError
 from tidelog.model.ids import PartitionId
+from tidelog.services.internal_topics import InternalTopic
 from tidelog.services.partition_lookup import Ref
-
-LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 OFFSETS_PER_DECISION = 1_000
 """Offsets committed or deleted by one decision: some 10 ms. A larger request becomes several."""
-CREATE_MS = 5_000
-"""Wait for the controller to create the offsets topic, and for this broker's image to have it."""
 
 
 @dataclass(slots=True)
@@ -59,29 +47,6 @@ class GroupCounts:
     committed_offsets: int = 0
     rebalances: int = 0
     """Changes of a group's epoch that members got: one for each member."""
-
-
-def java_hash(text: str) -> int:
-    """Java's `String.hashCode`, over UTF-16: every Kafka client finds a group's partition with it."""
-    value = 0
-    data = text.encode("utf-16-be", "surrogatepass")
-    for at in range(0, len(data), 2):
-        value = (31 * value + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
-    return value
-
-
-def partition_for(group: str, partitions: int) -> int:
-    return (java_hash(group) & 0x7FFFFFFF) % partitions
-
-
-async def group_errors(shard: Shard, work: Awaitable[T]) -> T:
-    """Awaits the work; translates errors of the log (NOT_LEADER...) to those of a coordinator (NOT_COORDINATOR...)."""
-    try:
-        return await work
-    except (NotLeaderError, NotLeaderOrFollowerError) as error:
-        raise NotCoordinatorError(str(error), coordinator=shard.leader.replica.partition.leader) from error
-    except (NotEnoughReplicasError, LeaderNotAvailableError, StorageError) as error:
-        raise CoordinatorNotAvailableError(str(error)) from error
 
 
 def split_in_pieces(partitions: Sequence[PartitionId]) -> list[Sequence[PartitionId]]:
@@ -101,10 +66,7 @@ class GroupRouter:
         self.counts = GroupCounts()
         self.groups_max = 100_000
         """Groups of one shard."""
-        self._tail = tail
-        self._client = client
-        self._creating: asyncio.Future[None] | None = None
-        """Of the request in progress; its callers get the error."""
+        self.topic = InternalTopic(coordinator, tail, client)
 
     # For `MemberStream`.
 
@@ -145,18 +107,7 @@ class GroupRouter:
 
     def shard_of(self, group: str) -> Shard:
         self.check_name(group)
-        topic = self._tail.image.topic_named(OFFSETS_TOPIC)
-        if topic is None:
-            raise NotCoordinatorError(f"{OFFSETS_TOPIC} does not exist yet: find the group's coordinator first")
-        number = partition_for(group, len(topic.partitions))
-        shard = self.coordinator.shards.get(number)
-        if shard is None:
-            leader = topic.partitions[number].leader
-            if leader == self.coordinator.me or leader < 0:
-                raise CoordinatorNotAvailableError(f"partition {number} of {OFFSETS_TOPIC} has no leader yet")
-            raise NotCoordinatorError(f"broker {leader} coordinates group {group!r}", coordinator=leader)
-        shard.check()
-        return shard
+        return self.coordinator.shard_of(group)
 
     def check_group_count(self, shard: Shard, group: str) -> None:
         groups = shard.state.groups
@@ -170,7 +121,7 @@ class GroupRouter:
         timeout_ms = self.coordinator.commit_timeout_ms
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await group_errors(shard, work)
+                return await coordinator_errors(shard, work)
         except TimeoutError:
             raise RequestTimedOutError(f"not replicated in {timeout_ms} ms; it may be yet") from None
 
@@ -214,45 +165,3 @@ class GroupRouter:
                 assert isinstance(outcome, dict), "the reply to its request"
                 results |= outcome
         return results
-
-    # The offsets topic.
-
-    async def offsets_topic(self) -> Topic:
-        """Creates the topic if it does not exist."""
-        return self._tail.image.topic_named(OFFSETS_TOPIC) or await self._create_topic()
-
-    async def _create_topic(self) -> Topic:
-        if self._creating is None:
-            self._creating = asyncio.get_running_loop().create_future()
-            self.coordinator.spawn(self._create(self._creating), name="create-offsets-topic")
-        try:
-            async with asyncio.timeout(CREATE_MS / 1000):
-                await asyncio.shield(self._creating)
-                await self._tail.until(lambda image: OFFSETS_TOPIC in image.topic_ids)
-        except TimeoutError:
-            raise CoordinatorNotAvailableError(
-                f"{OFFSETS_TOPIC} does not exist yet, and no controller has created it in {CREATE_MS} ms"
-            ) from None
-        topic = self._tail.image.topic_named(OFFSETS_TOPIC)
-        if topic is None:
-            raise CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} was deleted")
-        return topic
-
-    async def _create(self, outcome: asyncio.Future[None]) -> None:
-        request = CreateTopics(topics=(NewTopic(name=OFFSETS_TOPIC),))
-        try:
-            async with asyncio.timeout(CREATE_MS / 1000):
-                # A repeated request gets TOPIC_ALREADY_EXISTS.
-                (created,) = (await self._client.call(request, is_repeatable=True)).topics
-            if created.error is not None and created.error is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise RemoteError(created.message, code=created.error)
-            outcome.set_result(None)
-        except (TimeoutError, TidelogError) as error:
-            reason = str(error) or "no controller answers"
-            LOGGER.warning("topic=%s cannot be created: %s", OFFSETS_TOPIC, reason)
-            outcome.set_exception(CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} cannot be created: {reason}"))
-        finally:
-            self._creating = None
-            if not outcome.done():
-                outcome.set_exception(CoordinatorNotAvailableError("this broker stops"))
-            outcome.exception()  # retrieved, so that the loop does not report it if every caller is gone

@@ -27,8 +27,10 @@ from tidelog.coordinator.classic_requests import (
 from tidelog.coordinator.consumer_protocol import PROTOCOL_TYPE as CONSUMER
 from tidelog.coordinator.consumer_protocol import subscribed_topics
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC, GroupCoordinator
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.machine import describe_group, fetch_offsets
 from tidelog.coordinator.mixed_groups import DISPATCHES_MAX
+from tidelog.coordinator.partition_shard import coordinator_errors
 from tidelog.coordinator.queries import NOT_COMMITTED, describe_classic, summary_of, unstable_partitions
 from tidelog.coordinator.records import sorted_partitions
 from tidelog.coordinator.requests import (
@@ -62,15 +64,7 @@ from tidelog.model.ids import PartitionId, TopicId
 from tidelog.services.authorization import Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import ends_at_deadline
-from tidelog.services.group_router import (
-    GroupCounts,
-    GroupRouter,
-    by_ref,
-    group_errors,
-    java_hash,
-    partition_for,
-    split_in_pieces,
-)
+from tidelog.services.group_router import GroupCounts, GroupRouter, by_ref, split_in_pieces
 from tidelog.services.guard import Guard
 from tidelog.services.partition_lookup import (
     PartitionLookup,
@@ -105,8 +99,6 @@ __all__ = [
     "SyncReply",
     "by_topic",
     "check_groups",
-    "java_hash",
-    "partition_for",
     "subscribed_topics",
 ]
 
@@ -225,7 +217,7 @@ class GroupService:
                 errors[group] = error
         if len(errors) == len(set(groups)):
             return [errors[group] for group in groups]
-        topic = await self._router.offsets_topic()
+        topic = await self._router.topic.get()
         brokers: list[int | TidelogError] = []
         async for group in sliced(groups, GROUPS_PER_SLICE):
             if group in errors:
@@ -346,12 +338,12 @@ class GroupService:
         await self._authorize_topics(context, request.topics)
         shard = self._router.shard_of(group)
         self._router.check_group_count(shard, group)
-        return await group_errors(shard, shard.rounds.join(group, request))
+        return await coordinator_errors(shard, shard.rounds.join(group, request))
 
     @ends_at_deadline
     async def sync_group(self, context: RequestContext, group: str, request: SyncGroup) -> SyncReply:
         shard = self._shard(context, Operation.READ, group)
-        return await group_errors(shard, shard.rounds.sync(group, request))
+        return await coordinator_errors(shard, shard.rounds.sync(group, request))
 
     @ends_at_deadline
     async def classic_heartbeat(
@@ -360,7 +352,7 @@ class GroupService:
         """Raises REBALANCE_IN_PROGRESS while the group forms a new generation."""
         shard = self._shard(context, Operation.READ, group)
         work = shard.rounds.heartbeat(group, member_id=member_id, generation=generation, instance_id=instance_id)
-        await group_errors(shard, work)
+        await coordinator_errors(shard, work)
 
     @ends_at_deadline
     async def leave_group(

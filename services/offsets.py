@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeVar
 from tidelog.log.log import TimestampedOffset
 from tidelog.metadata import configs
 from tidelog.metadata.broker_lifecycle import REGISTER_AGAIN
-from tidelog.metadata.producer_ids import AllocateProducerIdBlock, ProducerIdBlock
 from tidelog.metadata.topics import INTERNAL_TOPICS, AdvanceLogStart, LogStartAdvance
 from tidelog.model.errors import (
     InvalidRequestError,
@@ -155,8 +154,6 @@ class OffsetService:
         self._lookup = lookup
         self._limits = limits
         self._guard = guard
-        self._producer_id_block: tuple[int, int] = (0, 0)
-        self._allocating = asyncio.Lock()
 
     async def _each(
         self,
@@ -375,24 +372,7 @@ class OffsetService:
             raise UnsupportedVersionError("this version has no transactions: use a producer without transactional.id")
         if request.transactional_id is not None or (request.producer_id < 0) != (request.producer_epoch < 0):
             raise InvalidRequestError("a producer id and its epoch come together, a transactional id is not empty")
-        return await self._deadline(context).wait(self._next_producer_id(), "no controller allocated ids"), 0
-
-    async def _next_producer_id(self) -> int:
-        async with self._allocating:
-            producer_id, end = self._producer_id_block
-            if producer_id >= end:
-                block = await self._allocate_block()
-                producer_id, end = block.first, block.first + block.count
-            self._producer_id_block = producer_id + 1, end
-            return producer_id
-
-    async def _allocate_block(self) -> ProducerIdBlock:
-        # A repeated request may waste a block of ids: there are enough.
-        block = await self._replicas.agent.ask_registered(
-            lambda epoch: AllocateProducerIdBlock(broker=self._replicas.me, broker_epoch=epoch)
-        )
-        assert isinstance(block, ProducerIdBlock), "the reply to its request"
-        return block
+        return await self._deadline(context).wait(self._replicas.producer_ids.next(), "no controller allocated ids"), 0
 
     async def describe_producers(
         self, context: RequestContext, partitions: Sequence[PartitionQuery]

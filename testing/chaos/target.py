@@ -9,8 +9,8 @@ from typing import Protocol, Self
 import tidelog
 from tidelog.client.admin.values import TopicDescription
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
+from tidelog.coordinator.hashing import partition_for
 from tidelog.model.errors import TidelogError
-from tidelog.services.groups import partition_for
 from tidelog.testing.chaos.plan import Fault, Kind
 
 CALL_S = 10.0

@@ -18,6 +18,7 @@ from simulation.groups_checker import GroupsChecker, Life, has_all
 from simulation.groups_node import bootstrap_of, node_at
 from simulation.groups_workload import COMMIT, COMMIT_MS, LateCommit, Member, MemberPlan
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.shard import Shard
 from tidelog.log.housekeeping import cleaner_checkpoint
@@ -25,7 +26,6 @@ from tidelog.metadata.image import Partition, Topic
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.services.context import INTERNAL
-from tidelog.services.groups import partition_for
 
 if TYPE_CHECKING:
     from simulation.broker_node import BrokerApp

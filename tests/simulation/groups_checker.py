@@ -30,6 +30,7 @@ from uuid import UUID
 
 from simulation.broker_checker import Fail, ReplicaChecker
 from tidelog.client.record import TopicPartition
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.records import CurrentValue, GroupRecord, Kind, OffsetValue, TargetValue, decode_batch
 from tidelog.coordinator.shard import Shard
@@ -37,7 +38,6 @@ from tidelog.coordinator.state import EMPTY, CoordinatorState, Group, apply, val
 from tidelog.log.batch import read_header
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import PartitionId, TopicId
-from tidelog.services.groups import partition_for
 
 if TYPE_CHECKING:
     from simulation.broker_node import BrokerApp

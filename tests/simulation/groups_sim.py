@@ -27,9 +27,9 @@ from simulation.kafka_plan import draw_kafka
 from simulation.nemesis import PlanStep
 from simulation.raft_sim import run_simulation
 from simulation.run_result import Result
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.shard import Shard
 from tidelog.model.ids import NodeId, PartitionId
-from tidelog.services.groups import partition_for
 
 BEGIN_S = 2.5
 WRITERS = (NodeId(111), NodeId(112))

@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from support.grpc_api.simulated_nodes import ApiCluster
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.shard import Shard
 from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
@@ -24,7 +25,6 @@ from tidelog.model.ids import NodeId, PartitionId
 from tidelog.rpc.grpc.methods import decode_response_frame, encode_message, method_named
 from tidelog.rpc.v1 import common_pb2 as common
 from tidelog.rpc.v1 import groups_pb2 as pb
-from tidelog.services.groups import partition_for
 from tidelog.world.simulated import SimNode
 from tidelog.world.transport import Stream
 

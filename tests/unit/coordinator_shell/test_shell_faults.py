@@ -14,6 +14,7 @@ import pytest
 from support.brokers.cluster import RunningBroker
 from support.groups.cluster import BROKERS, GroupCluster, Member
 
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.loading import Progress, load
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.shard import GROUPS, Shard
@@ -22,7 +23,6 @@ from tidelog.model.errors import RemoteError, TransportError
 from tidelog.model.ids import NodeId
 from tidelog.rpc.grpc.methods import method_named
 from tidelog.rpc.v1 import groups_pb2 as pb
-from tidelog.services.groups import partition_for
 
 PARTITIONS = 8
 

@@ -11,6 +11,7 @@ from support.brokers.cluster import RunningBroker
 from support.groups.cluster import BROKERS, OFFSETS_TOPIC, GroupCluster, Member
 
 from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.loading import Progress, load
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.requests import CommitOffsets, OffsetToCommit
@@ -23,7 +24,7 @@ from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.rpc.v1 import admin_pb2, log_pb2
 from tidelog.rpc.v1 import groups_pb2 as pb
 from tidelog.server.group_metrics import group_samples, lag_samples
-from tidelog.services.groups import GroupServiceConfig, partition_for
+from tidelog.services.groups import GroupServiceConfig
 
 
 def others(broker: int) -> list[int]:

@@ -9,11 +9,11 @@ from support.groups.cluster import BROKERS, GroupCluster
 from support.metadata.quorum import CONTROLLERS
 from test_shell_shards import eventually, others, release_all
 
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.records import GroupRecord, OffsetValue, decision, encode_batch, offset_key
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.rpc.v1 import admin_pb2
-from tidelog.services.groups import partition_for
 
 
 def block_controllers(cluster: GroupCluster, broker: int) -> None:

@@ -20,6 +20,7 @@ from support.kafka.group_api import (
     round_of,
 )
 
+from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.model.ids import NodeId
 from tidelog.rpc.kafka import dispatch
@@ -29,7 +30,6 @@ from tidelog.rpc.kafka.operations import GROUP as OPERATIONS
 from tidelog.services import groups as service
 from tidelog.services import limits
 from tidelog.services.context import INTERNAL
-from tidelog.services.groups import partition_for
 
 pytest_plugins = ["support.kafka.group_fixtures"]
 

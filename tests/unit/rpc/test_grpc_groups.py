@@ -14,6 +14,7 @@ from support.brokers.cluster import batch
 from support.groups.cluster import BROKERS, OFFSETS_TOPIC, GroupCluster
 from support.grpc_api.nodes import STATUS, GrpcCluster, error_of, until
 
+from tidelog.coordinator.hashing import java_hash, partition_for
 from tidelog.coordinator.partition_shard import Phase
 from tidelog.model.errors import ErrorCode, RemoteError
 from tidelog.model.ids import NodeId
@@ -21,7 +22,6 @@ from tidelog.rpc.grpc.server import _host
 from tidelog.rpc.v1 import admin_pb2, log_pb2
 from tidelog.rpc.v1 import common_pb2 as common
 from tidelog.rpc.v1 import groups_pb2 as pb
-from tidelog.services.groups import java_hash, partition_for
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tidelog.metadata.partitions import PREFERRED, ElectLeaders
 from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
 from tidelog.metadata.topics import AddPartitions, CreateTopics, DeleteTopics, NewPartitions, NewTopic
 from tidelog.model.errors import ErrorCode, TidelogError, TransportError
+from tidelog.model.group_errors import NotCoordinatorError
 from tidelog.model.maps import Map
 from tidelog.services.authorization import AuthorizationFailedError, Operation, Resource
 from tidelog.services.cluster import ClusterMetadata, MetadataQuery
@@ -237,6 +238,10 @@ def public_methods() -> set[str]:
     }
 
 
+def coordinates_nothing(name: str) -> None:
+    raise NotCoordinatorError(f"another broker coordinates {name!r}")
+
+
 def data_services(guard: Guard) -> dict[type, Any]:
     """Of a broker without partitions and groups."""
     replicas = SimpleNamespace(image=ClusterImage(), me=1, wakers=SimpleNamespace(add=lambda *_: None))
@@ -245,6 +250,7 @@ def data_services(guard: Guard) -> dict[type, Any]:
         view=None, now_ms=lambda: 0, leading_shards=tuple, loading=0, limits=SimpleNamespace(name_length_max=7)
     )
     coordinator.tasks = SimpleNamespace(keep=lambda _task: None)
+    coordinator.shard_of = coordinates_nothing
     groups = GroupService(cast(Any, coordinator), cast(Any, replicas), cast(Any, None), guard=guard)
     return {type(service): service for service in (data.produce, data.fetch, data.offsets, groups)}
 
