@@ -92,7 +92,12 @@ _VALUES = (
     Described("OffsetAndTimestamp", "client.record"),
     Described("GroupMetadata", "client.record"),
 )
-PRODUCER = Described("Producer", "client.producer.threaded", (("client.producer.frontend", "ProducerFrontend"),))
+PRODUCER = Described(
+    "Producer",
+    "client.producer.threaded",
+    (("client.producer.frontend", "ProducerFrontend"), ("client.producer.transactional", "TransactionMethods")),
+    (("client.producer.transactions", "Transactions"),),
+)
 CONSUMER = Described(
     "Consumer",
     "client.consumer.threaded",
@@ -178,6 +183,8 @@ def _methods(described: Described) -> list[ast.FunctionDef | ast.AsyncFunctionDe
 def _wrapped(node: ast.stmt, operations: Mapping[str, ast.AsyncFunctionDef]) -> ast.stmt:
     """`name = blocking(Core.name)` and `name = awaited(Core.name)` are methods with the core's signature."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+        return node
+    if ast.unparse(node.targets[0]).startswith("_"):
         return node
     operation = operations[ast.unparse(node.targets[0])]
     if ast.unparse(node.value.func) == "awaited":
@@ -462,7 +469,8 @@ def page() -> str:
     parts += ["## read_arrow\n", f"{_text(_tree('client.read_arrow'))}\n"]
     parts += _functions("client.read_arrow", ("read_arrow",), "tidelog")
     parts += ["## tidelog.aio\n", f"{_text(_tree('client.aio'))}\n"]
-    parts += _mirror_lines(Described("Producer", "client.producer.aio", PRODUCER.parents), PRODUCER, "tidelog.aio.")
+    aio = (PRODUCER.parents[0], ("client.producer.transactional", "AsyncTransactionMethods"))
+    parts += _mirror_lines(Described("Producer", "client.producer.aio", aio, PRODUCER.cores), PRODUCER, "tidelog.aio.")
     parts += _mirror_lines(
         Described("Consumer", "client.consumer.aio", CONSUMER.parents, CONSUMER.cores), CONSUMER, "tidelog.aio."
     )

@@ -117,6 +117,22 @@ class NoLeaderError(DeliveryTimeoutError, LeaderNotAvailableError):
         return "`tidelog topics describe` says why; nothing was stored"
 
 
+class TransactionTimeoutError(CallTimeoutError):
+    """A call of a transaction was not answered in time. Call the same method again, with the same arguments: it
+    continues, or returns what was decided meanwhile."""
+
+    @property
+    def advice(self) -> str:
+        return "call the same method again, with the same arguments"
+
+
+class TransactionAbortedError(TidelogError):
+    """The transaction of this record was aborted, or has failed, before the record was acknowledged. No reader of
+    committed data gets it."""
+
+    code = ErrorCode.TRANSACTION_ABORTABLE
+
+
 class DeliveryOutcomeUnknownError(TidelogError):
     """An attempt to store a batch went unanswered, and the log has advanced since: sending it again could store it
     twice. It may be stored."""

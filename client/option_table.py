@@ -8,7 +8,7 @@ rejected. The client checks everything when it is created and reports all errors
     option                                              result
     in the table, or another spelling of one            accepted
     without effect here (socket buffers)                ignored, with a warning that says why
-    an unsupported feature (TLS, SASL, transactions)    rejected: the program must not run without it
+    an unsupported feature (TLS, SASL)                  rejected: the program must not run without it
     anything else                                       rejected; the error names the nearest known option
 
 The fields of the dataclasses are the table: type, default, and `_option`'s other spellings and range.
@@ -38,7 +38,6 @@ BOOTSTRAP_MAX = 1_000
 
 _UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (r"(sasl|ssl|security|oauth\w*|enable\.ssl)\..*", "connections are not encrypted or authenticated yet"),
-    (r"transactional\.id|transaction\.timeout\.ms", "there are no transactions yet"),
     (r"(message\.)?partitioner\.(class|ignore\.keys)", "set `partitioner` to a name or a function"),
     (r"(key|value)\.subject\..*|schema\.registry\..*|auto\.register\.schemas", "there is no schema registry"),
     (r"rebalance\.cb", "pass `subscribe` on_assigned, on_revoked and on_lost"),
@@ -180,11 +179,24 @@ class ProducerConfig(CommonConfig):
     """Objects, or classes, with on_send(record), on_acknowledgement(error, metadata), close()."""
     on_delivery: Callable[..., Any] | None = _option(None, "on_delivery", "dr_cb", "dr_msg_cb", kind="function")
     """Called as on_delivery(error, metadata) for every record without its own callback."""
+    transactional_id: str | None = _option(None, "transactional.id", kind="text")
+    """Makes the producer transactional: `begin_transaction`, or `with producer.transaction()`. One instance at a time
+    uses an id: a newer one fences those before it, and aborts what they have left open."""
+    transaction_timeout_ms: int = _option(60_000, "transaction.timeout.ms", kind="int", low=1, high=INT_MAX)
+    """A transaction that is open for longer is aborted by its coordinator, in ms. Bounded by the cluster's
+    transaction.max.timeout.ms."""
 
     def contradictions(self) -> list[str]:
         errors = super().contradictions()
         if self.enable_idempotence and self.acks != -1:
             errors.append(f"enable_idempotence needs acks='all', not acks={self.acks}")
+        if self.transactional_id is not None:
+            if not self.transactional_id:
+                errors.append("transactional_id is empty: name the producer, or leave it out")
+            if self.acks != -1:
+                errors.append(f"transactional_id needs acks='all', not acks={self.acks}")
+            if self.enable_idempotence is False:
+                errors.append("transactional_id needs enable_idempotence: leave enable_idempotence=False out")
         if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
             errors.append(
                 f"delivery_timeout_ms={self.delivery_timeout_ms} is less than linger_ms={self.linger_ms:g} and "

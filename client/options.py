@@ -78,6 +78,8 @@ class ProducerOptions(CommonOptions, total=False):
     interceptors: Sequence[object]
     interceptor_classes: Sequence[object]
     on_delivery: DeliveryCallback | None
+    transactional_id: str | None
+    transaction_timeout_ms: int
 
 
 class PlainConsumerOptions(CommonOptions, total=False):

@@ -8,6 +8,7 @@ and `AsyncAdminProtocol`. `DeliveryProtocol` is what `send` and `send_many` retu
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tidelog.client.admin.protocol import AdminProtocol, AsyncAdminProtocol
@@ -16,6 +17,7 @@ from tidelog.client.consumer.core import ConsumerCore
 from tidelog.client.operations import declared_awaited, declared_blocking
 from tidelog.client.producer.bulk import BulkMetadata
 from tidelog.client.producer.fast_path import DeliveryCallback, RecordMetadata
+from tidelog.client.producer.transactions import Transactions
 from tidelog.client.record import ConsumerRecord, TopicPartition
 
 __all__ = [
@@ -81,6 +83,35 @@ class ProducerProtocol(ClosingProtocol, Protocol):
 
     def flush(self, timeout: float | None = None) -> None: ...
 
+    @declared_blocking(Transactions.init_transactions)
+    def init_transactions(self) -> None: ...
+
+    @declared_blocking(Transactions.begin_transaction)
+    def begin_transaction(self) -> None: ...
+
+    @declared_blocking(Transactions.send_offsets)
+    def send_offsets(self) -> None: ...
+
+    @declared_blocking(Transactions.prepare_transaction)
+    def prepare_transaction(self) -> None: ...
+
+    @declared_blocking(Transactions.commit_transaction)
+    def commit_transaction(self) -> None: ...
+
+    @declared_blocking(Transactions.abort_transaction)
+    def abort_transaction(self) -> None: ...
+
+    @declared_blocking(Transactions.last_token)
+    def last_token(self) -> None: ...
+
+    @declared_blocking(Transactions.join_transaction)
+    def join_transaction(self) -> None: ...
+
+    @declared_blocking(Transactions.leave_transaction)
+    def leave_transaction(self) -> None: ...
+
+    def transaction(self) -> AbstractContextManager[None]: ...
+
     def metrics(self) -> dict[str, float]: ...
 
 
@@ -129,6 +160,35 @@ class AsyncProducerProtocol(AsyncClosingProtocol, Protocol):
     def partitions_for(self, topic: str, timeout: float | None = None) -> Awaitable[list[TopicPartition]]: ...
 
     def flush(self, timeout: float | None = None) -> Awaitable[None]: ...
+
+    @declared_awaited(Transactions.init_transactions)
+    def init_transactions(self) -> None: ...
+
+    @declared_awaited(Transactions.begin_transaction)
+    def begin_transaction(self) -> None: ...
+
+    @declared_awaited(Transactions.send_offsets)
+    def send_offsets(self) -> None: ...
+
+    @declared_awaited(Transactions.prepare_transaction)
+    def prepare_transaction(self) -> None: ...
+
+    @declared_awaited(Transactions.commit_transaction)
+    def commit_transaction(self) -> None: ...
+
+    @declared_awaited(Transactions.abort_transaction)
+    def abort_transaction(self) -> None: ...
+
+    @declared_awaited(Transactions.last_token)
+    def last_token(self) -> None: ...
+
+    @declared_awaited(Transactions.join_transaction)
+    def join_transaction(self) -> None: ...
+
+    @declared_awaited(Transactions.leave_transaction)
+    def leave_transaction(self) -> None: ...
+
+    def transaction(self) -> AbstractAsyncContextManager[None]: ...
 
     def metrics(self) -> dict[str, float]: ...
 

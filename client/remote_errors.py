@@ -6,7 +6,7 @@ The class of such an error is a `RemoteError` and the class of the catalogue, in
 from __future__ import annotations
 
 from tidelog.client.errors import OffsetOutOfRangeError
-from tidelog.model import admin_errors, errors, group_errors
+from tidelog.model import admin_errors, errors, group_errors, transaction_errors
 from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
 
 CLASSES: tuple[type[TidelogError], ...] = (
@@ -55,6 +55,14 @@ CLASSES: tuple[type[TidelogError], ...] = (
     group_errors.UnsupportedAssignorError,
     group_errors.InconsistentGroupProtocolError,
     group_errors.InvalidPatternError,
+    errors.InvalidTransactionStateError,
+    transaction_errors.ConcurrentTransactionsError,
+    transaction_errors.InvalidProducerIdMappingError,
+    transaction_errors.InvalidTransactionTimeoutError,
+    transaction_errors.ProducerFencedError,
+    transaction_errors.TransactionAbortableError,
+    transaction_errors.TransactionalIdNotFoundError,
+    transaction_errors.OffsetMismatchError,
 )
 """Catalogue entries that programs handle."""
 

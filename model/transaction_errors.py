@@ -3,7 +3,19 @@
 from tidelog.model.errors import ErrorCode, TidelogError
 
 
-class InvalidProducerIdMappingError(TidelogError):
+class TransactionFatalError(TidelogError):
+    """This producer cannot continue: close it. Another one with the transactional id aborts what is open. `code` says
+    why."""
+
+    code = ErrorCode.PRODUCER_FENCED
+
+    def __init__(self, message: str, *, code: ErrorCode | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class InvalidProducerIdMappingError(TransactionFatalError):
     """The transactional id has another producer id, or is unknown."""
 
     code = ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -19,7 +31,7 @@ class ConcurrentTransactionsError(TidelogError):
     code = ErrorCode.CONCURRENT_TRANSACTIONS
 
 
-class ProducerFencedError(TidelogError):
+class ProducerFencedError(TransactionFatalError):
     """A newer instance uses the transactional id."""
 
     code = ErrorCode.PRODUCER_FENCED
@@ -30,7 +42,8 @@ class TransactionalIdNotFoundError(TidelogError):
 
 
 class TransactionAbortableError(TidelogError):
-    """The transaction cannot commit: abort it and begin another one."""
+    """The transaction cannot commit: abort it and begin another one. Nothing of it is visible to readers of committed
+    data."""
 
     code = ErrorCode.TRANSACTION_ABORTABLE
 

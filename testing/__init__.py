@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidelog.testing.mock_admin import MockAdmin as MockAdmin
     from tidelog.testing.mock_consumer import MockConsumer as MockConsumer
     from tidelog.testing.mock_producer import MockProducer as MockProducer
-    from tidelog.testing.mock_producer import SentRecord as SentRecord
+    from tidelog.testing.mock_transactions import SentRecord as SentRecord
 
 _HOMES = {
     "ClusterFailedError": "tidelog.testing.memory",
@@ -28,7 +28,7 @@ _HOMES = {
     "MockAdmin": "tidelog.testing.mock_admin",
     "MockConsumer": "tidelog.testing.mock_consumer",
     "MockProducer": "tidelog.testing.mock_producer",
-    "SentRecord": "tidelog.testing.mock_producer",
+    "SentRecord": "tidelog.testing.mock_transactions",
 }
 
 __all__ = [

@@ -4,6 +4,7 @@ in `history`.
     producer = MockProducer()                              # every record is stored at once
     producer = MockProducer(auto_complete=False)           # ... or when the test completes it
     producer.complete_next(); producer.fail_next(error)
+    producer = MockProducer(transactional_id="t")          # `committed`, `aborted` and `offsets` have what a block ends
 
 Callbacks run on the thread that completes the record. Every topic has `partitions` partitions.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from tidelog.client.closing import Closing
@@ -23,33 +23,17 @@ from tidelog.client.options import Bootstrap, ProducerOptions
 from tidelog.client.producer.accumulator import TopicState
 from tidelog.client.producer.bulk import BulkDelivery, columns_of
 from tidelog.client.producer.core import acknowledgement_interceptors, run_delivery_callbacks
-from tidelog.client.producer.fast_path import Delivery, DeliveryCallback, Headers, ProducerBatch, Row
+from tidelog.client.producer.fast_path import Delivery, DeliveryCallback, ProducerBatch, Row
 from tidelog.client.producer.frontend import ProducerFrontend
+from tidelog.client.producer.transaction_state import State
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import UnknownTopicOrPartitionError
+from tidelog.testing.mock_transactions import MockTransactions, SentRecord
 
 HISTORY_MAX = 1_000_000
 
 
-@dataclass(frozen=True)
-class SentRecord:
-    """A record of `history`, as it would be sent. `offset` is None while it is pending, and if it failed."""
-
-    topic: str
-    partition: int
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-    timestamp_ms: int
-    delivery: Delivery = field(repr=False, compare=False)
-
-    @property
-    def offset(self) -> int | None:
-        done = self.delivery.done() and self.delivery.exception() is None
-        return self.delivery.result().offset if done else None
-
-
-class MockProducer(ProducerFrontend, Closing):
+class MockProducer(MockTransactions, ProducerFrontend, Closing):
     """See the module's docstring. Options are those of `tidelog.Producer`."""
 
     def __init__(
@@ -70,12 +54,13 @@ class MockProducer(ProducerFrontend, Closing):
         self._partitions = partitions
         self._waiting: deque[ProducerBatch] = deque()
         self._ends: dict[tuple[str, int], int] = {}
-        self._states: dict[str, TopicState] = {}
+        self._topics: dict[str, TopicState] = {}
         self._send_errors: deque[Exception] = deque()
         self._delivery_errors: deque[Exception] = deque()
         self._lock = threading.RLock()
         self._interceptors = acknowledgement_interceptors(self._config)
         self._stored = self._failed = 0
+        self._new_transactions()
 
     # For tests.
 
@@ -194,6 +179,8 @@ class MockProducer(ProducerFrontend, Closing):
         check_timeout(timeout)
         if self._host.is_closed:
             return
+        if self._states.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR) and self._config.transactional_id:
+            self.abort_transaction()
         if timeout is None or timeout > 0:
             self.flush(timeout)
         while self.fail_next(ProducerClosedError("this producer was closed", was_sent=True)):
@@ -214,16 +201,23 @@ class MockProducer(ProducerFrontend, Closing):
         state = "closed" if self._host.is_closed else "open"
         return f"<tidelog.testing.MockProducer {self.client_id}, {len(self.history)} records, {state}>"
 
+    def _complete_all(self) -> None:
+        self.complete_all()
+
+    def _fail_pending(self, error: Exception) -> bool:
+        return self.fail_next(error)
+
     def _raise_next_error(self) -> None:
         self._host.check_open()
+        self._check_takes_records()
         if self._send_errors:
             raise self._send_errors.popleft()
 
     def _partition(self, topic: str, partition: int | None, key: bytes | None, value: bytes | None) -> int:
         with self._lock:
-            state = self._states.get(topic)
+            state = self._topics.get(topic)
             if state is None:
-                state = self._states[topic] = TopicState(topic, self._partitions, tuple(range(self._partitions)))
+                state = self._topics[topic] = TopicState(topic, self._partitions, tuple(range(self._partitions)))
         index = self._partitioner.partition(state, key, value) if partition is None else partition
         if not 0 <= index < state.count:
             raise UnknownTopicOrPartitionError(
@@ -244,7 +238,9 @@ class MockProducer(ProducerFrontend, Closing):
         delivery = Delivery(batch, 0)
         with self._lock:
             assert len(self.history) < HISTORY_MAX, f"{HISTORY_MAX:,} records in a mock's history: clear() it"
-            self.history.append(SentRecord(topic, partition, key, value, headers or (), timestamp_ms, delivery))
+            record = SentRecord(topic, partition, key, value, headers or (), timestamp_ms, delivery)
+            self.history.append(record)
+            self._keep(record)
             self._waiting.append(batch)
             is_completed = self.auto_complete
             error = self._delivery_errors.popleft() if is_completed and self._delivery_errors else None
@@ -265,6 +261,7 @@ class MockProducer(ProducerFrontend, Closing):
             else:
                 batch.error = error
                 self._failed += 1
+                self._record_failed(error)
             batch.is_done = True
             waiters, batch.waiters = batch.waiters or [], None
         for waiter in waiters:

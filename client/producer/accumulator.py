@@ -21,6 +21,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from tidelog.client.errors import fresh
 from tidelog.client.producer.fast_path import (
     BatchAppender,
     Delivery,
@@ -31,7 +32,7 @@ from tidelog.client.producer.fast_path import (
     append_row,
 )
 from tidelog.client.producer.partitioners import DIRECT, Partitioner
-from tidelog.model.errors import UnknownTopicOrPartitionError
+from tidelog.model.errors import TidelogError, UnknownTopicOrPartitionError
 
 SHARE = 16
 """An open batch reserves at most this part of the memory, so that a few partitions do not take all of it."""
@@ -76,6 +77,8 @@ class Accumulator(BatchAppender):
         self.is_memory_short = False
         """A caller has found no memory: open batches are to be sealed, whatever their linger."""
         self.is_closed = False
+        self.rejection: TidelogError | None = None
+        """Why records are rejected now: no transaction is open, or it has failed. There are no open batches then."""
         self.is_woken = False
         self.wake = wake
         self._waiters: dict[Callable[[], object], None] = {}
@@ -88,6 +91,8 @@ class Accumulator(BatchAppender):
         """Append a record, and open a batch if necessary. None: there is no memory now. Without a partition the
         partitioner chooses one."""
         with self.lock:
+            if self.rejection is not None:
+                raise fresh(self.rejection)
             index = self.partitioner.partition(state, row[1], row[2]) if partition is None else partition
             if not 0 <= index < state.count:
                 raise UnknownTopicOrPartitionError(
@@ -129,6 +134,8 @@ class Accumulator(BatchAppender):
         """Add an encoded batch of `send_many` behind its partition's open batch. False: there is no memory now. The
         core is woken only then; otherwise the caller wakes it, once for many."""
         with self.lock:
+            if self.rejection is not None:
+                raise fresh(self.rejection)
             if self.is_closed or not self._fits(batch.size):
                 self.is_memory_short = has_failed = True
             else:
@@ -193,6 +200,13 @@ class Accumulator(BatchAppender):
             if not batch.is_sealed:
                 self.seal(batch)
         self.opened.clear()
+
+    def reject(self, error: TidelogError | None) -> None:
+        """Reject records from now on, and seal what is open; None: take records."""
+        with self.lock:
+            self.rejection = error
+            if error is not None:
+                self.seal_all()
 
     # For the core.
 

@@ -26,12 +26,13 @@ from tidelog.client.producer.core import RunCallbacks
 from tidelog.client.producer.fast_path import Delivery, DeliveryCallback, RecordMetadata
 from tidelog.client.producer.frontend import ProducerFrontend
 from tidelog.client.producer.records import check_callback
+from tidelog.client.producer.transactional import AsyncTransactionMethods
 from tidelog.client.record import TopicPartition
 from tidelog.client.tasks import Ending
 from tidelog.model.errors import CallTimeoutError, TidelogError
 
 
-class Producer(ProducerFrontend, AsyncClosing):
+class Producer(AsyncTransactionMethods, ProducerFrontend, AsyncClosing):
     """Sends records. Options and methods are those of `tidelog.Producer`."""
 
     def __init__(self, bootstrap: Bootstrap = None, /, **options: Unpack[ProducerOptions]) -> None:

@@ -34,6 +34,7 @@ from tidelog.client.producer.accumulator import Accumulator
 from tidelog.client.producer.fast_path import EMPTY, Delivery, ProducerBatch, split_rows
 from tidelog.client.producer.partition_queue import Stored
 from tidelog.client.producer.sender import Queue, Sender, SenderConfig
+from tidelog.client.producer.transactions import Transactions
 from tidelog.client.tasks import Ending
 from tidelog.log.batch import encode_columns_unsealed
 from tidelog.model.errors import TidelogError, TransportError, UnknownTopicOrPartitionError
@@ -93,6 +94,12 @@ class ProducerCore:
                 acks=config.acks, request_timeout_ms=config.request_timeout_ms, in_flight_max=config.max_in_flight
             ),
             self._report,
+        )
+        self.transactions = Transactions(
+            *(cluster, config, self.sender, accumulator),
+            flush=lambda: self.flush(waits_for_callbacks=False),
+            drop=self._fail_pending,
+            batches=lambda: self.counts.batches,
         )
         self._metadata_error: TidelogError | None = None
         self._due: dict[tuple[str, int], ProducerBatch] = {}
@@ -284,10 +291,11 @@ class ProducerCore:
     def _send(self, batch: ProducerBatch) -> None:
         batch.deadline_s = batch.opened_s + self.config.delivery_timeout_ms / 1000
         try:
-            if not batch.data:
-                self._encode(batch)
-            self.counts.batches += 1
-            self.counts.batch_bytes += len(batch.data)
+            if batch.outcome is None:
+                if not batch.data:
+                    self._encode(batch)
+                self.counts.batches += 1
+                self.counts.batch_bytes += len(batch.data)
         except (TidelogError, ValueError, OverflowError) as error:
             batch.outcome = error
         try:
@@ -299,6 +307,17 @@ class ProducerCore:
             batch.outcome = batch.outcome or error
             # Later: the caller of `send` may be on this loop.
             asyncio.get_running_loop().call_soon(self._report, batch)
+
+    def _fail_pending(self, error: TidelogError) -> None:
+        """Every record without an outcome fails, in the order of its partition; none of them is sent any more."""
+        with self.accumulator.lock:
+            self.accumulator.seal_all()
+            sealed = list(self.accumulator.sealed)
+            self.accumulator.sealed.clear()
+        for batch in sealed:
+            batch.outcome = error
+            self._send(batch)
+        self.sender.fail_pending(error)
 
     def _encode(self, batch: ProducerBatch) -> None:
         """Of its rows only the timestamps stay."""
@@ -337,6 +356,7 @@ class ProducerCore:
             batch.error = outcome
             batch.rows = []
             self.counts.failed += batch.count
+            self.transactions.record_failed(outcome)
         batch.data = EMPTY
         self.counts.answer_s += max(0.0, self.accumulator.now_s() - batch.opened_s)
         self._is_finishing = True  # its callbacks are not counted yet
@@ -395,6 +415,7 @@ class ProducerCore:
 
     async def _close(self, timeout: float | None, waits_for_callbacks: bool) -> None:
         try:
+            await self.transactions.close(timeout)
             async with asyncio.timeout(timeout):
                 await self.flush(waits_for_callbacks=waits_for_callbacks)
         except TimeoutError:

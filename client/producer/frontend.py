@@ -42,7 +42,7 @@ from tidelog.client.producer.records import ProducerRecord, check_callback, head
 from tidelog.client.record import TopicPartition
 from tidelog.client.serializers import as_bytes, dumper
 from tidelog.log.batch import HEADER_BYTES, encode_columns_unsealed
-from tidelog.model.errors import RecordTooLargeError
+from tidelog.model.errors import InvalidTransactionStateError, RecordTooLargeError
 
 LOGGER = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ class ProducerFrontend:
             self._new_core,
             name="producer",
             closed_error=ProducerClosedError,
+            # A child would fence its parent: it takes another transactional id.
+            survives_fork=self._config.transactional_id is None,
             on_fork=self._forked,
             at_exit=self._at_exit,
             acquire=self._acquire,
@@ -98,6 +100,10 @@ class ProducerFrontend:
             partitioner=self._partitioner,
             clock_ms=self._clock_ms,
         )
+        if config.transactional_id is not None:
+            self._accumulator.reject(
+                InvalidTransactionStateError("the record was not taken: begin a transaction first")
+            )
         self._try_append = self._accumulator.try_append if self._is_plain else _do_nothing
 
     # A test replaces these.

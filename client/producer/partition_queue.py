@@ -30,6 +30,9 @@ Responses:
     OUT_OF_ORDER, from a leader of an old epoch    sealed: an old leader does not know what its successors have
     OUT_OF_ORDER, alone in flight                  a gap: `needs_producer`, unless `learn_epoch` reports a newer leader
 
+A transaction has its own epoch, and a transactional producer gets no new id in the middle of one: a gap fails the
+transaction (`sender`). With the next transaction each queue begins again as a new one (`restart`).
+
 A new producer id starts at sequence 0. A batch that may be stored (an attempt went unanswered) cannot get new numbers,
 as the log could not recognize it: it fails with DeliveryOutcomeUnknownError. So nothing is stored twice or out of
 order, and every batch ends.
@@ -46,7 +49,7 @@ from struct import Struct
 from typing import Any, Generic, Protocol, TypeVar
 
 from tidelog.client.errors import DeliveryOutcomeUnknownError
-from tidelog.log.batch_header import seal
+from tidelog.log.batch_header import TRANSACTIONAL_BIT, seal
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.ids import PartitionId
 
@@ -56,6 +59,8 @@ IDLE_S_MAX = 600.0
 """After so long without traffic the log may have forgotten the producer: the first batch goes alone again."""
 _PRODUCER = Struct(">qhi")
 _PRODUCER_POSITION = 43
+_ATTRIBUTES_POSITION = 22
+"""Of the low byte."""
 
 NEVER_STORED = frozenset(
     {
@@ -76,6 +81,10 @@ NEVER_STORED = frozenset(
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         ErrorCode.POLICY_VIOLATION,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.TRANSACTION_ABORTABLE,
     }
 )
 """Rejections before the append. Any other error may come after it: leadership lost while the batch was replicated."""
@@ -86,6 +95,7 @@ _GAP = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
 class ProducerIdAndEpoch:
     id: int
     epoch: int
+    is_transactional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,12 @@ class PartitionQueue(Generic[B]):
         self._is_flowing = self._has_gap = False
         return failed
 
+    def restart(self) -> None:
+        """A transaction begins: `start` comes before the next batch, when the last of the one before is answered."""
+        assert not self.pending(), "a transaction begins when all records of the one before have their outcome"
+        self.producer = None
+        self._has_gap = False
+
     def add(self, batch: B) -> None:
         """A sealed batch. One that has failed already is only reported, in its order."""
         if batch.outcome is None:
@@ -203,6 +219,8 @@ class PartitionQueue(Generic[B]):
         batch.sequence = self._next_sequence
         self._next_sequence = (self._next_sequence + batch.count) % SEQUENCES
         _PRODUCER.pack_into(batch.data, _PRODUCER_POSITION, producer.id, producer.epoch, batch.sequence)
+        if producer.is_transactional:
+            batch.data[_ATTRIBUTES_POSITION] |= TRANSACTIONAL_BIT
         seal(batch.data, size=len(batch.data))
 
     # Responses.

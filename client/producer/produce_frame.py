@@ -15,9 +15,9 @@ class ProduceFrame:
 
     __slots__ = ("_parts", "count", "size")
 
-    def __init__(self, *, acks: int, timeout_ms: int) -> None:
+    def __init__(self, *, acks: int, timeout_ms: int, transactional_id: str = "") -> None:
         self._parts: list[raw_protobuf.Payload] = [
-            pb.ProduceRequest(acks=acks, timeout_ms=timeout_ms).SerializeToString()
+            pb.ProduceRequest(acks=acks, timeout_ms=timeout_ms, transactional_id=transactional_id).SerializeToString()
         ]
         self.count = 0
         self.size = 0

@@ -54,6 +54,7 @@ class StreamOwner(Protocol):
     streams: dict[int, ProduceStream]
     request_bytes_max: int
     last_error: TidelogError | None
+    transactional_id: str
 
     @property
     def config(self) -> StreamConfig: ...
@@ -154,7 +155,11 @@ class ProduceStream:
             while not self._ready or len(self._unanswered) >= config.requests_max or self._is_held_up():
                 self._wake.clear()
                 await self._wake.wait()
-            frame = ProduceFrame(acks=config.acks, timeout_ms=config.request_timeout_ms)
+            frame = ProduceFrame(
+                acks=config.acks,
+                timeout_ms=config.request_timeout_ms,
+                transactional_id=self._sender.transactional_id,
+            )
             batches: list[tuple[Queue, ProducerBatch]] = []
             limit = self._sender.request_bytes_max
             for queue in list(self._ready.values()):

@@ -32,6 +32,7 @@ from tidelog.client.producer.produce_stream import ProduceStream
 from tidelog.client.tasks import Tasks
 from tidelog.model.errors import ErrorCode, TidelogError, UnknownTopicIdError, UnknownTopicOrPartitionError
 from tidelog.model.ids import PartitionId
+from tidelog.model.transaction_errors import TransactionAbortableError
 from tidelog.rpc.grpc.methods import method_named
 from tidelog.rpc.v1 import log_pb2 as pb
 
@@ -83,6 +84,10 @@ class Sender:
         """Fail everything that is not in flight with the first batch that fails, and take no more. The log rejects what
         is in flight behind that batch to the same partition."""
         self.last_error: TidelogError | None = None
+        self.transactional_id = ""
+        """Empty: batches are not part of a transaction."""
+        self.transaction: ProducerIdAndEpoch | None = None
+        """Of the open transaction, or the last one."""
         self.is_closed = False
         self._on_done = on_done
         self._broker_of: dict[PartitionId, int] = {}  # where a queue's batches are in flight
@@ -179,13 +184,41 @@ class Sender:
         what = "not awaited" if was_sent else "not sent"
         return ProducerClosedError(f"{what}, because of an earlier failure: {self._stop_reason}", was_sent=was_sent)
 
+    # Transactions.
+
+    def begin(self, transactional_id: str, producer: ProducerIdAndEpoch) -> None:
+        """All batches from now on are part of a transaction. Those before have their outcome."""
+        self.transactional_id, self.transaction = transactional_id, producer
+        for queue in self.queues.values():
+            queue.restart()
+
+    def fail_pending(self, error: TidelogError) -> None:
+        """Every batch without an outcome fails, those in flight too; none of them is sent again."""
+        for queue in self.queues.values():
+            for batch in queue.pending():
+                queue.fail(batch, error)
+            self._report(queue)
+
+    def _start_in_transaction(self, queue: Queue) -> None:
+        if queue.producer is None:
+            assert self.transaction is not None, "records are taken in a transaction only"
+            queue.start(self.transaction)
+            return
+        name = f"{queue.topic}-{queue.partition.partition}"
+        for batch in queue.pending():
+            reason = f"; the last response: {batch.last_error}" if batch.last_error is not None else ""
+            queue.fail(batch, TransactionAbortableError(f"{name}: earlier records of the transaction are lost{reason}"))
+        asyncio.get_running_loop().call_soon(self._report, queue)
+
     # Sending.
 
     def schedule(self, queue: Queue) -> None:
         """A batch of the queue may be ready to send."""
         if self.is_closed or self._stop_reason or not queue.batches or queue.partition in self._paused:
             return
-        if queue.needs_producer:
+        if queue.needs_producer and self.transactional_id:
+            self._start_in_transaction(queue)
+        elif queue.needs_producer:
             self._paused.add(queue.partition)
             self._tasks.spawn(self._start_queue(queue))
             return
@@ -312,12 +345,14 @@ class Sender:
 
     def forget_deleted(self) -> None:
         """Drop idle queues of topics that do not exist any more. A queue that is created later for one of them gets
-        another producer id: under the same one the log would take new records for repeats."""
+        another producer id, or the epoch of another transaction: under the same the log would take new records for
+        repeats."""
         busy = {*self._paused, *self._leaderless}
         for partition, queue in list(self.queues.items()):
             known = self.cluster.view.topics.get(queue.topic)
             exists = known is not None and known.topic_id == partition.topic_id
-            if exists or queue.batches or queue.unreported or partition in busy:
+            is_numbered = queue.producer is not None and queue.producer == self.transaction
+            if exists or queue.batches or queue.unreported or partition in busy or is_numbered:
                 continue
             del self.queues[partition]
             self._broker_of.pop(partition, None)

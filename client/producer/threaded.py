@@ -21,11 +21,12 @@ from tidelog.client.producer.bulk import BulkDelivery
 from tidelog.client.producer.fast_path import Delivery, DeliveryCallback
 from tidelog.client.producer.frontend import ProducerFrontend
 from tidelog.client.producer.records import check_callback
+from tidelog.client.producer.transactional import TransactionMethods
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import CallTimeoutError, TidelogError
 
 
-class Producer(ProducerFrontend, Closing):
+class Producer(TransactionMethods, ProducerFrontend, Closing):
     """Sends records. Options are keywords (`linger_ms=5`), or a dict of Kafka's names (`{"linger.ms": 5}`); see
     `tidelog.client.option_table`. Many threads may call its methods."""
 

@@ -173,6 +173,7 @@ def test_mock_consumer_answers_misuse_as_the_consumer(cluster: MemoryCluster) ->
         }
 
 
+GROUP = tidelog.GroupMetadata("g", "m", 1)
 PRODUCER: dict[str, Call] = {
     "a topic that is no str": lambda producer: producer.send(3, b"x"),
     "a topic without a name": lambda producer: producer.send("", b"x"),
@@ -187,6 +188,17 @@ PRODUCER: dict[str, Call] = {
     "send_many of a str": lambda producer: producer.send_many("orders", "ab"),
     "send_many of nothing named": lambda producer: producer.send_many("orders"),
     "send_many with unequal columns": lambda producer: producer.send_many("orders", values=[b"1"], keys=[]),
+    "init without an id": lambda producer: producer.init_transactions(),
+    "begin without an id": lambda producer: producer.begin_transaction(),
+    "commit without an id": lambda producer: producer.commit_transaction(),
+    "abort without an id": lambda producer: producer.abort_transaction(),
+    "prepare without an id": lambda producer: producer.prepare_transaction(),
+    "a block without an id": lambda producer: producer.transaction().__enter__(),
+    "offsets without an id": lambda producer: producer.send_offsets({P0: 1}, GROUP),
+    "a token without an id": lambda producer: producer.last_token(),
+    "leave what was not joined": lambda producer: producer.leave_transaction(),
+    "join nothing": lambda producer: producer.join_transaction(""),
+    "init in a negative time": lambda producer: producer.init_transactions(timeout=-1),
     "flush in a negative time": lambda producer: producer.flush(-1),
     "close in a negative time": lambda producer: producer.close(-1),
     "partitions in a negative time": lambda producer: producer.partitions_for("orders", -1),
