@@ -6,6 +6,7 @@ Each batch is checked once, in this order. The first failure rejects the whole c
     records     a compacted topic takes no null keys; a codec other than the topic's is changed
     time        log-append time is stamped; create time must be within the topic's bounds
     producer    a duplicate of a stored batch returns its offsets; a gap or an old epoch is rejected
+    transaction a batch of one is passed to `check_transaction` of the caller, which raises if it may not be appended
 
 Decoding and compressing records may take long. A caller that must not block passes `inline_bytes_max`; more raises
 `NeedsDecodingError`, with nothing done. The caller then runs `inspect_records` elsewhere, as a function of values, and
@@ -16,6 +17,7 @@ Base offset, length and leader epoch are the first 16 bytes of a batch and outsi
 prefix, so a batch that needs no other change is not copied.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from struct import Struct
 
@@ -31,7 +33,7 @@ from tidelog.log.batch import (
     stamp_append_time,
     validate_records,
 )
-from tidelog.log.batch_header import CONTROL_BIT, LOG_APPEND_TIME_BIT
+from tidelog.log.batch_header import CONTROL_BIT, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT
 from tidelog.log.config import LogConfig
 from tidelog.log.producers import Duplicate, ProducerState
 from tidelog.model.errors import (
@@ -45,6 +47,9 @@ from tidelog.world.disk import Buffer
 PREFIX = Struct(">qii")
 """Base offset, batch length and leader epoch: replaces the first 16 bytes."""
 PREFIX_BYTES = PREFIX.size
+MARKER_BYTES_MAX = 128
+"""A marker is appended whatever `max.message.bytes` is: without it the transaction would stay open."""
+CheckTransaction = Callable[[BatchHeader], None]
 
 
 @dataclass(slots=True)
@@ -143,6 +148,7 @@ def admit(
     is_coordinator: bool,
     inspected: RecordRules | None = None,
     inline_bytes_max: int | None = None,
+    check_transaction: CheckTransaction | None = None,
 ) -> list[AdmittedBatch]:
     """The batches in `data`, ready to be written.
 
@@ -160,8 +166,9 @@ def admit(
     admitted: list[AdmittedBatch] = []
     seen: set[int] | None = None
     position = 0
+    size_max = max(config.message_bytes_max, MARKER_BYTES_MAX) if is_coordinator else config.message_bytes_max
     while position < size:
-        header = check_batch(data, position, size_max=config.message_bytes_max, from_client=not is_coordinator)
+        header = check_batch(data, position, size_max=size_max, from_client=not is_coordinator)
         end = position + header.size
         batch = data if position == 0 and end == size else memoryview(data)[position:end]
         position = end
@@ -172,7 +179,9 @@ def admit(
             seen.add(header.producer_id)
         try:
             bytes_max = inline_bytes_max if batch is data or inline_bytes_max is None else 0
-            admitted.append(_admit_one(batch, header, config, producers, now_ms, inspected, bytes_max))
+            admitted.append(
+                _admit_one(batch, header, config, producers, now_ms, inspected, bytes_max, check_transaction)
+            )
         except DuplicateSequenceError as error:
             if batch is data:
                 raise
@@ -188,6 +197,7 @@ def _admit_one(
     now_ms: int,
     inspected: RecordRules | None,
     inline_bytes_max: int | None,
+    check_transaction: CheckTransaction | None,
 ) -> AdmittedBatch:
     # Test the bits: properties of the header would cost as much as the rest of this function.
     if header.attributes & CONTROL_BIT:
@@ -199,6 +209,8 @@ def _admit_one(
     duplicate = producers.check(header)
     if duplicate is not None:
         return AdmittedBatch(header, batch, duplicate, None)
+    if header.attributes & TRANSACTIONAL_BIT and check_transaction is not None:
+        check_transaction(header)
     changed = batch
     if config.needs_decoding:
         rules = record_rules(config)

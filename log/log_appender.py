@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from crc32c import crc32c
 
-from tidelog.log.admission import PREFIX, PREFIX_BYTES, AdmittedBatch, RecordRules, admit
+from tidelog.log.admission import PREFIX, PREFIX_BYTES, AdmittedBatch, CheckTransaction, RecordRules, admit
 from tidelog.log.batch import LENGTH_PREFIX_BYTES, BatchHeader, TimestampType, check_batch
 from tidelog.log.batch_header import CRC_START
 from tidelog.log.config import FlushMode
@@ -84,6 +84,7 @@ class LogAppender:
         is_coordinator: bool,
         inspected: RecordRules | None,
         inline_bytes_max: int | None,
+        check_transaction: CheckTransaction | None,
     ) -> AppendInfo:
         """See `Log.append`."""
         self.check_writable()
@@ -100,6 +101,7 @@ class LogAppender:
             is_coordinator=is_coordinator,
             inspected=inspected,
             inline_bytes_max=inline_bytes_max,
+            check_transaction=check_transaction,
         )
         base_offset: int = self._state.segments.end_offset
         time = now_ms if config.timestamp_type is TimestampType.LOG_APPEND else -1
@@ -120,7 +122,7 @@ class LogAppender:
         segment_bytes = self._state.context.config.segment_bytes
         for batch in admitted:
             data, header = batch.data, batch.header
-            if len(data) > segment_bytes:
+            if len(data) > segment_bytes and batch.control is None:
                 raise RecordTooLargeError(
                     f"a batch of {len(data)} bytes does not fit a segment of {segment_bytes} bytes (segment.bytes)"
                 )

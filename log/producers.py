@@ -353,6 +353,29 @@ class ProducerState:
             for pid, p in self._producers.items()
         }
 
+    def epoch_of(self, producer_id: int) -> int:
+        """Epoch of its newest batch or marker; -1 for an unknown producer. Of an open transaction, it is its epoch."""
+        producer = self._producers.get(producer_id)
+        return _NO_EPOCH if producer is None else producer.epoch
+
+    def coordinator_epoch_of(self, producer_id: int) -> int:
+        """Coordinator epoch of its newest marker; -1 if there is none."""
+        producer = self._producers.get(producer_id)
+        return _NO_EPOCH if producer is None else producer.coordinator_epoch
+
+    def newest_offset_of(self, producer_id: int) -> int:
+        """Last offset of its newest batch or marker; -1 for an unknown producer."""
+        producer = self._producers.get(producer_id)
+        return -1 if producer is None else producer.offset
+
+    def open_offset(self, producer_id: int) -> int | None:
+        """First offset of its open transaction."""
+        return self._open.get(producer_id)
+
+    def open_rows(self) -> list[ProducerRow]:
+        """The producers with an open transaction, in the order of its first offset."""
+        return [self._row(producer_id) for producer_id in self._open]
+
     def rows(self) -> list[ProducerRow]:
         """All producers, by id: for snapshots and `log dump`."""
         return [self._row(pid) for pid in sorted(self._producers)]

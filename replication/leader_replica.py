@@ -15,9 +15,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from tidelog.log.admission import RecordRules, inspect_records
+from tidelog.log.batch import ControlKind, encode_control
 from tidelog.log.config import FlushMode
 from tidelog.log.log import AppendInfo, Log, Slice
 from tidelog.metadata.image import Partition
@@ -37,7 +39,9 @@ from tidelog.replication.deletes import ReplicaDeletes
 from tidelog.replication.isr_log import IsrLog
 from tidelog.replication.messages import Ended, History, Reason, Subscribe
 from tidelog.replication.partition import LeaderState
+from tidelog.replication.partition_transactions import MarkerAction, PartitionTransactions, ProducerTransaction
 from tidelog.replication.replica import Replica, ackable_end, now_ms
+from tidelog.replication.transaction_messages import Marker
 from tidelog.replication.waiters import AckWaiters
 from tidelog.world.disk import Buffer
 from tidelog.world.work import Work
@@ -161,6 +165,7 @@ class LeaderReplica:
     """
 
     __slots__ = (
+        "_check_plain",
         "_context",
         "_deletes",
         "_events",
@@ -172,6 +177,7 @@ class LeaderReplica:
         "replica",
         "state",
         "subscriptions",
+        "transactions",
     )
 
     def __init__(
@@ -182,6 +188,8 @@ class LeaderReplica:
         self.replica = replica
         self.log = log
         self.state = state
+        self.transactions = PartitionTransactions(lambda: self.log.producers)
+        self._check_plain = partial(self.transactions.check, None)
         self.acks = AckWaiters()
         self.is_paused = False
         """Whether appends are rejected while the log moves to another directory."""
@@ -225,8 +233,10 @@ class LeaderReplica:
         is_coordinator: bool = False,
         inspected: RecordRules | None = None,
         inline_bytes_max: int | None = None,
+        transaction: ProducerTransaction | None = None,
     ) -> AppendInfo:
-        """Append all batches to the page cache, or raise and append none. As `Log.append`."""
+        """Append all batches to the page cache, or raise and append none. As `Log.append`. Batches of a transaction
+        need the `transaction` and may raise `UnverifiedError`."""
         if self.is_paused:
             raise LeaderNotAvailableError(f"{self.log.path} is being moved to another directory")
         if not is_coordinator and self.replica.topic in INTERNAL_TOPICS:
@@ -239,6 +249,9 @@ class LeaderReplica:
                 is_coordinator=is_coordinator,
                 inspected=inspected,
                 inline_bytes_max=inline_bytes_max,
+                check_transaction=(
+                    self._check_plain if transaction is None else partial(self.transactions.check, transaction)
+                ),
             )
         except StorageError as error:
             self._context.append_failed(self.replica.partition_id, error)
@@ -250,6 +263,22 @@ class LeaderReplica:
             for subscription in self.subscriptions.values():
                 subscription.stream.mark(subscription)
         return appended
+
+    def append_marker(self, marker: Marker) -> Offset:
+        """End or fence the producer's transaction here. It is done when everything below the returned offset is
+        replicated. A repeat changes nothing and returns the same; a late marker raises."""
+        if self.is_paused:
+            raise LeaderNotAvailableError(f"{self.log.path} is being moved to another directory")
+        if self.transactions.decide(marker) is MarkerAction.NOTHING:
+            return Offset(self.log.producers.newest_offset_of(marker.producer_id) + 1)
+        control = encode_control(
+            ControlKind.COMMIT if marker.is_commit else ControlKind.ABORT,
+            coordinator_epoch=marker.coordinator_epoch,
+            timestamp=self.log.clock.now_ms(),
+            producer_id=marker.producer_id,
+            producer_epoch=marker.epoch,
+        )
+        return Offset(self.append(control, is_coordinator=True).last_offset + 1)
 
     async def inspect_records(self, batches: bytes, rules: RecordRules, *, work: Work | None = None) -> bytes:
         """Return batches that `append` accepts with `inspected=rules`. The replica may change or end meanwhile. Raises
@@ -399,6 +428,8 @@ class LeaderReplica:
             f"leads in {self.leader_epoch}, the log is in {log.epochs.latest}"
         )
         self.acks.validate(state.high_watermark, thorough=thorough)
+        if thorough:
+            self.transactions.validate()
         for follower, subscription in self.subscriptions.items():
             assert subscription.follower == follower, "a subscription of another follower"
             assert subscription.leader is self, "a subscription to another leader epoch"
@@ -411,6 +442,7 @@ class LeaderReplica:
             self.drop(subscription, Reason.NOT_LEADER)
         where = f"{replica.topic}-{replica.partition_id.partition}"
         self.acks.fail(NotLeaderOrFollowerError(f"{where} is not led here any more", leader=replica.partition.leader))
+        self.transactions.end()
         self._context.wakers.wake(replica.partition_id)
         for observer in self._events.observers:
             observer.left(self)

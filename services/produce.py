@@ -14,10 +14,14 @@ leads it. Checks of the records, before the log validates the batches:
     of magic 2                                                  INVALID_RECORD
     of one batch, if the API allows one only                    INVALID_RECORD
     zstd only if the version of the API has it                  UNSUPPORTED_COMPRESSION_TYPE
-    no part of a transaction, until there are transactions      INVALID_TXN_STATE
     the request names the partition once                        INVALID_REQUEST, for each repetition
 
-Limit: `request_bytes_max` bytes of produce requests that wait for acknowledgement.
+Transactions (`replication.partition_transactions`). Batches that the coordinator must be asked about first are appended
+after the others of the request, when it has answered for all of them. Until then the request holds up those behind it
+on its connection, so that they stay in order.
+
+Limits: `request_bytes_max` bytes of produce requests that wait for acknowledgement; `ATTEMPTS_MAX` attempts to append
+the batches of an item.
 """
 
 from __future__ import annotations
@@ -29,24 +33,28 @@ from typing import cast
 
 from tidelog.log.admission import NeedsDecodingError, RecordRules
 from tidelog.log.batch import Codec
-from tidelog.log.batch_header import CODEC_MASK, HEADER_BYTES, LENGTH_PREFIX_BYTES, TRANSACTIONAL_BIT
+from tidelog.log.batch_header import CODEC_MASK, HEADER_BYTES, LENGTH_PREFIX_BYTES
 from tidelog.log.log import AppendInfo
 from tidelog.model.errors import (
     DuplicateSequenceError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidRequiredAcksError,
-    InvalidTransactionStateError,
     LeaderNotAvailableError,
     OverloadedError,
     RequestTimedOutError,
     TidelogError,
     UnsupportedCompressionError,
+    UnsupportedVersionError,
 )
+from tidelog.model.group_errors import CoordinatorNotAvailableError
 from tidelog.model.ids import PartitionId
+from tidelog.model.transaction_errors import ConcurrentTransactionsError
 from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.replication.partition_transactions import ProducerTransaction, UnverifiedError
 from tidelog.replication.replicas import Replicas
-from tidelog.services.authorization import Operation
+from tidelog.replication.transaction_verifier import TransactionVerifier
+from tidelog.services.authorization import Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.guard import Guard
 from tidelog.services.limits import RequestLimits
@@ -67,8 +75,8 @@ DECODED_BYTES_INLINE = 64 << 10
 DECODES_INLINE = 8
 """Items of a request whose records are decoded inline, each up to `DECODED_BYTES_INLINE` decompressed: some 10 ms.
 Larger ones are decoded by a worker."""
-DECODES_MAX = 4
-"""Attempts to decode a batch while the settings of its topic change."""
+ATTEMPTS_MAX = 4
+"""Attempts to append a batch while the settings of its topic change, or markers void what its coordinator says."""
 APPENDS_PER_SLICE = 50
 """Appends of a request in one turn of the event loop: some 5 ms."""
 
@@ -94,6 +102,8 @@ class ProduceRequest:
     timeout_ms: int = 0
     """For the acknowledgement; 0: the broker's default. The deadline of the request applies too."""
     transactional_id: str | None = None
+    transaction_version: int = 2
+    """See `ProducerTransaction`."""
     is_single_batch: bool = False
     """An item has exactly one batch, as in Kafka's protocol."""
     allows_zstd: bool = True
@@ -110,10 +120,19 @@ class ProduceResult:
 
 
 class ProduceService:
-    def __init__(self, replicas: Replicas, lookup: PartitionLookup, limits: RequestLimits, guard: Guard) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        lookup: PartitionLookup,
+        limits: RequestLimits,
+        guard: Guard,
+        verifier: TransactionVerifier | None = None,
+    ) -> None:
+        """`verifier` asks transaction coordinators; None: the broker reaches none."""
         self.limits = limits
         self.queued_bytes = 0
         """Bytes of requests that wait for acknowledgement."""
+        self.verifier = verifier
         self._replicas = replicas
         self._lookup = lookup
         self._guard = guard
@@ -135,8 +154,7 @@ class ProduceService:
         check_named(items)
         if acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
             raise InvalidRequiredAcksError(f"acks={acks}: use 0, 1 or -1 (all in-sync replicas)")
-        if request.transactional_id is not None:
-            raise InvalidTransactionStateError("this version has no transactions; produce without a transactional id")
+        transaction = None if request.transactional_id is None else self._transaction(context, request)
         size = sum([len(item.batches) for item in items])
         if self.queued_bytes and self.queued_bytes + size > self.limits.request_bytes_max:
             raise OverloadedError(
@@ -144,10 +162,14 @@ class ProduceService:
                 f"{self.limits.request_bytes_max}"
             )
         self._guard.charge(context, Charge.PRODUCE_BYTES, size)
-        pending = PendingProduce(self, size, self.limits.produce_timeout(request.timeout_ms), context.deadline_s)
+        pending = PendingProduce(
+            self, size, self.limits.produce_timeout(request.timeout_ms), context.deadline_s, transaction
+        )
         try:
             if len(items) == 1:
                 await pending.append(items[0], request, self._find(context, items[0], request))
+                if pending.unverified:
+                    await pending.append_unverified(request)
                 return pending
             seen: set[PartitionId] = set()
             async for item in sliced(items, APPENDS_PER_SLICE):
@@ -158,10 +180,21 @@ class ProduceService:
                     else:
                         seen.add(found)
                 await pending.append(item, request, found)
+            if pending.unverified:
+                await pending.append_unverified(request)
         except BaseException:
             pending.abandon()
             raise
         return pending
+
+    def _transaction(self, context: RequestContext, request: ProduceRequest) -> ProducerTransaction:
+        transactional_id = request.transactional_id
+        if not transactional_id:
+            raise InvalidRequestError("the transactional id is empty: name one, or send none")
+        self._guard.authorize(context, Operation.WRITE, Resource(ResourceType.TRANSACTIONAL_ID, transactional_id))
+        if self.verifier is None:
+            raise UnsupportedVersionError("this broker has no transactions: produce without a transactional id")
+        return ProducerTransaction(transactional_id, request.transaction_version)
 
     def _find(self, context: RequestContext, item: ProduceItem, request: ProduceRequest) -> PartitionId | TidelogError:
         found = self._lookup.find_or_error(context, Operation.WRITE, item.partition)
@@ -205,10 +238,23 @@ def _check_records(records: bytes | memoryview, request: ProduceRequest) -> None
             raise UnsupportedCompressionError(
                 "this version of the request has no zstd: use a newer one or another codec"
             )
-        if flags & TRANSACTIONAL_BIT:
-            raise InvalidTransactionStateError("this version has no transactions; the batch is part of one")
         size = int.from_bytes(records[at + _LENGTH_AT : at + LENGTH_PREFIX_BYTES], "big") + LENGTH_PREFIX_BYTES
         at += max(size, HEADER_BYTES)
+
+
+_PENDING = ProduceResult()
+"""Of an item that is neither appended nor rejected yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unverified:
+    """An item whose batch of this producer is part of a transaction that the coordinator must confirm."""
+
+    at: int
+    item: ProduceItem
+    partition: PartitionId
+    producer_id: int
+    epoch: int
 
 
 class PendingProduce:
@@ -224,11 +270,20 @@ class PendingProduce:
         "_size",
         "_timeout_ms",
         "_timer",
+        "_transaction",
         "_waiting",
         "_waits",
+        "unverified",
     )
 
-    def __init__(self, service: ProduceService, size: int, timeout_ms: int, deadline_s: float | None = None) -> None:
+    def __init__(
+        self,
+        service: ProduceService,
+        size: int,
+        timeout_ms: int,
+        deadline_s: float | None = None,
+        transaction: ProducerTransaction | None = None,
+    ) -> None:
         """`deadline_s` ends the wait earlier."""
         self._service = service
         self._size = size
@@ -243,7 +298,10 @@ class PendingProduce:
         self._waits: dict[int, tuple[LeaderReplica, asyncio.Future[None], TidelogError | None]] = {}
         self._on_done: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._transaction = transaction
         self._waiting = 0
+        self.unverified: list[_Unverified] = []
+        """Items that `append_unverified` appends."""
         service.queued_bytes += size
 
     async def append(self, item: ProduceItem, request: ProduceRequest, found: PartitionId | TidelogError) -> None:
@@ -253,21 +311,75 @@ class PendingProduce:
             self._results.append(ProduceResult(found))
             return
         self._partitions.append(found)
+        self._results.append(_PENDING)
+        await self._append_decoded(len(self._results) - 1, item, found, request.acks)
+
+    async def _append_decoded(self, at: int, item: ProduceItem, found: PartitionId, acks: int) -> None:
+        """Sets the result of the item, or keeps it in `unverified`."""
         batches = item.batches
         decoded: RecordRules | None = None
-        for _ in range(DECODES_MAX):
+        for _ in range(ATTEMPTS_MAX):
             try:
-                self._append(found, item.leader_epoch, batches, decoded, request.acks)
+                self._append(at, found, item.leader_epoch, batches, decoded, acks)
                 return
             except NeedsDecodingError as needed:
                 decoded = needed.rules
+            except UnverifiedError as needed:
+                self.unverified.append(_Unverified(at, item, found, needed.producer_id, needed.epoch))
+                return
             try:
                 batches = await self._decode(found, item, decoded)
             except TidelogError as error:
-                self._results.append(self._service.failed(found, error))
+                self._results[at] = self._service.failed(found, error)
                 return
         rejection = LeaderNotAvailableError("the settings of the topic change faster than a batch can be decoded")
-        self._results.append(self._service.failed(found, rejection))
+        self._results[at] = self._service.failed(found, rejection)
+
+    async def append_unverified(self, request: ProduceRequest) -> None:
+        """Asks the coordinator about all items that need it, then appends them. A marker may void its answer."""
+        for _ in range(ATTEMPTS_MAX):
+            waiting, self.unverified = self.unverified, []
+            if not waiting:
+                return
+            producers: dict[tuple[int, int], list[_Unverified]] = {}
+            for each in waiting:
+                producers.setdefault((each.producer_id, each.epoch), []).append(each)
+            for (producer_id, epoch), items in producers.items():
+                await self._verify(producer_id, epoch, items)
+            async for each in sliced(waiting, APPENDS_PER_SLICE):
+                if self._results[each.at] is _PENDING:
+                    await self._append_decoded(each.at, each.item, each.partition, request.acks)
+        for each in self.unverified:
+            rejection = ConcurrentTransactionsError("transactions end faster than the coordinator can be asked")
+            self._results[each.at] = self._service.failed(each.partition, rejection)
+        self.unverified = []
+
+    async def _verify(self, producer_id: int, epoch: int, items: Sequence[_Unverified]) -> None:
+        """Sets the results of items that fail."""
+        assert self._transaction is not None, "only a batch of a transaction is verified"
+        assert self._service.verifier is not None, "`ProduceService.start` has checked it"
+        leaders: list[LeaderReplica] = []
+        asked: list[_Unverified] = []
+        for each in items:
+            try:
+                leaders.append(self._service.find_leader(each.partition, each.item.leader_epoch))
+                asked.append(each)
+            except TidelogError as error:
+                self._results[each.at] = self._service.failed(each.partition, error)
+        if not leaders:
+            return
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                await self._service.verifier.verify(leaders, self._transaction, producer_id, epoch)
+            return
+        except TimeoutError:
+            rejection: TidelogError = CoordinatorNotAvailableError(
+                f"the transaction coordinator has not answered in {self._timeout_ms} ms; the batch is not stored"
+            )
+        except TidelogError as error:
+            rejection = error
+        for each in asked:
+            self._results[each.at] = self._service.failed(each.partition, rejection)
 
     async def _decode(self, partition: PartitionId, item: ProduceItem, rules: RecordRules) -> bytes:
         leader = self._service.find_leader(partition, item.leader_epoch)
@@ -279,6 +391,7 @@ class PendingProduce:
 
     def _append(
         self,
+        at: int,
         partition: PartitionId,
         leader_epoch: int,
         batches: bytes | memoryview,
@@ -286,24 +399,25 @@ class PendingProduce:
         acks: int,
     ) -> None:
         """Append the batches of one item. It has no await, so it sees all that changed while records were decoded."""
-        at = len(self._results)
         try:
             leader = self._service.find_leader(partition, leader_epoch)
             leader.state.check_acks(acks)
             inline_bytes_max = DECODED_BYTES_INLINE if self._decodes < DECODES_INLINE else 0
             self._decodes += leader.log.config.needs_decoding
-            appended = leader.append(batches, inspected=decoded, inline_bytes_max=inline_bytes_max)
+            appended = leader.append(
+                batches, inspected=decoded, inline_bytes_max=inline_bytes_max, transaction=self._transaction
+            )
         except DuplicateSequenceError as error:
-            self._results.append(self._service.failed(partition, error))
+            self._results[at] = self._service.failed(partition, error)
             # Clients treat DUPLICATE_SEQUENCE as success, so the reply waits until the original is replicated.
             if acks == ACKS_ALL and leader.high_watermark < error.below_offset:
                 self._waits[at] = leader, leader.acks.wait(error.below_offset), error
             elif acks == ACKS_LEADER:
                 self._waits[at] = leader, leader.log.wait_durable(error.below_offset - 1), error
         except TidelogError as error:
-            self._results.append(self._service.failed(partition, error))
+            self._results[at] = self._service.failed(partition, error)
         else:
-            self._results.append(_stored(leader, appended))
+            self._results[at] = _stored(leader, appended)
             if acks == ACKS_ALL and leader.high_watermark <= appended.last_offset:
                 self._waits[at] = leader, leader.acks.wait(appended.last_offset + 1), None
             elif acks == ACKS_LEADER:

@@ -28,6 +28,16 @@ from tidelog.services.produce import ACKS_NONE, ProduceItem, ProduceResult
 
 _IDS_SINCE = 13
 _ZSTD_SINCE = 7
+_TRANSACTIONS_V2_SINCE = 12
+"""Clients that send it let the leader add the partition to the transaction (KIP-890)."""
+_NOT_VERIFIED = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+    }
+)
 
 
 async def handle(request: ProduceRequest, context: Context) -> DeferredResponse | ProduceResponse | None:
@@ -66,6 +76,7 @@ def _produce_request(request: ProduceRequest, version: int) -> service.ProduceRe
         acks=request.acks,
         timeout_ms=request.timeout_ms,
         transactional_id=request.transactional_id,
+        transaction_version=2 if version >= _TRANSACTIONS_V2_SINCE else 1,
         is_single_batch=True,
         allows_zstd=version >= _ZSTD_SINCE,
     )
@@ -86,12 +97,16 @@ def code_of_failure(error: TidelogError, version: int) -> int:
     """Returns a code that clients handle in a Produce response; after any other code librdkafka drops the record.
 
     A request by name has UNKNOWN_TOPIC_OR_PARTITION for a topic that was just deleted. A leader of an older epoch is
-    no leader.
+    no leader. As Kafka, a broker that cannot ask the transaction coordinator has too few replicas: that is retried
+    without a look for another leader.
     """
     if isinstance(error, UnknownTopicIdError) and version < _IDS_SINCE:
         return code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if isinstance(error, FencedLeaderEpochError):
         return code(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    is_old = version < _TRANSACTIONS_V2_SINCE
+    if error.code in _NOT_VERIFIED or (is_old and error.code is ErrorCode.CONCURRENT_TRANSACTIONS):
+        return code(ErrorCode.NOT_ENOUGH_REPLICAS)
     return data_code_of(error)
 
 

@@ -24,9 +24,22 @@ async def start_produce(
 
 
 async def produce(
-    services: DataServices, items: Sequence[ProduceItem], *, acks: int = -1, timeout_ms: int = 5_000
+    services: DataServices,
+    items: Sequence[ProduceItem],
+    *,
+    acks: int = -1,
+    timeout_ms: int = 5_000,
+    transactional_id: str | None = None,
+    transaction_version: int = 2,
 ) -> list[ProduceResult]:
-    return await services.produce.produce(INTERNAL, ProduceRequest(items=items, acks=acks, timeout_ms=timeout_ms))
+    request = ProduceRequest(
+        items=items,
+        acks=acks,
+        timeout_ms=timeout_ms,
+        transactional_id=transactional_id,
+        transaction_version=transaction_version,
+    )
+    return await services.produce.produce(INTERNAL, request)
 
 
 async def fetch(

@@ -9,10 +9,14 @@ from uuid import UUID
 
 import pytest
 from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch
+from support.brokers.transactions import ScriptedCoordinator
 from support.kafka.data_api import BROKERS, DataWorld, produce_request
 
 from tidelog.log.batch import Codec, Record, encode
-from tidelog.model.errors import ErrorCode, RemoteError
+from tidelog.model.errors import ErrorCode, RemoteError, TransportError
+from tidelog.model.group_errors import CoordinatorLoadingError
+from tidelog.model.transaction_errors import ConcurrentTransactionsError, ProducerFencedError
+from tidelog.replication.transaction_verifier import TransactionVerifier
 from tidelog.rpc.kafka import produce
 from tidelog.rpc.kafka.messages import PRODUCE
 from tidelog.rpc.kafka.messages.data import ProduceResponse
@@ -151,15 +155,41 @@ def test_records_are_one_batch_of_the_present_format(world: DataWorld) -> None:
         (
             batch(b"x", is_transactional=True, producer_id=5, producer_epoch=0, base_sequence=0),
             "INVALID_TXN_STATE",
-            "no transactions",
+            "names no transactional id",
         ),
     ):
         row = world.produce("format", records)
         assert code(row) == expected, said
         assert said in (row.error_message or "")
     request = produce_request(("format", 0, batch(b"x")), transactional_id="t")
-    assert rows_of(world.ask(PRODUCE, request, version=12)) == ["INVALID_TXN_STATE"]
+    assert rows_of(world.ask(PRODUCE, request, version=12)) == ["UNSUPPORTED_VERSION"], "it reaches no coordinator"
     assert world.cluster.log(11, where).end_offset == 0
+
+
+def test_a_batch_of_a_transaction_is_added_for_new_clients_and_verified_for_old_ones(world: DataWorld) -> None:
+    where = world.topic("transactions")
+    coordinator = ScriptedCoordinator()
+    found = world.cluster.brokers[NodeId(11)]
+    found.service.produce.verifier = TransactionVerifier(coordinator, found.replicas.tasks)
+    known = coordinator.begin("app", producer_id=5, epoch=0)
+    first = batch(b"x", is_transactional=True, producer_id=5, producer_epoch=0, base_sequence=0)
+    request = produce_request(("transactions", 0, first), transactional_id="app")
+    for error, old, new in (
+        (None, "INVALID_TXN_STATE", None),
+        (ConcurrentTransactionsError("ending"), "NOT_ENOUGH_REPLICAS", "CONCURRENT_TRANSACTIONS"),
+        (CoordinatorLoadingError("loading"), "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS"),
+        (TransportError("broken"), "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS"),
+        (ProducerFencedError("newer"), "PRODUCER_FENCED", "PRODUCER_FENCED"),
+    ):
+        coordinator.error = error
+        assert rows_of(world.ask(PRODUCE, request, version=11)) == [old]
+        if new is not None:
+            assert rows_of(world.ask(PRODUCE, request, version=12)) == [new]
+    assert world.cluster.log(11, where).end_offset == 0
+    coordinator.error = None
+    assert rows_of(world.ask(PRODUCE, request, version=12)) == [""]
+    assert known.partitions == {where}
+    assert {(asked.version, asked.verify_only) for asked in coordinator.requests} == {(1, True), (2, False)}
 
 
 def test_every_codec_is_stored_and_zstd_only_of_who_may_know_it(world: DataWorld) -> None:
