@@ -152,8 +152,10 @@ def admit(
 ) -> list[AdmittedBatch]:
     """The batches in `data`, ready to be written.
 
-    `is_coordinator`: the caller is a coordinator of the cluster and may write control batches (transaction markers). A
-    call with several batches has at most one of each producer id, since each is checked against the state before the
+    `is_coordinator`: the caller is a coordinator of the cluster. It may write control batches (transaction markers) and
+    records of any time: no client has chosen it, and the clock may have jumped since the record was made.
+
+    A call with several batches has at most one of each producer id, since each is checked against the state before the
     call. A duplicate whose offsets are no longer known is accepted only alone: its answer, which clients treat as an
     acknowledgement, would stand for all batches.
 
@@ -179,9 +181,8 @@ def admit(
             seen.add(header.producer_id)
         try:
             bytes_max = inline_bytes_max if batch is data or inline_bytes_max is None else 0
-            admitted.append(
-                _admit_one(batch, header, config, producers, now_ms, inspected, bytes_max, check_transaction)
-            )
+            rest = inspected, bytes_max, check_transaction
+            admitted.append(_admit_one(batch, header, config, producers, now_ms, is_coordinator, *rest))
         except DuplicateSequenceError as error:
             if batch is data:
                 raise
@@ -195,6 +196,7 @@ def _admit_one(
     config: LogConfig,
     producers: ProducerState,
     now_ms: int,
+    is_coordinator: bool,
     inspected: RecordRules | None,
     inline_bytes_max: int | None,
     check_transaction: CheckTransaction | None,
@@ -216,10 +218,12 @@ def _admit_one(
         rules = record_rules(config)
         if rules != inspected:
             changed = _inspect_inline(batch, header, rules, inline_bytes_max)
-    return _fit(batch, changed, header, config, now_ms)
+    return _fit(batch, changed, header, config, now_ms, is_coordinator)
 
 
-def _fit(batch: Buffer, changed: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> AdmittedBatch:
+def _fit(
+    batch: Buffer, changed: Buffer, header: BatchHeader, config: LogConfig, now_ms: int, is_coordinator: bool
+) -> AdmittedBatch:
     """Apply the topic's timestamp settings; `changed` is the batch after inspection."""
     if config.timestamp_type is TimestampType.LOG_APPEND:
         stamped = bytearray(changed)
@@ -227,7 +231,7 @@ def _fit(batch: Buffer, changed: Buffer, header: BatchHeader, config: LogConfig,
         changed = stamped
     elif header.attributes & LOG_APPEND_TIME_BIT:
         raise InvalidTimestampError("the topic uses create time, the batch has log-append time")
-    else:
+    elif not is_coordinator:
         _check_time(header, config, now_ms)
     if changed is batch:
         return AdmittedBatch(header, batch, None, None)

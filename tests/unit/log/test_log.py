@@ -142,6 +142,13 @@ class TestAppend:
         with pytest.raises(InvalidTimestampError):
             log.append(batch(1, timestamp=now, timestamp_type=TimestampType.LOG_APPEND), leader_epoch=0)
 
+    async def test_records_of_a_coordinator_are_stored_although_the_clock_has_jumped_back(self, node: SimNode) -> None:
+        """Seed 8 of the lab: a commit of offsets was rejected, and its consumer gave up."""
+        log = await open_log(node, replace(SMALL, timestamp_before_max_ms=1000, timestamp_after_max_ms=2000))
+        now = node.clock.now_ms()
+        for timestamp in (now - 365 * 86_400_000, now + 365 * 86_400_000):
+            assert log.append(batch(1, timestamp=timestamp), leader_epoch=0, is_coordinator=True).append_time == -1
+
     @pytest.mark.requirement("a:A-91")
     async def test_a_compacted_topic_takes_no_null_keys(self, node: SimNode) -> None:
         log = await open_log(node, replace(SMALL, cleanup_compact=True))
