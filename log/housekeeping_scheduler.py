@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from tidelog.log import housekeeping
 from tidelog.log.cleaner import CleanerLimits
 from tidelog.log.compaction import CleaningPlan, dirtiest
+from tidelog.log.config import LogConfig
 from tidelog.log.directories import LogDirectory
 from tidelog.log.housekeeping import BoundOf, CleaningReport
 from tidelog.log.log import Log
@@ -45,8 +46,9 @@ class HousekeepingScheduler:
         """`spawn` starts a task of the owner."""
         self.uncleanable: dict[PartitionId, TidelogError] = {}
         """Logs whose cleaning found damage, with the error: not cleaned until the next start."""
-        self.is_current: Callable[[Log], bool] = lambda log: True
-        """Whether a log has the config of its topic, as far as the owner knows: only then is anything deleted."""
+        self.config_of: Callable[[Log], LogConfig | None] = lambda log: log.config
+        """The config of a log's topic, None while the owner does not know it: then nothing is deleted. Retention goes
+        by it although the log does not have it yet: on a full disk it cannot be stored. Compaction waits for that."""
         self._logs = logs
         self._bound_of = bound_of
         self._clock = clock
@@ -75,17 +77,18 @@ class HousekeepingScheduler:
         expired: dict[PartitionId, list[ExpiredSegment]] = {}
         for chunk in slices([log for log in self._logs() if directory is None or log.log_id in directory.paths]):
             for log in chunk:
-                if not self.is_current(log):
+                config = self.config_of(log)
+                if config is None:
                     continue
-                segments = await self._expire(log, is_full=directory is not None)
+                segments = await self._expire(log, config, is_full=directory is not None)
                 if segments:
                     expired[log.log_id] = segments
             await asyncio.sleep(0)
         return expired
 
-    async def _expire(self, log: Log, *, is_full: bool) -> list[ExpiredSegment]:
+    async def _expire(self, log: Log, config: LogConfig, *, is_full: bool) -> list[ExpiredSegment]:
         try:
-            segments = await log.expire(bound=self._bound_of(log.log_id))
+            segments = await log.expire(bound=self._bound_of(log.log_id), config=config)
             await log.remove_deleted(self._clock.now_ms() + (log.config.file_delete_delay_ms if is_full else 0))
         except TidelogError as error:
             LOGGER.error("log=%s retention failed: %s", log.path, error)
@@ -141,7 +144,7 @@ class HousekeepingScheduler:
         plans = []
         for chunk in slices([log for log in self._logs() if log.config.cleanup_compact]):
             for log in chunk:
-                if log.log_id not in self.uncleanable and self.is_current(log):
+                if log.log_id not in self.uncleanable and log.config == self.config_of(log):
                     deletes_bound = None if deletes_bound_of is None else deletes_bound_of(log.log_id)
                     try:
                         plan = housekeeping.plan(log, bound=self._bound_of(log.log_id), deletes_bound=deletes_bound)

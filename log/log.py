@@ -454,9 +454,10 @@ class Log:
         """Delete the records below `offset`, durably. Segments wholly below it go. A closed log stays as it is."""
         await self._changes.advance_start(offset)
 
-    async def expire(self, *, bound: Offset) -> list[ExpiredSegment]:
-        """Delete the segments that retention no longer keeps, below `bound`. Returns them with the reasons."""
-        return await self._changes.expire(bound)
+    async def expire(self, *, bound: Offset, config: LogConfig | None = None) -> list[ExpiredSegment]:
+        """Delete the segments that retention no longer keeps, below `bound`. Returns them with the reasons. `config`:
+        go by this one, which the log is to have (`configure`)."""
+        return await self._changes.expire(bound, config or self.config)
 
     async def replace_segments(self, cleaned: list[CleanedSegment], *, generation: int | None = None) -> bool:
         """Replace segments by cleaned ones; a crash at any point does not lose either.

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from tidelog.log import stored_state as stored
 from tidelog.log.cleaner import CleanedSegment
+from tidelog.log.config import LogConfig
 from tidelog.log.log_appender import LogAppender
 from tidelog.log.log_state import LogState
 from tidelog.log.retention import ExpiredSegment, expired_segments
@@ -60,7 +61,7 @@ class SegmentChanges:
                 )
             await self._drop([info for info in segments.sealed if info.next_offset <= offset], offset)
 
-    async def expire(self, bound: Offset) -> list[ExpiredSegment]:
+    async def expire(self, bound: Offset, config: LogConfig) -> list[ExpiredSegment]:
         """See `Log.expire`. The lock is held for decision and change: a swap or a truncation may be under way."""
         context = self._state.context
         async with context.lock:
@@ -70,7 +71,7 @@ class SegmentChanges:
                 self._appender.roll_if_due()
             expired = expired_segments(
                 self._state.segments.sealed,
-                config=context.config,
+                config=config,
                 now_ms=context.clock.now_ms(),
                 log_start=self._state.offsets.start_offset,
                 bound=self._state.producers.last_stable_offset(bound),

@@ -5,9 +5,9 @@ stalls       reports a directory whose group commit takes longer than `disk.stal
              leaderships and removes its replicas from in-sync sets. Reports again when the commit returns
 directories  reports failed directories, and the directory of each replica (`AssignDirectories`); `full_directories`
              tracks those without free space
-retention    runs every `log.retention.check.interval.ms`, bounded by the high watermark and open transactions, on logs
-             that have their topic's config; then drops kept copies (`log.kept_copies`) of records that the replica has
-             again
+retention    runs every `log.retention.check.interval.ms`, bounded by the high watermark and open transactions, by the
+             config of the topic if it is known; then drops kept copies (`log.kept_copies`) of records that the replica
+             has again
 cleaning     compacts logs that have their topic's config, until none needs it
 scrub        compares sealed segments with their CRCs at a limited rate (`scrubbing`)
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from tidelog.log.config import LogConfig
 from tidelog.log.directories import LogDirectory
 from tidelog.log.lineage import NOTHING_DELETED
 from tidelog.log.log import Log
@@ -47,7 +48,7 @@ class BackgroundTasks:
         self._isr_updates = isr_updates
         self._assignments: dict[PartitionId, DirectoryId] = {}
         self._wake = asyncio.Event()
-        context.logs.housekeeping.is_current = self._has_current_config
+        context.logs.housekeeping.config_of = self._config_of
 
     def start(self) -> None:
         spawn = self._context.tasks.spawn
@@ -138,14 +139,14 @@ class BackgroundTasks:
 
     # Housekeeping.
 
-    def _has_current_config(self, log: Log) -> bool:
-        """Return whether the log has the config of its topic, in metadata that include this broker's registration. A
-        log is opened with older metadata, which may lack the topic: by the defaults its records could go."""
+    def _config_of(self, log: Log) -> LogConfig | None:
+        """Return the config of the log's topic, in metadata that include this broker's registration. A log is opened
+        with older metadata, which may lack the topic: by the defaults its records could go."""
         metadata = self._metadata
         topic = metadata.image.topics.get(log.log_id.topic_id)
         if topic is None or metadata.broker_epoch < 0:
-            return False
-        return log.config == configs.log_config(metadata.image, topic.name)
+            return None
+        return configs.log_config(metadata.image, topic.name)
 
     async def _expire(self) -> None:
         loop = asyncio.get_running_loop()
