@@ -1,7 +1,8 @@
 """Records suspect and damaged ranges of a log.
 
     a sync fails    everything past the durable end is suspect: stored, so that a restart does not trust it
-    rot is found    the log is damaged at `good_end`: it rejects appends, also after a restart, until it is repaired
+    rot is found    the log is damaged at `good_end`: it rejects appends, also after a restart, until it is repaired.
+                    A start that finds that the segment has its checksum (it was restored just before) ends it
 
 Both count in memory at once. On a full disk the suspect end is stored later. Damage is then not stored: a reader or a
 scrub finds it again after a restart. A state store that is lost with its device stores nothing.
@@ -32,7 +33,7 @@ class Damage:
     good_end: Offset
     reason: str
     segment: int | None = None
-    """Base offset of the sealed segment that fails its checksum, if that is the damage. Not stored."""
+    """Base offset of the sealed segment that fails its checksum, if that is the damage."""
     is_missing: bool = False
     """Segments past it were moved away: a restored segment does not end it. Not stored: the next start finds that they
     are missing."""
@@ -81,7 +82,8 @@ class DamageState:
         current = self.record_in_memory(damage)
         LOGGER.error("log=%s damaged good_end=%d reason=%s", self._context.path, damage.good_end, damage.reason)
         try:
-            await self._context.commit({stored.DAMAGE: stored.encode_damage(current.good_end, current.reason)})
+            segment = None if current.is_missing else current.segment
+            await self._context.commit({stored.DAMAGE: stored.encode_damage(current.good_end, current.reason, segment)})
         except DiskFullError as error:
             LOGGER.error("log=%s the damage is not stored: %s", self._context.path, error)
 

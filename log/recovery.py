@@ -184,6 +184,8 @@ class Recovery:
         producers = await self._files.producers_at(state, mark, bases)
         scan = await self._scan(state, mark, later, producers)
         damage = self._stored_damage(state, mark, scan)
+        if damage is not None and await self._is_restored(state, sealed, damage):
+            damage = None
         if damage is not None:
             read = [segment.info(following.base_offset) for segment, following in pairwise(scan.segments)]
             return await self._open_damaged(state, mark, [*sealed, *read], damage, bases)
@@ -289,7 +291,8 @@ class Recovery:
         if scan.end_offset < mark.offset:
             return Damage(Offset(scan.end_offset), scan.fault or "corrupt below the recovery point")
         if state.damage is not None:
-            return Damage(Offset(min(state.damage[0], scan.end_offset)), state.damage[1])
+            good_end, reason, segment = state.damage
+            return Damage(Offset(min(good_end, scan.end_offset)), reason, segment)
         if state.mark is None and scan.segments:
             # Opening stores a mark before anything is written, so the mark was lost.
             return Damage(Offset(scan.end_offset), "the recovery point is lost: the former end of the log is unknown")
@@ -300,6 +303,17 @@ class Recovery:
                 Offset(self._start(state, [], mark)), "a change of files was under way, and its intent cannot be read"
             )
         return None
+
+    async def _is_restored(self, state: StoredState, sealed: list[SegmentInfo], damage: Damage) -> bool:
+        """Whether the damage is a sealed segment that has its checksum: it was restored before the crash."""
+        info = next((info for info in sealed if info.base_offset == damage.segment), None)
+        if info is None or info.crc is None or state.lost:
+            return False
+        path = self._files.segment_path(info.base_offset)
+        if await self._work.run(file_crc, self._disk, path, info.size) != info.crc:
+            return False
+        await self._disk.sync_many([], [self._path])  # the name of the restored file may not be on the device
+        return True
 
     async def _open_sound(
         self,

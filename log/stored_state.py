@@ -11,7 +11,7 @@ Keys are `log/<topic id: 16 bytes><partition: 4 bytes, big endian>/<field>`, val
     clean                   the log was closed at this offset       close; deleted by open, before the first write
     suspect                 durable end when a sync failed          at the failure; deleted when recovery truncated
     unsynced                recovery point when its sync failed     by recovery; deleted when it has written again
-    damage                  good end and reason                     when found at run time; deleted by the repair
+    damage                  good end, reason, segment               when found at run time; deleted by the repair
     intent                  a change of several files under way     before it; deleted when all files are in place
     gaps                    offsets may be missing between batches  when the log becomes compacted
     cleaner                 where the last cleaning stopped         after a cleaning; deleted by a truncation below
@@ -111,7 +111,8 @@ class StoredState:
     clean: int | None = None
     suspect: int | None = None
     unsynced: int | None = None
-    damage: tuple[int, str] | None = None
+    damage: tuple[int, str, int | None] | None = None
+    """Good end, reason, base offset of the sealed segment that fails its checksum."""
     intent: Intent | None = None
     gaps: bool = False
     page_cache: bool = False
@@ -232,13 +233,15 @@ def _read_high_watermark(store: StateStore, prefix: bytes) -> int | None:
         return -1
 
 
-def encode_damage(good_end: int, reason: str) -> bytes:
-    return encode("damage", {"good_end": good_end, "reason": reason})
+def encode_damage(good_end: int, reason: str, segment: int | None = None) -> bytes:
+    fields = {"good_end": good_end, "reason": reason}
+    return encode("damage", fields if segment is None else {**fields, "segment": segment})
 
 
-def decode_damage(data: bytes) -> tuple[int, str]:
+def decode_damage(data: bytes) -> tuple[int, str, int | None]:
     fields = decode("damage", data)
-    return _int(fields, "good_end"), str(fields.get("reason"))
+    segment = None if fields.get("segment") is None else _int(fields, "segment")
+    return _int(fields, "good_end"), str(fields.get("reason")), segment
 
 
 def encode_intent(intent: Intent) -> bytes:

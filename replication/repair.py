@@ -77,7 +77,8 @@ class Repair:
     # Repair.
 
     async def repair(self, replica: Replica, log: Log) -> bool:
-        """Truncate a damaged log; return whether it is sound now. If not, a metadata change enqueues the replica."""
+        """Make a damaged log sound; return whether it is now. If not, the replica is enqueued again, later or by a
+        metadata change."""
         replica.end_role()
         if not self._may_truncate(replica):
             self.lost(replica)
@@ -94,34 +95,41 @@ class Repair:
                 self._restoring -= 1
             if replica.log is not log or log.is_closed:
                 return False
-            if must_truncate and not self._may_truncate(replica):  # its leader may have failed meanwhile
+            if not must_truncate:
+                return self._restored(replica, log)
+            if not self._may_truncate(replica):  # its leader may have failed meanwhile
                 self.lost(replica)
                 return False
-        else:
-            must_truncate = True
-        if not must_truncate:
-            if not _is_sound(log):
-                attempts = self._restores[replica.partition_id] = self._restores.get(replica.partition_id, 0) + 1
-                delay_ms = min(self._context.config.repair_retry_ms << min(attempts, 10), RESTORE_RETRY_MS_MAX)
-                self._context.tasks.call_later(delay_ms / 1000, self._context.queue.add, replica)
-                return False
-            self._reported.pop(replica.partition_id, None)
-            self._restores.pop(replica.partition_id, None)
-            return True
+        if not _is_sound(log):
+            await self._truncate(replica, log)
+        return True
+
+    def _restored(self, replica: Replica, log: Log) -> bool:
+        """Return whether the restored log is sound. If not, it is tried again."""
+        partition_id = replica.partition_id
         if _is_sound(log):
+            self._reported.pop(partition_id, None)
+            self._restores.pop(partition_id, None)
             return True
-        LOGGER.warning("log=%s is truncated to %d: %s", log.path, log.damaged.good_end, log.damaged.reason)
-        self._truncated[replica.partition_id] = log
-        await self._context.logs.keep_tail(replica.partition_id, log.damaged.good_end, log.damaged.reason)
+        attempts = self._restores[partition_id] = self._restores.get(partition_id, 0) + 1
+        delay_ms = min(self._context.config.repair_retry_ms << min(attempts, 10), RESTORE_RETRY_MS_MAX)
+        self._context.tasks.call_later(delay_ms / 1000, self._context.queue.add, replica)
+        return False
+
+    async def _truncate(self, replica: Replica, log: Log) -> None:
+        damage, partition_id = log.damaged, replica.partition_id
+        assert damage is not None, "only a damaged log is truncated here"
+        LOGGER.warning("log=%s is truncated to %d: %s", log.path, damage.good_end, damage.reason)
+        self._truncated[partition_id] = log
+        await self._context.logs.keep_tail(partition_id, damage.good_end, damage.reason)
         try:
             await log.repair()
         finally:
             if _is_sound(log):  # also if the truncation was not stored completely (`log.truncation`)
-                self._reported.pop(replica.partition_id, None)
-                self._truncated.pop(replica.partition_id, None)
+                self._reported.pop(partition_id, None)
+                self._truncated.pop(partition_id, None)
                 replica.high_watermark = Offset(min(replica.high_watermark, log.end_offset))
-                self._context.logs.note_high_watermark(replica.partition_id, replica.high_watermark)
-        return True
+                self._context.logs.note_high_watermark(partition_id, replica.high_watermark)
 
     async def _must_truncate(self, replica: Replica, log: Log) -> bool:
         """Return whether only a truncation can make the damaged log sound, and loses nothing. Restores a sealed segment

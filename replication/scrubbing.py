@@ -114,8 +114,8 @@ class Scrubbing:
         while self._urgent:
             partition_id = next(iter(self._urgent))
             await self._rate()
+            del self._urgent[partition_id]  # what is found in it from now on is checked again
             await self._check_replica(partition_id)
-            self._urgent.pop(partition_id, None)
 
     async def _check_replica(self, partition_id: PartitionId) -> None:
         """Check the sealed segments of a replica. They may change meanwhile: the next one is found by its offset."""

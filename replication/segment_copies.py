@@ -101,7 +101,9 @@ class SegmentCopies:
         view = log.segments.find(offset)
         is_sound = log.damaged is None
         if not view.is_active and is_sound:
-            is_sound = (await log.check(view.base_offset)).fault is None
+            # Without a checksum, which the next checkpoint stores, nothing is proved.
+            has_crc = log.segments.info(view.base_offset).crc is not None
+            is_sound = has_crc and (await log.check(view.base_offset)).fault is None
         return bytes(msgpack.packb([int(view.next_offset), is_sound, view.is_active, int(log.end_offset)]))
 
 

@@ -19,6 +19,7 @@ from tidelog.log.kept_copies import ROOM_BYTES_MIN
 from tidelog.log.log import Log
 from tidelog.log.log_scan import file_crc
 from tidelog.log.segment import RESTORED, SegmentInfo
+from tidelog.log.segment_changes import remove_files
 from tidelog.log.segment_restore import combine, write_piece
 from tidelog.model.errors import DISK_FULL_ADVICE, DiskFullError, TidelogError
 from tidelog.model.ids import NodeId
@@ -74,7 +75,7 @@ class SegmentRepair:
                 _log_unavailable(replica, info, source, error)
                 return False
             finally:
-                _remove(log, path)
+                await _remove(log, path)
 
     async def combine(self, replica: Replica, log: Log, info: SegmentInfo) -> bool:
         """Restore the segment from two damaged copies of it; return whether it is restored."""
@@ -89,20 +90,22 @@ class SegmentRepair:
                     except TidelogError as error:
                         _log_unavailable(replica, info, broker, error)
                         continue
-                    if await log.work.run(combine, log.disk, own, other, target, info.size, info.crc):
+                    if await combine(log.work, log.disk, own, other, target, info.size, info.crc):
                         return await self._install(log, info, target)
                 return False
             except TidelogError as error:
                 LOGGER.error("log=%s segment=%d is not combined: %s", log.path, info.base_offset, error)
                 return False
             finally:
-                _remove(log, other)
-                _remove(log, target)
+                await _remove(log, other, target)
 
     async def is_sound_elsewhere(self, replica: Replica, offset: int) -> bool:
-        """Return whether another replica has proved all of its sealed segments from this offset on. For a segment that
-        cannot be restored byte by byte, since others have cleaned it differently or no longer have it."""
+        """Return whether the leader, or another replica in sync, has proved all of its sealed segments from this offset
+        on. For a segment that cannot be restored byte by byte, since others have cleaned it differently or no longer
+        have it. Another replica may have a former leader's records: who truncates this one would not get them again."""
         for broker in self._peers(replica):
+            if broker != replica.partition.leader and broker not in replica.partition.isr:
+                continue
             at, is_sound, is_end, end = offset, True, False, -1
             try:
                 while is_sound and not is_end:
@@ -118,7 +121,7 @@ class SegmentRepair:
         return False
 
     async def _fetch(self, replica: Replica, log: Log, info: SegmentInfo, broker: int, path: str) -> None:
-        log.disk.remove(path)
+        await log.work.run(remove_files, log.disk, [path])
         if log.disk.free_bytes() < 2 * info.size + ROOM_BYTES_MIN:  # `combine` makes a second file
             raise DiskFullError(f"copy {path}: it does not fit; {DISK_FULL_ADVICE}", path=path)
         for skip in range(0, info.size, PIECE_BYTES):
@@ -137,10 +140,10 @@ def _log_unavailable(replica: Replica, info: SegmentInfo, broker: int, error: Ti
     LOGGER.warning("%s segment=%d: no copy from broker %d: %s", replica.partition_id, info.base_offset, broker, error)
 
 
-def _remove(log: Log, path: str) -> None:
-    """The next opening of the log removes it, too."""
+async def _remove(log: Log, *paths: str) -> None:
+    """The next opening of the log removes them, too."""
     try:
         if not log.is_closed:
-            log.disk.remove(path)
+            await log.work.run(remove_files, log.disk, paths)
     except TidelogError as error:
-        LOGGER.warning("copy=%s is not removed: %s", path, error)
+        LOGGER.warning("copies=%s are not removed: %s", ", ".join(paths), error)

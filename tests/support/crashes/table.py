@@ -151,6 +151,7 @@ _ABORTED = "a transaction index that is lost; test_recovery.py loses it"
 _DELETE = "nothing but tests deletes a log that is not in a directory of logs"
 _COPY = "writes or removes a copy of a rotten segment, which replaces it by one rename; not struck yet"
 NOT_REACHED = {
+    "log/recovery.py:_is_restored: self._disk.sync_many": _COPY,
     "log/index_files.py:write_index_entries: file.truncate": _INDEX,
     "log/index_rebuilder.py:rebuild_locked: context.disk.remove": _INDEX,
     "log/log.py:delete: self.disk.remove_directory": _DELETE,
@@ -160,16 +161,11 @@ NOT_REACHED = {
     "log/recovery_files.py:rebuild_aborted: self._disk.open": _ABORTED,
     "log/recovery_files.py:rebuild_aborted: self._disk.remove": _ABORTED,
     "log/recovery_files.py:rebuild_aborted: self._disk.sync_many": _ABORTED,
-    "log/segment_restore.py:combine: disk.open": _COPY,
-    "log/segment_restore.py:combine: disk.remove": _COPY,
     "log/segment_restore.py:install: context.commit": _COPY,
-    "log/segment_restore.py:install: context.disk.remove": _COPY,
-    "log/segment_restore.py:install: context.disk.rename": _COPY,
     "log/segment_restore.py:install: context.disk.sync_many": _COPY,
+    "log/segment_restore.py:replace_file: disk.rename": _COPY,
     "log/segment_restore.py:write_piece: disk.open": _COPY,
     "log/segment_restore.py:write_piece: file.truncate": _COPY,
-    "replication/segment_repair.py:_fetch: log.disk.remove": _COPY,
-    "replication/segment_repair.py:_remove: log.disk.remove": _COPY,
     "raft/snapshots.py:_drop_part: self._disk.remove": "a received snapshot that rots; test_storage_snapshots.py",
     "raft/snapshots.py:set_aside: self._disk.rename": "a snapshot that rots; test_storage_snapshots.py",
     "raft/snapshots.py:set_aside: self._disk.sync_many": "a snapshot that rots; test_storage_snapshots.py",

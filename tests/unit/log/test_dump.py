@@ -341,7 +341,7 @@ def test_verify_compares_the_state_store_with_the_log() -> None:
         "start offset 99 is past the end of the log, 31": replace(state, start=99),
         "offset of the clean stop 99 is past": replace(state, clean=99),
         "epochs: cannot be read": replace(state, lost=["epochs"]),
-        "the log is damaged from 12 on: rot": replace(state, damage=(12, "rot")),
+        "the log is damaged from 12 on: rot": replace(state, damage=(12, "rot", None)),
         "everything from 12 on is suspect": replace(state, suspect=12),
         "sealed segment 00000000000000000007.log is missing": replace(
             state, segments={7: replace(info, base_offset=Offset(7))}

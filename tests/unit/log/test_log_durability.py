@@ -214,6 +214,17 @@ class TestDurability:
         with pytest.raises(StorageError):
             log.append(batch(1), leader_epoch=0)
 
+    async def test_a_read_that_fails_lets_go_of_its_file_although_somebody_holds_the_error(self, node: SimNode) -> None:
+        log = await open_log(node)
+        log.append(batch(1), leader_epoch=0)
+        await log.flush()
+        node.machine.disk().faults.arm("read")
+        with pytest.raises(StorageError) as held:
+            await log.read(0, bytes_max=1_000)
+        assert held.value.__traceback__ is not None
+        assert not log.segments.files._pins
+        assert (await log.read(0, bytes_max=1_000)).data
+
     async def test_an_idle_log_holds_no_open_file(self, node: SimNode) -> None:
         log = await open_log(node)
         log.append(batch(1), leader_epoch=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -128,6 +129,55 @@ def test_the_only_in_sync_replica_keeps_its_place_when_a_restore_fails(monkeypat
         assert cluster.log(leader, orders).damaged is None
         assert cluster.leader(orders) == leader
         assert cluster.write(orders, b"more").base_offset == RECORDS
+
+
+def test_a_replica_that_is_suspected_while_it_is_scrubbed_is_scrubbed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ReplicationCluster(405, replica_config=ReplicaConfig(scrub_delay_ms=3_600_000)) as cluster:
+        orders = begun(cluster, *BROKERS)
+        checks = []
+        check = Scrubbing._check_replica
+
+        async def suspected_meanwhile(scrubbing: Scrubbing, partition_id: PartitionId) -> None:
+            checks.append(partition_id)
+            if len(checks) == 1:
+                scrubbing.check_soon(partition_id)
+            await check(scrubbing, partition_id)
+
+        monkeypatch.setattr(Scrubbing, "_check_replica", suspected_meanwhile)
+        scrub_of(cluster, 12).check_soon(orders)
+        cluster.until(lambda: len(checks) >= 2, timeout=30)
+        cluster.world.run_for(5)
+        assert checks == [orders, orders]
+
+
+def test_only_the_leader_and_replicas_in_sync_prove_a_copy_and_only_by_checksums() -> None:
+    """Another one may have records of a former leader: this one would not get its own again from it."""
+    with ReplicationCluster(406, replica_config=ReplicaConfig(scrub_delay_ms=3_600_000)) as cluster:
+        orders = begun(cluster, *BROKERS)
+        leader = cluster.leader(orders)
+        follower, other = (broker for broker in BROKERS if broker != leader)
+        replica, partition = cluster.replica(follower, orders), cluster.partition(orders)
+        known = {"leader": partition.leader, "replicas": partition.replicas, "isr": partition.isr}
+
+        def proves(**changes: Any) -> bool:
+            view = SimpleNamespace(
+                partition_id=orders,
+                partition=SimpleNamespace(**{**known, **changes}),
+                high_watermark=replica.high_watermark,
+            )
+
+            async def ask(found: RunningBroker) -> bool:
+                return await found.replicas.segment_repair.is_sound_elsewhere(cast(Replica, view), 0)
+
+            return cluster.on_broker(follower, ask)
+
+        assert proves()
+        assert proves(isr=(follower,)), "the leader"
+        assert proves(leader=-1, isr=(follower, other))
+        assert not proves(leader=-1, isr=(follower,))
+        segments = cluster.log(other, orders).segments
+        segments.set_crc(replace(segments.sealed[1], crc=None))
+        assert not proves(leader=-1, isr=(follower, other)), "a segment without a checksum proves nothing"
 
 
 def test_a_rate_of_zero_is_no_scrub_and_another_one_bounds_it() -> None:
