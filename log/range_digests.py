@@ -7,7 +7,8 @@ keep can be compared.
     unit      BLAKE2b of 16 bytes
     range     sum of its units modulo 2^128: ranges that follow each other can be added
 
-A unit belongs to the range that has its last offset. A range ends where the leader epoch changes. Sums find accidents;
+A unit belongs to the range that has its last offset. A range ends where the leader epoch changes, and one of which the
+units are listed after `UNITS_MAX` of them, also within a batch of records. Sums find accidents;
 they do not resist somebody who chooses the contents.
 """
 
@@ -22,6 +23,8 @@ from tidelog.model.errors import TidelogError
 
 DIGEST_BYTES = 16
 UNITS_PER_PART = 2_000
+UNITS_MAX = 20_000
+"""Of one list: 560 KB."""
 _MODULUS = 1 << (8 * DIGEST_BYTES)
 _UNIT = Struct(f">qi{DIGEST_BYTES}s")
 _RECORD = Struct(">qqiqhh")
@@ -49,8 +52,8 @@ class ReplicaDigest:
     """One replica, and the digest of [start, `reached`) of it. Brokers send it to each other: new fields are added at
     the end, with a default.
 
-    `reached` is below the end that was asked for if the range is long, if the epoch changes there, or if `fault` says
-    why the bytes there cannot be read. `generation` changes when the log is truncated or reset.
+    `reached` is below the end that was asked for if the range or the list is long, if the epoch changes there, or if
+    `fault` says why the bytes there cannot be read. `generation` changes when the log is truncated or reset.
     """
 
     broker: int
@@ -71,7 +74,7 @@ class ReplicaDigest:
     digest: bytes = b""
     fault: str = ""
     units: tuple[bytes, ...] = ()
-    """With `lists_units`; see `decode_units`. In parts that fit a message between nodes."""
+    """With `lists_units`, up to `UNITS_MAX`; see `decode_units`. In parts that fit a message between nodes."""
 
 
 @dataclass(slots=True)
@@ -89,6 +92,11 @@ class RangeSum:
     units: bytearray = field(default_factory=bytearray)
 
     @property
+    def units_left(self) -> int:
+        """Units that fit into the list."""
+        return UNITS_MAX - len(self.units) // _UNIT.size
+
+    @property
     def digest(self) -> bytes:
         return self.total.to_bytes(DIGEST_BYTES, "big")
 
@@ -96,6 +104,9 @@ class RangeSum:
         """Append the range that follows."""
         if self.count and other.count and other.epoch != self.epoch:
             self.is_over = True
+            return
+        if self.units and self.units_left < len(other.units) // _UNIT.size:
+            self.is_over = True  # the next request lists them
             return
         self.epoch = other.epoch if other.count else self.epoch
         self.reached, self.fault, self.is_over = other.reached, other.fault, other.is_over
@@ -127,7 +138,10 @@ def digest_batches(data: bytes, query: DigestQuery, next_offset: int, bytes_max:
                 result.is_over = True
                 return result
             batch = view[position : position + header.size]
-            _digest_batch(result, header, batch, query, bytes_max)
+            cut = _digest_batch(result, header, batch, query, bytes_max)
+            if cut is not None:
+                result.epoch, result.reached, result.is_over = header.leader_epoch, cut, True
+                return result
         except TidelogError as error:
             result.fault, result.is_over = f"the batch at offset {result.reached}: {error}", True
             return result
@@ -151,15 +165,23 @@ class _MisplacedError(TidelogError):
     pass
 
 
-def _digest_batch(result: RangeSum, header: BatchHeader, batch: memoryview, query: DigestQuery, bytes_max: int) -> None:
+def _digest_batch(
+    result: RangeSum, header: BatchHeader, batch: memoryview, query: DigestQuery, bytes_max: int
+) -> int | None:
+    """Add a batch; return the offset of the first unit that the list has no place for."""
     listed = query.lists_units
+    if listed and not result.units_left:
+        return result.reached
     if not query.by_record:
         digest = blake2b(batch, digest_size=DIGEST_BYTES).digest()
         result.add_unit(header.base_offset, header.leader_epoch, digest, is_listed=listed)
-        return
+        return None
     for offset, digest in list(_records(header, batch, bytes_max)):
         if offset >= query.start:
+            if listed and not result.units_left:
+                return offset
             result.add_unit(offset, header.leader_epoch, digest, is_listed=listed)
+    return None
 
 
 def _records(header: BatchHeader, batch: memoryview, bytes_max: int) -> Iterator[tuple[int, bytes]]:

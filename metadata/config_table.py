@@ -348,7 +348,7 @@ BROKER_KEYS: tuple[Definition, ...] = (
         "replica.verify.bytes.per.second",
         20 << 20,
         "How fast a broker reads its replicas for `tidelog brokers verify-replicas`, for all its callers together.",
-        least=1,
+        least=64 << 10,
         unit="bytes/s",
     ),
     broker_int(

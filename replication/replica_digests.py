@@ -2,7 +2,8 @@
 
     request --waits for a place: `CONCURRENT_MAX`, `WAITING_MAX`--> pieces of `PIECE_BYTES`, each: read as a consumer
             reads, digested in a helper process, then a pause: `replica.verify.bytes.per.second`
-    ends at the end that was asked for, after `REQUEST_BYTES_MAX`, where the leader epoch changes, or at a fault
+    ends at the end that was asked for, after `REQUEST_BYTES_MAX` or `REQUEST_S_MAX`, after `UNITS_MAX` of a list, where
+            the leader epoch changes, or at a fault
 
 Only bytes below the high watermark are read; nothing changes them but a cleaning and an unclean election. A piece that
 files changed under is read again. A fault, or a replica that another one differs from, is passed on to the scrub: it
@@ -31,9 +32,12 @@ from tidelog.replication.replica import Replica
 from tidelog.replication.throttle import Bucket
 
 RATE = "replica.verify.bytes.per.second"
-PIECE_BYTES = 1 << 20
+PIECE_BYTES_MIN, PIECE_BYTES = 64 << 10, 1 << 20
+"""What one second allows, within these."""
 REQUEST_BYTES_MAX = 2 << 20
 """A request reads about this much, so that it answers soon and the next one shows progress."""
+REQUEST_S_MAX = 2.0
+"""Then a request returns what it has: with a low rate, others wait behind it, and callers have deadlines."""
 CONCURRENT_MAX = 2
 WAITING_MAX = 64
 
@@ -113,11 +117,15 @@ class ReplicaDigests:
     async def _digest(self, replica: Replica, log: Log, query: DigestQuery) -> RangeSum:
         end = _readable_end(replica, log) if query.end < 0 else min(query.end, _readable_end(replica, log))
         total = RangeSum(query.start)
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + REQUEST_S_MAX
         while total.reached < end and total.size < REQUEST_BYTES_MAX and not total.is_over:
             piece = await self._piece(log, query, total.reached, end)
             if piece is None:
                 break  # the log start has passed it: the caller sees the start
             total.add(piece)
+            if now_s() > until_s:
+                break
         return total
 
     async def _piece(self, log: Log, query: DigestQuery, offset: int, end: int) -> RangeSum | None:
@@ -125,7 +133,7 @@ class ReplicaDigests:
         now_s = asyncio.get_running_loop().time
         if (wait_s := bucket.wait_s(now_s())) > 0:
             await asyncio.sleep(wait_s)
-        bytes_max = PIECE_BYTES
+        bytes_max = min(PIECE_BYTES, max(PIECE_BYTES_MIN, bucket.rate))
         while True:
             version = log.segments.version
             try:

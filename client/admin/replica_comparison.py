@@ -33,6 +33,7 @@ from tidelog.log.range_digests import DigestQuery, ReplicaDigest, Unit, decode_u
 from tidelog.model.errors import TidelogError
 
 ATTEMPTS_MAX = 12
+"""In a row that bring the comparison no further."""
 CHANGES_MAX = 4
 """Changes of one replica before it is left out."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0
@@ -86,8 +87,9 @@ class Comparison:
 
     async def run(self) -> PartitionVerification:
         changes: Counter[int] = Counter()
-        pause_s = PAUSE_MIN_S
-        for _ in range(ATTEMPTS_MAX):
+        pause_s, attempts, furthest = PAUSE_MIN_S, 0, -1
+        while attempts < ATTEMPTS_MAX:
+            attempts += 1
             try:
                 await self._begin()
                 return self._result(await self._compare())
@@ -100,6 +102,9 @@ class Comparison:
                 reason = str(error)
                 if not error.retriable:
                     break
+            if self._cursor > furthest:  # brokers are slow, or busy: it goes on
+                furthest, attempts = self._cursor, 0
+                changes.clear()
             generations = {broker: state.generation for broker, state in self._states.items()}
             self._compared = self._by_record, self._cursor, generations
             await asyncio.sleep(pause_s)
@@ -254,21 +259,30 @@ class Comparison:
 
     async def _locate(self, brokers: list[int], end: int) -> ReplicaDifference | None:
         """Return the first difference in [cursor, end), which is there twice; None if there is none: a log start has
-        passed it, or the replicas of a compacted log keep other records."""
-        query = DigestQuery(start=self._cursor, end=end, by_record=self._by_record, lists_units=True)
-        first = await self._digests(brokers, query)
-        if first is None or self._difference(first, end) is None:
-            return None
-        again = await self._digests(brokers, replace(query, is_suspect=True))
-        return None if again is None else self._difference(again, end)
+        passed it, or the replicas of a compacted log keep other records. A list of units may end before `end`."""
+        start = self._cursor
+        while start < end:
+            query = DigestQuery(start=start, end=end, by_record=self._by_record, lists_units=True)
+            first = await self._digests(brokers, query)
+            if first is None:
+                return None
+            if self._difference(first, end) is not None:
+                again = await self._digests(brokers, replace(query, is_suspect=True))
+                return None if again is None else self._difference(again, end)
+            reached = min(digest.reached for digest in first.values())
+            if reached <= start:
+                return None
+            start = reached
+        return None
 
     def _difference(self, digests: dict[int, ReplicaDigest], end: int) -> ReplicaDifference | None:
+        """The first one below `end` that these lists of units show, as far as all of them go."""
         lists = {broker: decode_units(digest.units) for broker, digest in digests.items()}
         faults = {broker: digest for broker, digest in digests.items() if digest.fault}
-        readable = min((digest.reached for digest in faults.values()), default=end)
+        readable = min([end, *(digest.reached for digest in digests.values())])
         start = _first_record(lists, readable) if self._by_record else _first_batch(lists, readable)
         if start is None:
-            if not faults:
+            if not any(digest.reached == readable for digest in faults.values()):
                 return None
             start = readable
         units = {broker: _unit_at(units, start) for broker, units in lists.items()}

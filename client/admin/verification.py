@@ -67,12 +67,15 @@ class VerificationProgress:
     """Offsets of all partitions that were compared."""
 
 
+SCRUB = "the scrub (it must not be off: `log.scrub.bytes.per.second` is above 0)"
+
+
 def advice(broker_faults: Mapping[int, str], suspects: tuple[int, ...], count: int) -> str:
     """What the operator can do: nothing that loses a copy."""
     names = ", ".join(map(str, suspects))
     if broker_faults and len(broker_faults) < count:
         return (
-            f"the copy on broker {names} fails its checksum and has been passed to the scrub, which repairs it from a "
+            f"the copy on broker {names} fails its checksum and has been passed to {SCRUB}, which repairs it from a "
             "replica that is sound; run this again. If it stays, see docs/operations.md; remove nothing before"
         )
     if broker_faults:
@@ -82,10 +85,10 @@ def advice(broker_faults: Mapping[int, str], suspects: tuple[int, ...], count: i
         )
     if len(suspects) < count:
         return (
-            f"the copy on broker {names} differs from the others and has been passed to the scrub; run this again. If "
-            "it stays, compare the copies with `tidelog log dump` before you replace one"
+            f"the copy on broker {names} differs from the others and has been passed to {SCRUB}; run this again. If it "
+            "stays, compare the copies with `tidelog log dump` before you replace one"
         )
     return (
-        "no checksum and no majority tells which copy is right; all have been passed to the scrub; run this again. If "
+        f"no checksum and no majority tells which copy is right; all have been passed to {SCRUB}; run this again. If "
         "it stays, compare the copies with `tidelog log dump` before you replace one"
     )

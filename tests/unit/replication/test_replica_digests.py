@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch
-from support.brokers.verification import verify
+from support.brokers.verification import BrokerSource, verify
 from test_replicas import BROKERS
 
+from tidelog.client.admin.replica_comparison import Comparison
+from tidelog.client.admin.replica_verification import ATTEMPT_S
 from tidelog.client.admin.verification import AGREE, DIFFER, UNVERIFIED, PartitionVerification
+from tidelog.log import range_digests
 from tidelog.log.batch import Record, encode
+from tidelog.log.range_digests import DigestQuery, ReplicaDigest, decode_units
 from tidelog.metadata.config_changes import AlterConfigs, ConfigChange, ResourceChange
+from tidelog.metadata.config_table import TABLES, Scope
+from tidelog.model.errors import RequestTimedOutError
 from tidelog.model.ids import PartitionId
 from tidelog.replication import replica_digests, scrubbing
 from tidelog.replication.replica import ReplicaConfig
@@ -122,23 +130,88 @@ def test_deleted_records_do_not_differ() -> None:
 
 
 def test_long_logs_are_compared_in_ranges_at_the_configured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_digests, "PIECE_BYTES", 1_000)
-    monkeypatch.setattr(replica_digests, "REQUEST_BYTES_MAX", 2_000)
+    monkeypatch.setattr(replica_digests, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(replica_digests, "REQUEST_BYTES_MAX", 20_000)
     with ReplicationCluster(506, replica_config=CONFIG, brokers=BROKERS) as cluster:
-        set_configs(cluster, {replica_digests.RATE: 10_000, scrubbing.RATE: 0})
-        orders = cluster.topic("orders", BROKERS, configs={"segment.bytes": "9000"})
+        set_configs(cluster, {replica_digests.RATE: 100_000, scrubbing.RATE: 0})
+        orders = cluster.topic("orders", BROKERS, configs={"segment.bytes": "90000"})
         for _ in range(60):
-            cluster.write(orders, b"x" * 900)
+            cluster.write(orders, b"x" * 9_000)
         cluster.until_equal(orders, *BROKERS)
         began_s = cluster.now_s()
         assert verified(cluster, orders).state == AGREE
-        assert cluster.now_s() - began_s > 60 * 900 / 10_000 - 2
+        assert cluster.now_s() - began_s > 60 * 9_000 / 100_000 - 2
         info = cluster.log(12, orders).segments.sealed[-1]
         path = cluster.log(12, orders).segments.file_path(info.base_offset)
         cluster.world.machine("b12").disk("logs-0").flip_bit(path, info.size - 20, 0)
         result = verified(cluster, orders)
         assert result.difference is not None
         assert result.difference.start == info.next_offset - 1
+
+
+class ImpatientSource(BrokerSource):
+    """Its calls have the deadline of the Admin API's."""
+
+    async def digest(self, broker: int, query: DigestQuery) -> ReplicaDigest:
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                return await super().digest(broker, query)
+        except TimeoutError as error:
+            raise RequestTimedOutError("no answer in time") from error
+
+
+def test_replicas_are_compared_at_the_lowest_rate_although_calls_have_deadlines() -> None:
+    rate = 64 << 10
+    assert TABLES[Scope.CLUSTER][replica_digests.RATE].least == rate
+    with ReplicationCluster(516, replica_config=CONFIG, brokers=BROKERS) as cluster:
+        set_configs(cluster, {replica_digests.RATE: rate, scrubbing.RATE: 0})
+        orders = cluster.topic("orders", BROKERS)
+        for _ in range(20):
+            cluster.write(orders, b"x" * 100_000)
+        cluster.until_equal(orders, *BROKERS)
+
+        async def run(found: RunningBroker) -> PartitionVerification:
+            return await Comparison("orders", 0, ImpatientSource(found.broker, orders)).run()
+
+        began_s = cluster.now_s()
+        result = cluster.on_broker(11, run, timeout=600)
+        assert (result.state, result.end) == (AGREE, 20), result
+        assert cluster.now_s() - began_s > 20 * 100_000 / rate - 10
+
+
+def test_lists_of_units_are_short_and_lead_to_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may have many records: its list ends within it, and the next one begins there."""
+    monkeypatch.setattr(range_digests, "UNITS_MAX", 3)
+    lengths: list[int] = []
+    with ReplicationCluster(517, replica_config=CONFIG) as cluster:
+        cluster.start()
+        cluster.start_brokers(*BROKERS)
+        set_configs(cluster, {scrubbing.RATE: 0})
+        configs = {"cleanup.policy": "compact", "segment.bytes": "300"}
+        orders = cluster.topic("orders", BROKERS, configs=configs)
+        for first in range(0, 60, 10):
+            records = [Record(at, 1_000, b"k%d" % (first + at), b"value", ()) for at in range(10)]
+            assert cluster.produce(cluster.leader(orders), orders, encode(records)).error is None
+        cluster.until_in_sync(orders, *BROKERS)
+        cluster.world.run_for(2)
+        info = cluster.log(13, orders).segments.sealed[0]
+        path = cluster.log(13, orders).segments.file_path(info.base_offset)
+        cluster.world.machine("b13").disk("logs-0").flip_bit(path, info.size - 20, 0)
+
+        class Counted(BrokerSource):
+            async def digest(self, broker: int, query: DigestQuery) -> ReplicaDigest:
+                answer = await super().digest(broker, query)
+                lengths.append(len(decode_units(answer.units)))
+                return answer
+
+        async def run(found: RunningBroker) -> PartitionVerification:
+            return await Comparison("orders", 0, Counted(found.broker, orders)).run()
+
+        result = cluster.on_broker(11, run, timeout=120)
+        assert result.difference is not None, result
+        assert result.difference.suspects == (13,)
+        assert result.difference.start == info.next_offset - 10, "the batch whose checksum is wrong"
+        assert max(lengths) == 3
 
 
 def test_a_leader_change_meanwhile_is_no_difference() -> None:
