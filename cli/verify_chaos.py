@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tidelog.cli.clients import bootstrap_of, client_errors
+from tidelog.cli.clients import bootstrap_of, client_errors, timeout_s
 from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
 from tidelog.cli.main import UsageError
 from tidelog.cli.messages import report
 from tidelog.cli.stopping import raise_for, stop_requested
-from tidelog.model.errors import InvalidRequestError
-from tidelog.testing.chaos.commands import NodeCommands, cluster_of_yours, read_nodes, remove_traces
+from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.testing.chaos.commands import CommandTarget, NodeCommands, cluster_of_yours, read_nodes
 from tidelog.testing.chaos.run import Options, Report
 from tidelog.testing.chaos.run import run as run_chaos
 from tidelog.testing.chaos.worker_spec import TIDELOG
@@ -42,17 +42,35 @@ def run(options: argparse.Namespace) -> int:
     with (
         client_errors(),
         stop_requested(raise_for),
-        cluster_of_yours(bootstrap, kafka, prefix, commands) as target,
+        cluster_of_yours(bootstrap, kafka, prefix, commands, timeout_s(options)) as target,
     ):
-        found = run_chaos(chosen, target)
-    if found.is_good:
-        remove_traces(bootstrap, prefix, found.groups)
-    document = chaos_document(found)
-    if options.output == "json":
-        print(json.dumps(document, indent=2))
-    else:
-        _print(document)
+        try:
+            found = run_chaos(chosen, target)
+        except BaseException:
+            report(f"left in the cluster (the run did not end): topics and groups whose names begin with {prefix}")
+            raise
+        document = chaos_document(found)
+        if options.output == "json":
+            print(json.dumps(document, indent=2), flush=True)
+        else:
+            _print(document)
+        _clean_up(found, target)
     return EXIT_OK if found.is_good else EXIT_FAILURE
+
+
+def _clean_up(found: Report, target: CommandTarget) -> None:
+    """Remove what a good run has left in the cluster. What stays is named; it does not change the verdict."""
+    left = [f"topic {name}" for name in target.topics] + [f"group {name}" for name in found.groups]
+    why = "to look at, since the run was bad"
+    if found.is_good:
+        try:
+            left = target.remove_traces(found.groups)
+        except TidelogError as error:
+            why = f"they could not be removed: {error}"
+        else:
+            why = "they could not be removed"
+    if left:
+        report(f"left in the cluster ({why}); delete them when you do not need them: {', '.join(left)}")
 
 
 def _can_run(client: str, kafka_bootstrap: str) -> bool:
@@ -92,4 +110,7 @@ def _print(document: dict[str, Any]) -> None:
     for text in (*document["failures"], *document["stuck_readers"], *document["anomalies"])[:SHOWN_MAX]:
         print(text)
     print(f"report: {document['report']}")
-    print("good: nothing was lost, duplicated or reordered, and no reader is stuck" if document["is_good"] else "BAD")
+    verdict = (
+        "good: nothing was lost, duplicated or reordered, and no reader is stuck" if document["is_good"] else "BAD"
+    )
+    print(verdict, flush=True)

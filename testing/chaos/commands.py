@@ -19,12 +19,12 @@ import contextlib
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
 import tidelog
-from tidelog.model.errors import InvalidRequestError, TidelogError
+from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 from tidelog.testing.chaos.plan import FREEZE, ISOLATE, KILL, KINDS, RESTART, Fault, Kind
 from tidelog.testing.chaos.target import CALL_S, ClusterView, FaultError, Stage, Strike
 
@@ -83,7 +83,19 @@ def _check_commands(path: Path, found: NodeCommands) -> None:
 class CommandTarget:
     """See `target.Target`."""
 
-    def __init__(self, bootstrap: str, kafka_bootstrap: str, topics: Mapping[str, int], commands: NodeCommands) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        kafka_bootstrap: str,
+        topics: Mapping[str, int],
+        commands: NodeCommands,
+        *,
+        call_s: float = CALL_S,
+        switched_off: Set[int] = frozenset(),
+    ) -> None:
+        """`switched_off`: brokers that nobody waits for."""
+        self._call_s = call_s
+        self._switched_off = switched_off
         self.bootstrap = self.operator_bootstrap = bootstrap
         self.kafka_bootstrap = kafka_bootstrap
         self.wrapper: Sequence[str] = ()
@@ -147,7 +159,8 @@ class CommandTarget:
             )
 
     def recover(self) -> list[str]:
-        """Waits until the controller counts all brokers as live; nodes that only vote are not waited for."""
+        """Waits until the controller counts all brokers as live that were when the run began, or that the run strikes;
+        nodes that only vote are not waited for."""
         if not self._commands:
             return []
         for node, name in list(self._struck.items()):
@@ -161,7 +174,8 @@ class CommandTarget:
         with tidelog.Admin(self.bootstrap) as admin:
             while time.monotonic() < end_s:
                 try:
-                    fenced = [row.id for row in admin.describe_brokers(timeout=CALL_S) if row.is_fenced]
+                    rows = admin.describe_brokers(timeout=self._call_s)
+                    fenced = [row.id for row in rows if row.is_fenced and row.id not in self._switched_off]
                     if not fenced:
                         return []
                     words = f"brokers {fenced} are fenced"
@@ -173,20 +187,35 @@ class CommandTarget:
     def logged_failures(self) -> list[str]:
         return []
 
+    def remove_traces(self, groups: Sequence[str]) -> list[str]:
+        """Delete the topics and groups of a run. Returns those that stay, with the reason."""
+        with tidelog.Admin(self.bootstrap) as admin:
+            admin.delete_topics(list(self.topics), if_exists=True, timeout=self._call_s)
+            deleted = admin.delete_groups(groups, partial=True, timeout=self._call_s)
+        errors = deleted.errors.items()
+        return [f"group {name} ({error})" for name, error in errors if error.code is not ErrorCode.GROUP_ID_NOT_FOUND]
+
 
 @contextmanager
 def cluster_of_yours(
-    bootstrap: str, kafka_bootstrap: str, prefix: str, commands: NodeCommands
+    bootstrap: str, kafka_bootstrap: str, prefix: str, commands: NodeCommands, timeout_s: float
 ) -> Iterator[CommandTarget]:
-    """Topics of its own, whose names begin with `prefix`. They and its groups stay in the cluster."""
+    """Topics of its own, whose names begin with `prefix`. They and its groups stay in the cluster (`remove_traces`).
+
+    `timeout_s` is that of each request of the operator. Brokers that are fenced now count as switched off: the run
+    neither uses nor awaits them.
+    """
     topics = {f"{prefix}{name}": count for name, count in PARTITIONS.items()}
     with tidelog.Admin(bootstrap, bootstrap_wait_ms=0) as admin:
-        brokers = len(admin.describe_brokers())
-        replicas = min(REPLICAS_MAX, brokers)
+        rows = admin.describe_brokers(timeout=timeout_s)
+        fenced = frozenset(row.id for row in rows if row.is_fenced)
+        replicas = min(REPLICAS_MAX, len(rows) - len(fenced))
         for name, count in topics.items():
             configs = {"min.insync.replicas": max(1, replicas - 1)}
-            admin.create_topic(name, partitions=count, replication_factor=replicas, configs=configs)
-    target = CommandTarget(bootstrap, kafka_bootstrap, topics, commands)
+            admin.create_topic(name, partitions=count, replication_factor=replicas, configs=configs, timeout=timeout_s)
+    target = CommandTarget(
+        bootstrap, kafka_bootstrap, topics, commands, call_s=timeout_s, switched_off=fenced - commands.keys()
+    )
     end_s = time.monotonic() + READY_S
     with ClusterView(bootstrap, topics) as view:
         while not view.is_whole():
@@ -194,10 +223,3 @@ def cluster_of_yours(
                 raise InvalidRequestError(f"the topics {', '.join(topics)} are not in sync: is a broker down?")
             time.sleep(LOOK_S)
     yield target
-
-
-def remove_traces(bootstrap: str, prefix: str, groups: Sequence[str]) -> None:
-    """Delete the topics and groups of a run."""
-    with tidelog.Admin(bootstrap) as admin:
-        admin.delete_topics([f"{prefix}{name}" for name in PARTITIONS], if_exists=True)
-        admin.delete_groups(groups, partial=True)

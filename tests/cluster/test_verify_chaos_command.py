@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.clusters.commands import Shell, run
+from support.clusters.waiting import until
 
 import tidelog
+from tidelog.cli import verify_chaos
+from tidelog.model.errors import UnreachableError
 from tidelog.testing import LocalCluster
-from tidelog.testing.chaos.commands import read_nodes
+from tidelog.testing.chaos.commands import CommandTarget, cluster_of_yours, read_nodes
+from tidelog.testing.chaos.run import Options, Report
 
 pytestmark = pytest.mark.cluster
 
@@ -42,6 +48,44 @@ def test_chaos_command_strikes_nodes_and_reports_a_sound_cluster(harmed: LocalCl
     with tidelog.Admin(harmed.bootstrap) as admin:
         assert not [row.name for row in admin.list_topics() if row.name.startswith("tidelog-chaos-")]
         assert not [row.group for row in admin.list_groups().groups if row.group.startswith("tidelog-chaos-")]
+
+
+def test_brokers_that_were_switched_off_before_the_run_are_not_awaited(harmed: LocalCluster) -> None:
+    harmed.kill(3)
+    try:
+        with tidelog.Admin(harmed.bootstrap) as admin:
+            until(lambda: [row.id for row in admin.describe_brokers() if row.is_fenced] == [3], "broker 3 is fenced")
+        commands: dict[int, dict[str, str]] = {node: {"kill": "true", "start": "true"} for node in (1, 2)}
+        with cluster_of_yours(harmed.bootstrap, "", "tidelog-chaos-off-", commands, 30.0) as target:
+            assert target.recover() == []
+            assert target.remove_traces(["tidelog-chaos-no-such-group"]) == []
+    finally:
+        harmed.start(3)
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_what_a_run_leaves_is_named_after_its_verdict(
+    is_good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that is gone after a good run, and a run that is bad: the verdict is printed, the exit code is its."""
+
+    class Gone(CommandTarget):
+        def remove_traces(self, groups: Sequence[str]) -> list[str]:
+            raise UnreachableError("the cluster is gone")
+
+    @contextmanager
+    def no_cluster(*_: object) -> Iterator[CommandTarget]:
+        yield Gone("nowhere:1", "", {"tidelog-chaos-7-events": 6}, {})
+
+    def ended(options: Options, _target: object) -> Report:
+        return Report(options, groups=["tidelog-chaos-7-solo"], failures=[] if is_good else ["lost: 1 record"])
+
+    monkeypatch.setattr(verify_chaos, "cluster_of_yours", no_cluster)
+    monkeypatch.setattr(verify_chaos, "run_chaos", ended)
+    done = run("verify", "chaos", "--seed", "7", "--path", str(tmp_path / "run"), code=0 if is_good else 1)
+    assert done.out.splitlines()[-1].startswith("good" if is_good else "BAD")
+    assert "topic tidelog-chaos-7-events, group tidelog-chaos-7-solo" in done.err
+    assert ("the cluster is gone" if is_good else "the run was bad") in done.err
 
 
 @pytest.mark.parametrize(
