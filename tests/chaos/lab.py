@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.clusters.waiting import until
+from support.root_commands import MissingError
 
 import tidelog
 from chaos import native_tools
 from chaos.lossy_disk import LossyDisk, remove_leftovers
-from chaos.native_tools import MissingError
 from chaos.network import CLIENTS, Network
 from chaos.nodes import Node, Nodes, Place
 from chaos.operations import MEMBER_KINDS, SCRATCH, TOPIC_KINDS, Operations

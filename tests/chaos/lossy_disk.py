@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from support.root_commands import MissingError, run
+
 from chaos.helper_process import HelperProcess
-from chaos.native_tools import MissingError, lossyfs
-from chaos.network import run
+from chaos.native_tools import lossyfs
 
 FILE_SYSTEM = "tidelog-lossyfs"
 

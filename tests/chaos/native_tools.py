@@ -6,13 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from support.root_commands import MissingError
+
 SOURCES = Path(__file__).parent / "native"
 BUILD = Path(__file__).resolve().parents[2] / "build" / "chaos-tools"
 FLAGS = ("-O2", "-Wall", "-Wextra", "-std=gnu11")
-
-
-class MissingError(Exception):
-    """This machine, or this user, cannot do it; the message says what is missing."""
 
 
 def network() -> Path:

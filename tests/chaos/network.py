@@ -11,21 +11,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count
+
+from support.root_commands import MissingError, run
 
 from chaos.helper_process import HelperProcess
-from chaos.native_tools import MissingError, network
+from chaos.native_tools import network
 
 PREFIX = "tlchaos"
 OPERATOR, CLIENTS = 254, 200
 """Hosts beside the nodes: this process, and the clients."""
 MTU = 9_000
 LEFTOVERS_MAX = 1_000
+SUBNETS = 256
 MILLION = 1_000_000
 
 
@@ -118,7 +118,11 @@ def _interface(host: int) -> str:
 
 def _free_subnet() -> str:
     taken = run("ip", "-4", "-o", "address")
-    return next(subnet for n in count(os.getpid()) if f" {(subnet := f'198.19.{n % 256}')}." not in taken)
+    for number in range(SUBNETS):
+        subnet = f"198.19.{(os.getpid() + number) % SUBNETS}"
+        if f" {subnet}." not in taken:
+            return subnet
+    raise MissingError(f"all {SUBNETS} networks 198.19.N.0/24 are in use")
 
 
 def remove_leftovers() -> None:
@@ -131,14 +135,3 @@ def remove_leftovers() -> None:
 
 def ip(*arguments: str) -> str:
     return run("ip", *arguments)
-
-
-def run(*command: str) -> str:
-    if os.geteuid() != 0:
-        raise MissingError(f"{command[0]} takes root")
-    if shutil.which(command[0]) is None:
-        raise MissingError(f"there is no {command[0]}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode != 0:
-        raise MissingError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout.strip()

@@ -1,8 +1,9 @@
 """A machine that goes wrong on command: a disk that is full, a disk that hangs, a network that delays and loses.
 
 Root's work: file systems are mounted and a network namespace is made, all of it undone when the block ends. A machine
-that cannot do that says why (`CannotError`); tests skip with it. `python tests/cluster/harmed_machine.py` tells whether
-this machine can, by doing all of it once.
+that cannot do that says why (`MissingError`); tests skip with it. To see whether this one can, by doing all of it once:
+
+    PYTHONPATH=tests python tests/cluster/harmed_machine.py
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from support.root_commands import MissingError, run
+
 FREEZE, THAW = 0xC0045877, 0xC0045878
 """FIFREEZE and FITHAW of linux/fs.h."""
 TUN_SET_INTERFACE, TUN_PLAIN = 0x400454CA, 0x1001
@@ -30,21 +31,6 @@ PACKET_BYTES_MAX = 65_536
 PACKETS_MAX = 100_000
 """On their way at once; more are lost, as in any router."""
 BALLAST = "ballast"
-
-
-class CannotError(Exception):
-    """This machine, or this user, cannot do it; the message says what is missing."""
-
-
-def run(*command: str) -> str:
-    if os.geteuid() != 0:
-        raise CannotError(f"{command[0]} takes root")
-    if shutil.which(command[0]) is None:
-        raise CannotError(f"there is no {command[0]}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode != 0:
-        raise CannotError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout.strip()
 
 
 @contextmanager
@@ -247,12 +233,12 @@ def _open_tun(name: str) -> int:
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
-        raise CannotError(f"/dev/net/tun: {error}") from error
+        raise MissingError(f"/dev/net/tun: {error}") from error
     return descriptor
 
 
 def probe() -> None:
-    """Have each of them for a moment; `CannotError` if that cannot be."""
+    """Have each of them for a moment; `MissingError` if that cannot be."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         root = Path(directory)
         (root / "images").mkdir()
@@ -266,5 +252,5 @@ def probe() -> None:
 if __name__ == "__main__":
     try:
         probe()
-    except (CannotError, OSError) as error:
+    except (MissingError, OSError) as error:
         sys.exit(str(error))

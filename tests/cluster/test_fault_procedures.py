@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from harmed_machine import CannotError, HangingDisk, Network, SmallDisk
+from harmed_machine import HangingDisk, Network, SmallDisk
 from procedures import (
     BROKERS,
     EACH_LEADS_ONE,
@@ -37,6 +37,7 @@ from procedures import (
 from support.clusters.commands import Shell
 from support.clusters.fault_devices import cannot
 from support.clusters.waiting import DEADLINE_S, until
+from support.root_commands import MissingError
 
 from tidelog.client.consumer.threaded import Consumer
 from tidelog.client.errors import LogTruncatedError
@@ -95,7 +96,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 scene.small = harms.enter_context(SmallDisk.made(cluster.path(SMALL) / "disk", size_mib=DISK_MIB))
                 scene.network = harms.enter_context(Network.made(BROKERS))
                 stack.push(harms.pop_all())
-        except CannotError as error:
+        except MissingError as error:
             scene = Scene(cluster, why_not=str(error))
         stack.enter_context(cluster)
         if scene.network is not None:

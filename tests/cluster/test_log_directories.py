@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from harmed_machine import CannotError, loop_device, mounted, run
+from harmed_machine import loop_device, mounted
 from support.clusters.commands import Shell
 from support.clusters.waiting import until
+from support.root_commands import MissingError, run
 
 import tidelog
 from tidelog import TopicPartition
@@ -128,7 +129,7 @@ def test_a_directory_whose_device_dies_takes_only_its_own_partitions_offline(tmp
     with ExitStack() as stack:
         try:
             stack.enter_context(mortal_disk(disk, tmp_path / "disk.img"))
-        except CannotError as error:
+        except MissingError as error:
             pytest.skip(str(error))
         dirs = ["data", str(disk / "logs")]
         cluster = stack.enter_context(LocalCluster(1, data=tmp_path / "one", settings={"log.dirs": dirs}))

@@ -25,7 +25,6 @@ from typing import Any
 import msgpack
 import pytest
 from support.clusters.commands import Shell, run, start
-from support.clusters.shared import QUICK_FENCING
 from support.clusters.waiting import DEADLINE_S, until
 from support.grpc_api.raw_channel import ClusterChannel
 
@@ -162,7 +161,7 @@ def test_one_node_from_start_to_stop_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.requirement("a:B-69", "a:B-71", "a:N-10", "a:O-03")
 def test_three_nodes_from_the_first_start_by_a_broken_disk_to_a_second_signal() -> None:
-    with LocalCluster(3, start=False, settings={"controlled.shutdown.timeout.ms": 60_000, **QUICK_FENCING}) as cluster:
+    with LocalCluster(3, start=False, settings={"controlled.shutdown.timeout.ms": 60_000}) as cluster:
         cluster.start(1, wait=False)
 
         def says() -> bool:
@@ -209,7 +208,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def one() -> Iterator[LocalCluster]:
     """A single node, with others that come and go."""
-    with LocalCluster(1, settings=QUICK_FENCING) as made:
+    with LocalCluster(1) as made:
         yield made
 
 

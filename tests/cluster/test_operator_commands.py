@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from support.clusters.commands import Shell, run
-from support.clusters.shared import QUICK_FENCING
 from support.clusters.waiting import until
 
 from tidelog.server.local_nodes import free_ports, is_free
@@ -197,7 +196,7 @@ def test_a_voter_that_has_lost_its_disk_comes_back_only_as_another_one() -> None
     """The last voter of a new cluster may be formatted after the others have started. Later it comes back only by
     remove and add; the others keep answering, by what they know, without a quorum; and a format that could ask nobody
     is noticed at the start."""
-    with LocalCluster(3, settings={"min.insync.replicas": 2, **QUICK_FENCING}, start=False) as cluster:
+    with LocalCluster(3, settings={"min.insync.replicas": 2}, start=False) as cluster:
         operator = Operator(cluster)
         operator.start_last_voter_later()
         operator.replace_lost_voter()

@@ -12,12 +12,12 @@ from exploration.transaction_state import Budgets as TransactionBudgets
 
 
 def _raft(*, is_led: bool = False, has_slow_disks: bool = True, is_ordered: bool = True, **left: int) -> Model[Any]:
-    budgets = raft.Budgets(**{**dict.fromkeys(vars(raft.Budgets()), 0), **left})
+    budgets = raft.RaftBudgets(**{**dict.fromkeys(vars(raft.RaftBudgets()), 0), **left})
     return raft.RaftModel(budgets, is_led=is_led, has_slow_disks=has_slow_disks, is_ordered=is_ordered)
 
 
 def _partition(*, brokers: int = 3, **left: int) -> Model[Any]:
-    budgets = partition.Budgets(**{**dict.fromkeys(vars(partition.Budgets()), 0), **left})
+    budgets = partition.PartitionBudgets(**{**dict.fromkeys(vars(partition.PartitionBudgets()), 0), **left})
     return partition.PartitionModel(budgets, brokers=brokers)
 
 

@@ -25,7 +25,7 @@ FOR_EVER = 1_000
 
 
 @dataclass
-class Budgets:
+class PartitionBudgets:
     """How often each kind of event may still happen."""
 
     appends: int = 2
@@ -55,12 +55,12 @@ _BUDGET_OF = {
 @dataclass
 class PartitionExploration:
     cores: Cores
-    left: Budgets
+    left: PartitionBudgets
 
 
 @dataclass(frozen=True)
 class PartitionModel:
-    budgets: Budgets = field(default_factory=Budgets)
+    budgets: PartitionBudgets = field(default_factory=PartitionBudgets)
     brokers: int = 3
     leader_type: type[LeaderState] = LeaderState
 
@@ -69,7 +69,7 @@ class PartitionModel:
         for broker in range(1, self.brokers):
             cores.subscribe(broker)
             cores.ack_arrives(broker)
-        return PartitionExploration(cores, Budgets(**vars(self.budgets)))
+        return PartitionExploration(cores, PartitionBudgets(**vars(self.budgets)))
 
     def actions(self, state: PartitionExploration) -> list[Action]:
         cores, found = state.cores, list[Action]()
@@ -108,7 +108,7 @@ class PartitionModel:
             found.append(("ack_arrives", broker))
         return found
 
-    def _leader_actions(self, left: Budgets, cores: Cores, member: Member) -> list[Action]:
+    def _leader_actions(self, left: PartitionBudgets, cores: Cores, member: Member) -> list[Action]:
         found: list[Action] = []
         if left.appends:
             found.append(("append", member.broker))

@@ -122,7 +122,7 @@ class ExploredCluster(Cluster):
 
 
 @dataclass
-class Budgets:
+class RaftBudgets:
     """How often each kind of event may still happen."""
 
     timeouts: int = 2
@@ -140,14 +140,14 @@ class Budgets:
 @dataclass
 class RaftState:
     cluster: Cluster
-    left: Budgets
+    left: RaftBudgets
 
 
 @dataclass(frozen=True)
 class RaftModel:
     """`led` starts with a leader that has committed an entry, otherwise nothing has happened yet."""
 
-    budgets: Budgets = field(default_factory=Budgets)
+    budgets: RaftBudgets = field(default_factory=RaftBudgets)
     nodes: int = 3
     is_led: bool = False
     is_ordered: bool = True
@@ -164,7 +164,7 @@ class RaftModel:
             cluster.deliver_all()
             cluster.wait(TIMEOUT_MS // 2)
         cluster.slow_disks = set(cluster.nodes) if self.has_slow_disks else set()
-        return RaftState(cluster, Budgets(**vars(self.budgets)))
+        return RaftState(cluster, RaftBudgets(**vars(self.budgets)))
 
     # Actions.
 

@@ -128,8 +128,8 @@ def test_a_defect_of_raft_is_found(
 )
 def test_a_defect_of_replication_is_found(defect: type[partition.LeaderState], event: str) -> None:
     """Two replicas, one record and one event of this kind are enough."""
-    left = {**dict.fromkeys(vars(partition_model.Budgets()), 0), "appends": 1, event: 1}
-    model = partition_model.PartitionModel(partition_model.Budgets(**left), brokers=2, leader_type=defect)
+    left = {**dict.fromkeys(vars(partition_model.PartitionBudgets()), 0), "appends": 1, event: 1}
+    model = partition_model.PartitionModel(partition_model.PartitionBudgets(**left), brokers=2, leader_type=defect)
     with pytest.raises(ViolationError, match="lacks what is committed") as found:
         explore(model, Bounds(states_max=6_000))
     assert len(found.value.path) <= 7

@@ -227,6 +227,8 @@ class ReplicaChecker:
         """True time."""
         self.expiry_s = 0.0
         """After so long a log may forget an idle producer, and store twice what it repeats; 0: never."""
+        self.clocks_jump = False
+        """The wall clocks of this run jump: a record may be too far from the clock of its broker to be taken."""
         self.writers: dict[bytes, KnownPartition] = {}
         """Where the producers of a name write; not of all clients."""
         self.repeated = 0

@@ -7,13 +7,12 @@ while every partition has all of its replicas in sync.
 """
 
 import errno
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 from simulation import nemesis as base
 from simulation.cluster import Station
-from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, draw_steps, start_of
+from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, draw_steps, numbered_from, start_of
 from tidelog.model.ids import NodeId
 from tidelog.world.simulated import Loss
 
@@ -444,7 +443,7 @@ def draw_membership_plan(draw: Random, *, from_s: float, until_s: float) -> list
         weights["wipe_controller"] = draw.choice((1, 4))
     mean_s, first_s = draw.choice((0.4, 1.0)), from_s + draw.uniform(0.0, 0.5)
     steps = draw_steps(draw, weights, mean_s=mean_s, first_s=first_s, until_s=until_s, least_s=0.1, calm=0.2, long=())
-    return [replace(step, number=FIRST_MEMBERSHIP_STEP + step.number) for step in steps]
+    return numbered_from(FIRST_MEMBERSHIP_STEP, steps)
 
 
 FAULTS: tuple[FaultRow, ...] = (

@@ -172,6 +172,8 @@ class Client:
         self._note(error.name)
         if hasattr(row, "leader"):
             self._learn(view, row.leader, row.leader_epoch)
+        if error.name == "INVALID_TIMESTAMP" and self._checker.clocks_jump:
+            return True  # the next batch has the time of then
         if not error.retriable and not known.is_unclean:
             self._fail(self.name, f"{known}: {error.name}: {error.message}")
         if error.name not in ("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS", "OFFSET_NOT_AVAILABLE"):

@@ -4,7 +4,6 @@ Bits of stored batches do not change in what groups read: a consumer notices by 
 the other topics of the brokers' runs.
 """
 
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,17 @@ from simulation import broker_faults
 from simulation.broker_faults import BrokerNemesis
 from simulation.cluster import Station
 from simulation.consumer_groups import ConsumerGroups
-from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, draw_steps, start_of
+from simulation.nemesis import (
+    FaultRow,
+    Nemesis,
+    PlanStep,
+    Undo,
+    block,
+    draw_steps,
+    kill_machine,
+    numbered_from,
+    pause_machine,
+)
 
 if TYPE_CHECKING:
     from simulation.broker_sim import BrokerSimulation
@@ -38,22 +47,12 @@ def _member(nemesis: Nemesis, draw: Random) -> Station:
 
 
 def kill_member(nemesis: Nemesis, draw: Random) -> Undo | None:
-    station = _member(nemesis, draw)
-    if not station.is_up:
-        return None
-    nemesis.trace(f"kill {station.name}")
-    station.kill()
-    return start_of(station)
+    return kill_machine(nemesis, _member(nemesis, draw))
 
 
 def pause_member(nemesis: Nemesis, draw: Random) -> Undo | None:
     """Long enough to be put out, mostly; when it goes on it does not know."""
-    station = _member(nemesis, draw)
-    if not station.is_up or station.machine.node.loop.is_held:  # type: ignore[union-attr]
-        return None
-    nemesis.trace(f"pause {station.name}")
-    station.pause()
-    return station.resume
+    return pause_machine(nemesis, _member(nemesis, draw))
 
 
 def cut_off_member(nemesis: Nemesis, draw: Random) -> Undo:
@@ -174,4 +173,4 @@ def draw_group_steps(draw: Random, *, from_s: float, until_s: float) -> list[Pla
         calm=0.5,
         long=LONG,
     )
-    return [replace(step, number=FIRST_GROUP_STEP + step.number) for step in steps]
+    return numbered_from(FIRST_GROUP_STEP, steps)

@@ -1,12 +1,11 @@
 """Faults of the clients of the Kafka API, on top of the plan of a run, from a random stream of their own."""
 
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 from simulation.broker_faults import BrokerNemesis
 from simulation.cluster import Station
-from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, draw_steps, start_of
+from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, draw_steps, kill_machine, numbered_from, pause_machine
 
 if TYPE_CHECKING:
     from simulation.kafka_workload import KafkaClients
@@ -37,22 +36,12 @@ def cut_kafka_client(nemesis: Nemesis, draw: Random) -> Undo:
 
 
 def kill_kafka_client(nemesis: Nemesis, draw: Random) -> Undo | None:
-    station = _station(nemesis, draw)
-    if not station.is_up:
-        return None
-    nemesis.trace(f"kill {station.name}")
-    station.kill()
-    return start_of(station)
+    return kill_machine(nemesis, _station(nemesis, draw))
 
 
 def pause_kafka_client(nemesis: Nemesis, draw: Random) -> Undo | None:
     """It reads nothing, and does not know that time goes on."""
-    station = _station(nemesis, draw)
-    if not station.is_up or station.machine.node.loop.is_held:  # type: ignore[union-attr]
-        return None
-    nemesis.trace(f"pause {station.name}")
-    station.pause()
-    return station.resume
+    return pause_machine(nemesis, _station(nemesis, draw))
 
 
 def age_offsets(nemesis: Nemesis, _draw: Random) -> Undo | None:
@@ -84,4 +73,4 @@ def draw_kafka_plan(draw: Random, *, from_s: float, until_s: float) -> list[Plan
         calm=0.4,
         long=("kill_kafka_client", "pause_kafka_client"),
     )
-    return [replace(step, number=FIRST_KAFKA_STEP + step.number) for step in steps]
+    return numbered_from(FIRST_KAFKA_STEP, steps)

@@ -8,7 +8,6 @@ what a broker has stored, and only where two replicas in sync are promised.
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,7 +16,7 @@ from support.crashes.strikes import ERRORS, is_sensible
 from simulation.broker_faults import BrokerNemesis
 from simulation.broker_node import BROKER
 from simulation.cluster import Station
-from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, draw_steps
+from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, draw_steps, numbered_from
 from tidelog.model.ids import NodeId
 from tidelog.world.simulated.disk import SimDevice
 from tidelog.world.simulated.store import SimStoreDevice
@@ -32,10 +31,11 @@ HARMLESS = {
 """Errors that say nothing about the device, and the calls that have them: all brokers may have them at once."""
 JUMPS_MS = (1_000, 60_000, 3_600_000, 86_400_000, 365 * 86_400_000, 10 * 365 * 86_400_000)
 WORK_KINDS = (
-    "aborted_fault", "build_indexes", "check_file", "clean_group", "combine", "copy_file",
-    "crc_of_piece", "decode_received", "digest_batches", "empty_directory", "file_crc", "first_at", "index_fault",
-    "inspect_records", "map_keys", "read_file", "remove_directory", "remove_files", "replay", "rewrite_file",
-    "scan_log", "scrub", "snapshot_bytes", "write_piece",
+    "aborted_fault", "build_indexes", "check_file", "clean_group", "copy_file", "crc_of_combined",
+    "crc_of_piece", "decode_received", "differing_runs", "digest_batches", "empty_directory",
+    "file_crc", "first_at", "index_fault", "inspect_records", "map_keys", "read_file",
+    "remove_directory", "remove_files", "replace_file", "replay", "rewrite_file", "scan_log",
+    "scrub", "snapshot_bytes", "write_combined", "write_piece",
 )  # fmt: skip
 """Functions that helper processes run; `test_lab.py` compares them with the product."""
 Device = SimDevice | SimStoreDevice
@@ -171,6 +171,7 @@ def jump_clock(nemesis: Nemesis, draw: Random) -> Undo:
     if nemesis.simulation.shape.compaction is not None:
         by_ms = -abs(by_ms)
     nemesis.trace(f"the clocks of {[s.name for s in victims]} jump by {by_ms} ms")
+    nemesis.simulation.replica_checker.clocks_jump = True
     for station in victims:
         station.machine.clock.jump(by_ms)
 
@@ -267,4 +268,4 @@ def draw_lab_plan(draw: Random, *, from_s: float, until_s: float) -> list[PlanSt
     weights["fail_calls"] += 1
     mean_s, first_s = draw.choice((0.3, 0.8, 1.5)), from_s + draw.uniform(0.0, 0.5)
     steps = draw_steps(draw, weights, mean_s=mean_s, first_s=first_s, until_s=until_s, least_s=0.1, calm=0.2, long=())
-    return [replace(step, number=FIRST_LAB_STEP + step.number) for step in steps]
+    return numbered_from(FIRST_LAB_STEP, steps)

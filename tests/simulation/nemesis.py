@@ -9,7 +9,7 @@ protocol survives the loss of a majority; everything else, power lost everywhere
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,11 @@ def draw_steps(
                 steps.append(PlanStep(len(steps), at_s, name, lasts_s))
         at_s += duration_s
     return steps
+
+
+def numbered_from(first: int, steps: Sequence[PlanStep]) -> list[PlanStep]:
+    """Steps that come on top of another plan: each has a random stream by its number."""
+    return [replace(step, number=first + step.number) for step in steps]
 
 
 class Nemesis:
@@ -165,13 +170,25 @@ def start_of(station: Station) -> Undo:
     return station.start
 
 
-def kill(nemesis: Nemesis, draw: Random) -> Undo | None:
-    station = nemesis.one_running(draw)
-    if station is None:
+def kill_machine(nemesis: Nemesis, station: Station | None) -> Undo | None:
+    if station is None or not station.is_up:
         return None
     nemesis.trace(f"kill {station.name}")
     station.kill()
     return start_of(station)
+
+
+def pause_machine(nemesis: Nemesis, station: Station | None) -> Undo | None:
+    """When it goes on, it does not know that time has passed."""
+    if station is None or not station.is_up or station.machine.node.loop.is_held:  # type: ignore[union-attr]
+        return None
+    nemesis.trace(f"pause {station.name}")
+    station.pause()
+    return station.resume
+
+
+def kill(nemesis: Nemesis, draw: Random) -> Undo | None:
+    return kill_machine(nemesis, nemesis.one_running(draw))
 
 
 def lose_power(nemesis: Nemesis, draw: Random) -> Undo | None:
@@ -230,12 +247,7 @@ def crash_in_election(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 
 def pause(nemesis: Nemesis, draw: Random) -> Undo | None:
-    station = nemesis.one_running(draw)
-    if station is None:
-        return None
-    nemesis.trace(f"pause {station.name}")
-    station.pause()
-    return station.resume
+    return pause_machine(nemesis, nemesis.one_running(draw))
 
 
 def partition(nemesis: Nemesis, draw: Random) -> Undo:

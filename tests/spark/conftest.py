@@ -10,7 +10,6 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-from support.clusters.shared import QUICK_FENCING
 from support.spark.availability import is_required, missing
 
 import tidelog
@@ -44,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Each node in a rack of its own, `rack-1` to `rack-3`."""
-    with LocalCluster(nodes=3, start=False, settings=QUICK_FENCING) as made:
+    with LocalCluster(nodes=3, start=False) as made:
         for number in (1, 2, 3):
             with (made.path(number) / "node.toml").open("a", encoding="utf-8") as file:
                 file.write(f'"broker.rack" = "rack-{number}"\n')

@@ -16,9 +16,9 @@ import lmdb
 import pytest
 from chaos import native_tools
 from chaos.lossy_disk import LossyDisk
-from chaos.native_tools import MissingError
-from chaos.network import CUT, OPERATOR, LinkFault, Network, remove_leftovers, run
+from chaos.network import CUT, OPERATOR, LinkFault, Network, remove_leftovers
 from support.clusters.fault_devices import cannot
+from support.root_commands import MissingError, run
 
 ECHO = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('', 9))\nprint(flush=True)\n"
 ECHO += "while True:\n    data, at = s.recvfrom(100)\n    s.sendto(data, at)\n"

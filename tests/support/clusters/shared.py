@@ -19,9 +19,6 @@ QUICK_GROUPS = {
     "offsets.topic.num.partitions": "4",
 }
 
-QUICK_FENCING = {"broker.session.timeout.ms": 1_500}
-"""For clusters that lose nodes: half of the default."""
-
 
 def prepared(cluster: LocalCluster) -> Iterator[LocalCluster]:
     """Groups of this cluster do not wait for long; in the end no node has met what it did not expect."""
@@ -37,14 +34,13 @@ class SharedCluster:
 
     FOLDERS = ("cluster", "interop")
 
-    def __init__(self, **settings: object) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._running = ExitStack()
         self._cluster: LocalCluster | None = None
 
     def started(self) -> LocalCluster:
         if self._cluster is None:
-            self._cluster = self._running.enter_context(LocalCluster(nodes=3, settings=self._settings))
+            self._cluster = self._running.enter_context(LocalCluster(nodes=3))
         return self._cluster
 
     def stop(self) -> None:
@@ -52,7 +48,7 @@ class SharedCluster:
         self._cluster = None
 
 
-SHARED, HARMED = SharedCluster(), SharedCluster(**QUICK_FENCING)
+SHARED, HARMED = SharedCluster(), SharedCluster()
 
 
 @pytest.hookimpl(trylast=True)  # after the fixtures of the test's file have ended

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.clusters.shared import QUICK_FENCING
 from support.clusters.waiting import until
 from support.spark.availability import need
 
@@ -37,7 +36,7 @@ Ends = dict[tuple[str, int], int]
 @pytest.fixture
 def memory() -> Iterator[MemoryCluster]:
     """One for each test: they break it."""
-    with MemoryCluster(seed=11, settings=QUICK_FENCING) as cluster:
+    with MemoryCluster(seed=11) as cluster:
         yield cluster
 
 
@@ -217,7 +216,7 @@ def test_streams_are_few_however_often_new_topics_are_found(memory: MemoryCluste
 
 def test_a_broker_that_is_behind_deletes_nothing() -> None:
     """It is asked when the other one does not answer, and does not know what that one has reported."""
-    with MemoryCluster(2, seed=11, settings=QUICK_FENCING) as memory:
+    with MemoryCluster(2, seed=11) as memory:
         ahead, behind = memory.brokers
         memory.isolate(behind)
         first = memory.bootstrap.split(",")[0]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.clusters.shared import QUICK_FENCING
 
 import tidelog
 from tidelog.client import io_thread
@@ -24,7 +23,7 @@ READY_ATTEMPTS = 20
 
 @pytest.fixture
 def cluster() -> Iterator[MemoryCluster]:
-    with MemoryCluster(seed=1, settings=QUICK_FENCING) as made:
+    with MemoryCluster(seed=1) as made:
         yield made
 
 
