@@ -4,6 +4,7 @@ Every record has an identity: the name of its transaction and its number in it. 
 such as `orders-0`. Events are dicts, in the order in which they happened:
 
     {"event": "txn-begin",   "txn", "owner"}             owner: the transactional id
+    {"event": "txn-part",    "txn", "of"}                the records of `txn`, a member, end with those of `of`
     {"event": "txn-send",    "txn", "number", "place", "source"}
                              before a record is sent; source: None, or [place, offset] of what it is made from
     {"event": "txn-saw",     "txn", "records": [[txn, number], ...]}       it has read these
@@ -35,7 +36,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelog.client.history import Verdict
+from tidelog.client.history import Anomaly, Verdict
 
 TRANSACTION_KINDS = (
     "aborted-read",
@@ -50,7 +51,7 @@ TRANSACTION_KINDS = (
     "unexpected",
 )
 TRANSACTION_EVENTS = frozenset(
-    {"txn-begin", "txn-send", "txn-saw", "txn-offsets", "txn-end", "saw", "saw-all", "inputs", "offset"}
+    {"txn-begin", "txn-part", "txn-send", "txn-saw", "txn-offsets", "txn-end", "saw", "saw-all", "inputs", "offset"}
 )
 
 Identity = tuple[str, int]
@@ -62,6 +63,8 @@ class _Transaction:
     name: str
     owner: str
     began: int
+    of: str = ""
+    """The transaction whose member this one is."""
     ended: int | None = None
     outcome: str = "unknown"
     sent: dict[int, tuple[str, Source | None]] = field(default_factory=dict)
@@ -88,6 +91,11 @@ class TransactionChecker:
         self._time += 1
         getattr(self, "_feed_" + event["event"].replace("-", "_"))(event)
 
+    @property
+    def anomalies(self) -> list[Anomaly]:
+        """Those that are certain by now."""
+        return self._verdict.anomalies
+
     def _found(self, kind: str, what: str) -> None:
         self._verdict.found(kind, -1, what)
 
@@ -95,6 +103,13 @@ class TransactionChecker:
 
     def _feed_txn_begin(self, event: Mapping[str, Any]) -> None:
         self._transactions[event["txn"]] = _Transaction(event["txn"], event["owner"], self._time)
+
+    def _feed_txn_part(self, event: Mapping[str, Any]) -> None:
+        self._transactions[event["txn"]].of = event["of"]
+
+    def _whole(self, transaction: _Transaction) -> _Transaction:
+        """The one whose end is that of this one, too."""
+        return self._transactions[transaction.of] if transaction.of else transaction
 
     def _feed_txn_send(self, event: Mapping[str, Any]) -> None:
         source = event.get("source")
@@ -145,7 +160,7 @@ class TransactionChecker:
         transaction = self._transactions.get(identity[0])
         if transaction is None or identity[1] not in transaction.sent:
             self._found("unexpected", f"{where}: {_show(identity)} was sent by nobody")
-        elif transaction.outcome == "aborted":
+        elif self._whole(transaction).outcome == "aborted":
             self._found("aborted-read", f"{where}: {_show(identity)} was read, and its transaction is aborted")
 
     # The verdict.
@@ -154,7 +169,8 @@ class TransactionChecker:
         """Call it once, after the last event."""
         visible = self._visible_transactions()
         for transaction in self._transactions.values():
-            self._check_whole(transaction, is_visible=transaction.name in visible)
+            whole = self._whole(transaction)
+            self._check_whole(transaction, whole.outcome, is_visible=whole.name in visible)
         for place, found in self._visible.items():
             self._check_order(place, [found[offset] for offset in sorted(found)])
         self._check_circles(visible)
@@ -163,10 +179,12 @@ class TransactionChecker:
         return self._verdict
 
     def _visible_transactions(self) -> set[str]:
-        return {name for name, _ in self._places}
+        """With those of which only members have visible records."""
+        seen = {name for name, _ in self._places}
+        return seen | {self._transactions[name].of for name in seen if name in self._transactions}
 
-    def _check_whole(self, transaction: _Transaction, *, is_visible: bool) -> None:
-        if transaction.outcome == "aborted":
+    def _check_whole(self, transaction: _Transaction, outcome: str, *, is_visible: bool) -> None:
+        if outcome == "aborted":
             # It may have ended after a reader got its records.
             for number in transaction.sent:
                 if (transaction.name, number) in self._places:
@@ -179,7 +197,7 @@ class TransactionChecker:
         ]
         if not missing:
             return
-        if transaction.outcome == "committed":
+        if outcome == "committed":
             self._found("lost", f"{transaction.name} is committed, and its records {missing} are not visible")
         elif is_visible:
             self._found("torn", f"{transaction.name} is visible without its records {missing}")
@@ -191,10 +209,11 @@ class TransactionChecker:
             transaction = self._transactions.get(name)
             if transaction is None:
                 continue
+            ended = self._whole(transaction).ended
             if last.get(name, -1) > number:
                 self._found("reordered", f"{place}: {_show((name, number))} is after {_show((name, last[name]))}")
             last[name] = max(number, last.get(name, -1))
-            if transaction.ended is not None and latest_began[0] > transaction.ended:
+            if ended is not None and latest_began[0] > ended:
                 later = f"a record of {latest_began[1]}, which began after the end of {name}"
                 self._found("late", f"{place}: {_show((name, number))} is after {later}")
             latest_began = max(latest_began, (transaction.began, name))

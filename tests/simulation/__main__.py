@@ -10,6 +10,7 @@
     STACK=lab         the same with more faults: errors at every call, dying helpers, jumping clocks, empty disks
     STACK=product     the same in which topics, configs, producers and brokers change (`product_shape`)
     STACK=groups      the same with consumer groups: coordinators, members, writers
+    STACK=transactions    the same with pipelines and joint transactions
     DEFECTS=1         look for a seed that catches each deliberate defect (of STACK), and remember it
 
 A campaign of clusters prints which faults struck which features on which roles, and writes build/sim-coverage.json.
@@ -37,7 +38,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--stack", choices=("core", "driver", "metadata", "brokers", "product", "groups", "lab"))
+    stacks = ("core", "driver", "metadata", "brokers", "product", "groups", "lab", "transactions")
+    parser.add_argument("--stack", choices=stacks)
     parser.add_argument("--processes", type=int, default=default_processes())
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--defects", action="store_true")

@@ -162,7 +162,9 @@ def records_of(data: bytes, *, is_compacted: bool = False) -> list[tuple[int, An
         header = read_header(data, position)
         records = decode(data, position, decompressed_bytes_max=LARGEST)
         epoch = int(header.leader_epoch)
-        if is_compacted:
+        if header.is_control:
+            found += [(int(record.offset), b"marker/%d" % record.offset, epoch) for record in records]
+        elif is_compacted:
             found += [(int(record.offset), (record.key, record.value), epoch) for record in records]
         else:
             found += [(int(record.offset), record.value or b"", epoch) for record in records]

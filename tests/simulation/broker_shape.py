@@ -8,6 +8,7 @@ from simulation.kafka_plan import KafkaPlan, draw_kafka
 from simulation.metadata_sim import draw_metadata_shape
 from simulation.product_shape import ProductPlan, draw_product
 from simulation.run_result import Shape
+from simulation.transactions_plan import TransactionsPlan
 from tidelog.replication.replica import ReplicaConfig
 from tidelog.world.simulated import Latency
 
@@ -68,6 +69,8 @@ class BrokerShape(Shape):
     """Of the clients of the Kafka API, if there are any."""
     product: ProductPlan | None = None
     """Which other parts of the product it has."""
+    transactions: TransactionsPlan | None = None
+    """Of the programs with transactions, if there are any."""
 
     @property
     def has_weak_topics(self) -> bool:
@@ -84,6 +87,7 @@ class BrokerShape(Shape):
             **({} if self.groups is None else self.groups.settings()),
             **({} if self.kafka is None or self.kafka.groups is None else self.kafka.groups.settings()),
             **({} if self.product is None else self.product.settings()),
+            **({} if self.transactions is None else self.transactions.settings()),
         }
 
 

@@ -479,6 +479,10 @@ def run_seed(seed: int, *, stack: str | None = None, only: Collection[int] | Non
         from simulation.groups_sim import run_groups_seed
 
         return run_groups_seed(seed, only=only)
+    if stack == "transactions":
+        from simulation.transactions_sim import run_transactions_seed
+
+        return run_transactions_seed(seed, only=only)
     from simulation.stacks import make_stack
 
     shape = draw_shape(seed, stack)

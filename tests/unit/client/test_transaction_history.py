@@ -123,6 +123,19 @@ def test_what_is_not_known_yet_is_no_anomaly() -> None:
     assert kinds(*ONE, end("a"), saw((0, "a", 0))) == set(), "nobody has read out-1 to its end"
 
 
+def test_members_end_with_their_owner() -> None:
+    def part(name: str, of: str) -> Event:
+        return {"event": "txn-part", "txn": name, "of": of}
+
+    both = (begin("a"), begin("m", "m"), send("a", 0), send("m", 0, "out-1"), part("m", "a"))
+    all_read = (saw((0, "a", 0)), saw((0, "m", 0), place="out-1"), saw_all(), saw_all("out-1"))
+    assert kinds(*both, end("a"), *all_read) == set()
+    assert kinds(*both, end("a", "aborted"), saw_all(), saw_all("out-1")) == set()
+    assert kinds(*both, end("a"), saw((0, "a", 0)), saw_all(), saw_all("out-1")) == {"lost"}
+    assert kinds(*both, end("a", "unknown"), saw((0, "m", 0), place="out-1"), saw_all(), saw_all("out-1")) == {"torn"}
+    assert kinds(*both, end("a", "aborted"), saw((0, "m", 0), place="out-1")) == {"aborted-read"}
+
+
 def test_transactions_that_overlap_may_lie_in_each_other() -> None:
     overlapping = (begin("a", "x"), begin("b", "y"), send("a", 0), send("b", 0), send("a", 1), end("a"), end("b"))
     assert kinds(*overlapping, saw((0, "b", 0), (1, "a", 0), (2, "a", 1)), saw_all()) == set()
