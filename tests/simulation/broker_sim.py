@@ -15,7 +15,7 @@ replicas in sync, every write is acknowledged, readers have read to the end, and
 
 from collections.abc import Collection, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from simulation.broker_checker import ClusterChecker, KnownPartition, KnownTopic, ReplicaChecker, sound_batches
@@ -39,7 +39,6 @@ from simulation.checkers import RaftChecker
 from simulation.cluster import Cluster, Station
 from simulation.consumer_groups import ConsumerGroups
 from simulation.groups_faults import GROUP_FAULTS, draw_group_steps
-from simulation.groups_workload import GroupWriter
 from simulation.invariants import Invariants
 from simulation.kafka_faults import KAFKA_FAULTS, draw_kafka_plan
 from simulation.kafka_workload import KafkaClients
@@ -58,6 +57,13 @@ from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.world.simulated import SimNode, SimulationError, SimWorld
 
 C = TypeVar("C", bound=Client)
+
+
+class StoppableWriter(Protocol):
+    busy: int
+    """What it has sent, and has no answer to."""
+    is_stopping: bool
+
 
 CLIENTS = (NodeId(101), NodeId(102))
 OPERATOR, PRODUCT_OPERATOR, PIPELINER = NodeId(103), NodeId(104), NodeId(105)
@@ -159,7 +165,7 @@ class BrokerSimulation(MetadataSimulation):
         if self.groups is not None:
             self.groups.add_members()
 
-    def _clients(self) -> Sequence[Client | GroupWriter]:
+    def _clients(self) -> Sequence[StoppableWriter]:
         """Those that write."""
         return self.users if self.pipeliner is None else [*self.users, self.pipeliner]
 

@@ -41,10 +41,10 @@ from simulation.transactions_workload import (
     place_of,
 )
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
-from tidelog.coordinator.shard import Phase
+from tidelog.coordinator.hashing import partition_for
+from tidelog.coordinator.partition_shard import Phase
 from tidelog.metadata.image import Topic
 from tidelog.model.ids import NodeId, PartitionId, TopicId
-from tidelog.services.groups import partition_for
 
 BEGIN_S = 2.5
 STATE_TOPIC = "__transaction_state"
