@@ -136,6 +136,8 @@ class Comparison:
         self._layout = layout = await self._source.layout()
         if layout.leader is None:
             raise _ChangedError(NO_BROKER, "the partition has no leader")
+        for left_out in (self._excluded, self._unverified):
+            left_out.pop(layout.leader, None)  # a follower that was left out leads by now
         asked = [broker for broker in layout.replicas if broker not in self._excluded]
         states = await self._ask(asked, DigestQuery())
         for broker, state in states.items():
