@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from tidelog.cli import group_grammar, node_grammar
+from tidelog.cli import group_grammar, node_grammar, transaction_grammar
 
 BOOTSTRAP_HELP = "a node of the cluster, or several (default: TIDELOG_BOOTSTRAP, the profile, or localhost:9292)"
 
@@ -22,6 +22,9 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
     _add_consume(commands)
     _add_query(commands)
     group_grammar.add(group("groups", "consumer groups: describe, reset, delete"), _command, _yes)
+    transaction_grammar.add(
+        group("transactions", "transactional ids: describe, abort, find what hangs"), _command, _yes
+    )
     _add_brokers(group("brokers", "the brokers of a cluster"))
     _add_reassign(group("reassign", "move replicas between brokers"))
     _add_elections(commands)
@@ -171,6 +174,12 @@ def _add_consume(commands: Any) -> None:
     where.add_argument("--last", type=_from_0, metavar="N", help="from N offsets before the end of each partition on")
     made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
     made.add_argument("--group", metavar="G", help="as a member of this group, from what it has committed on")
+    made.add_argument(
+        "--isolation",
+        choices=("read_uncommitted", "read_committed"),
+        default="read_uncommitted",
+        help="read_committed: no records of transactions that are open or were aborted",
+    )
     made.add_argument("--max-messages", type=_from_0, metavar="N", help="stop after N records")
     made.add_argument("--timeout-ms", type=_from_0, metavar="MS", help="stop after MS milliseconds without a record")
     made.add_argument("--exit-at-end", action="store_true", help="stop at the current end of each partition")

@@ -175,6 +175,7 @@ def run(options: argparse.Namespace) -> int:
             bootstrap_wait_ms=0,
             client_id="tidelog-consume",
             auto_offset_reset="earliest",
+            isolation=options.isolation,
             default_api_timeout_ms=timeout_ms(options),
         )
         return _Assigned(options, consumer).run()

@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
             client_id="tidelog-consume",
             auto_offset_reset="earliest" if from_start else "latest",
             auto_commit_interval_ms=COMMIT_MS,
+            isolation=options.isolation,
             **timeout_option(options, "default_api_timeout_ms"),
         )
         return _Member(options, consumer).run()

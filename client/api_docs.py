@@ -111,6 +111,7 @@ ADMIN = Described(
     (
         ("client.admin.topics", "TopicOperations"),
         ("client.admin.groups", "GroupOperations"),
+        ("client.admin.transactions", "TransactionOperations"),
         ("client.admin.cluster", "ClusterOperations"),
         ("client.admin.replica_verification", "ReplicaVerification"),
     ),

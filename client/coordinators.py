@@ -67,6 +67,10 @@ class Coordinators:
         self.last_error: TidelogError | None = None
         """Why the last `find` is not done yet, or was not."""
 
+    @property
+    def noun(self) -> str:
+        return self._kind.noun
+
     def forget(self, name: str) -> None:
         self._known.pop(name, None)
 

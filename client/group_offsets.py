@@ -244,7 +244,8 @@ class GroupOffsets:
     async def fetch(
         self, partitions: Sequence[PartitionId], names: Names, *, timeout_ms: int
     ) -> dict[PartitionId, OffsetAndMetadata | None]:
-        """The committed offsets; None for nothing. The coordinator rejects a member that it does not know
+        """The committed offsets; None for nothing. Waits for open transactions that have offsets of these partitions:
+        what they commit would be read twice. The coordinator rejects a member that it does not know
         (CommitFailedError); a consumer that has not joined yet asks without a member id."""
         if not partitions:
             return {}

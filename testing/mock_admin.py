@@ -1,5 +1,5 @@
 """`MockAdmin`: `tidelog.Admin` without a cluster, with any number of brokers. The controller's code decides on topics,
-settings, reassignments and elections; the test scripts groups, offsets and records.
+settings, reassignments and elections; the test scripts groups, offsets, records and transactions.
 
     admin = MockAdmin(brokers=5)
     admin.create_topic("orders", partitions=6, replication_factor=3)
@@ -129,6 +129,37 @@ class MockAdmin(Admin):
                     for name, places in held.items()
                 },
             )
+
+    def add_transaction(
+        self,
+        transactional_id: str,
+        *,
+        state: str = "Ongoing",
+        producer_id: int = 1_000,
+        partitions: Iterable[PartitionLike] = (),
+        members: Mapping[str, tuple[int, Iterable[PartitionLike]]] | None = None,
+        open_for_s: float = 0.0,
+        last_token: bytes = b"",
+    ) -> None:
+        """Add or change a transactional id; `members` are label -> (producer id, partitions)."""
+        self._cluster.transactions.add(
+            transactional_id,
+            state=state,
+            producer_id=producer_id,
+            partitions=read_partitions(partitions),
+            members={name: (number, read_partitions(places)) for name, (number, places) in (members or {}).items()},
+            open_for_s=open_for_s,
+            last_token=last_token,
+        )
+
+    def add_open_transaction(
+        self, partition: PartitionLike, *, producer_id: int, start_offset: int, age_s: float = 0.0
+    ) -> None:
+        """Make a transaction open in the log of a partition, with a last record of this age. It hangs if no
+        transactional id of `add_transaction` has it."""
+        self._cluster.records.open_transaction(
+            self._known(read_partition(partition)), producer_id=producer_id, start_offset=start_offset, age_s=age_s
+        )
 
     def _known(self, place: TopicPartition) -> PartitionId:
         found = partition_id(self._metadata.image, place.topic, place.partition)

@@ -1,7 +1,7 @@
 """The cluster behind a `MockAdmin`: the API and the services of a node, on metadata in memory.
 
     MockAdmin --AdminCore--> MockConnections --> rpc.grpc handlers --> services --> MockMetadata
-                                                                   '-> Groups, Records, Voters, LogDirs: scripted
+                             scripted: Groups, Records, Transactions, Voters, LogDirs <---'
 
 Client, handlers and services are those of a real cluster. No broker runs: the test scripts groups and logs.
 """
@@ -40,6 +40,7 @@ from tidelog.rpc.grpc.errors import as_exception, as_message
 from tidelog.rpc.grpc.groups import GroupsHandlers
 from tidelog.rpc.grpc.log import LogHandlers
 from tidelog.rpc.grpc.methods import Method
+from tidelog.rpc.grpc.transactions import TransactionsHandlers
 from tidelog.services.authorization import AllowAll, Operation
 from tidelog.services.cluster import ClusterService
 from tidelog.services.configs import ConfigService
@@ -70,7 +71,14 @@ from tidelog.services.log_dirs import (
 from tidelog.services.metadata_cache import MetadataCache
 from tidelog.services.metadata_records import MetadataRecordService
 from tidelog.services.node import NodeAccess
-from tidelog.services.offsets import ListedOffset, OffsetQuery, OffsetService, RecordDeletion
+from tidelog.services.offsets import (
+    ListedOffset,
+    OffsetQuery,
+    OffsetService,
+    PartitionQuery,
+    ProducerState,
+    RecordDeletion,
+)
 from tidelog.services.partition_lookup import PartitionLookup, PartitionRef
 from tidelog.services.quorum import AddVoter, QuorumDescription, QuorumMember, QuorumService, RemoveVoter, UpdateVoter
 from tidelog.services.replica_digests import ReplicaDigestService
@@ -78,6 +86,7 @@ from tidelog.services.replicas import ReplicaService
 from tidelog.services.services import Services
 from tidelog.services.topics import TopicService
 from tidelog.testing.mock_metadata import CLUSTER_ID, LISTENER, MockMetadata, directory
+from tidelog.testing.mock_transaction_service import ScriptedTransactions
 
 R = TypeVar("R")
 Ref = TypeVar("Ref", bound=PartitionRef)
@@ -102,12 +111,14 @@ class MockCluster:
         )
         self.records = Records(lookup)
         self.groups = Groups(metadata, lookup)
+        self.transactions = ScriptedTransactions(lambda: self.groups.coordinator.me)
         data = cast(DataServices, SimpleNamespace(offsets=self.records))
         self.handlers = Handlers(
             cluster=ClusterHandlers(services),
             admin=AdminHandlers(services),
             log=LogHandlers(data, node.limits),
             groups=GroupsHandlers(self.groups, lambda: metadata.image),
+            transactions=TransactionsHandlers(self.transactions, lambda: metadata.image),
         )
 
 
@@ -277,6 +288,18 @@ class Records(OffsetService):
         self._lookup = lookup
         self._ranges: dict[PartitionId, tuple[int, int]] = {}
         self._times: dict[PartitionId, list[tuple[int, int]]] = {}
+        self._open: dict[PartitionId, list[ProducerState]] = {}
+
+    def open_transaction(self, partition: PartitionId, *, producer_id: int, start_offset: int, age_s: float) -> None:
+        stamp_ms = int((time.time() - age_s) * 1000)
+        state = ProducerState(producer_id, 0, 0, stamp_ms, -1, start_offset)
+        self._open.setdefault(partition, []).append(state)
+
+    async def describe_producers(
+        self, context: RequestContext, partitions: Sequence[PartitionQuery]
+    ) -> list[list[ProducerState] | TidelogError]:
+        found = [self._lookup.find_or_error(context, Operation.READ, query.partition) for query in partitions]
+        return [self._open.get(place, []) if isinstance(place, PartitionId) else place for place in found]
 
     def set_log(self, partition: PartitionId, start: int, end: int, times: Iterable[tuple[int, int]]) -> None:
         """`times` are (timestamp, offset) pairs."""

@@ -67,6 +67,14 @@ class Admin(AdminFrontend, AsyncClosing):
     delete_groups = awaited(AdminCore.delete_groups)
     remove_members = awaited(AdminCore.remove_members)
 
+    # Transactions.
+
+    list_transactions = awaited(AdminCore.list_transactions)
+    describe_transaction = awaited(AdminCore.describe_transaction)
+    describe_transactions = awaited(AdminCore.describe_transactions)
+    abort_transaction = awaited(AdminCore.abort_transaction)
+    find_hanging_transactions = awaited(AdminCore.find_hanging_transactions)
+
     # Offsets and records.
 
     list_offsets = awaited(AdminCore.list_offsets)

@@ -8,7 +8,7 @@ Operations are methods decorated with `query` or `change`. Each takes `timeout` 
     `close` gives up waiting   as if time was up
 
 Requests to any node are repeated by `ClusterClient.call`; a change only if it was surely not started. Requests about a
-group go to its coordinator:
+group or a transactional id go to its coordinator:
 
     response                                       action
     NOT_COORDINATOR, loading, unreachable          find the coordinator again and retry, until time is up
@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 
 from tidelog.client.cluster import SLACK_MS, ClusterClient, error_in, server_timeout_ms
 from tidelog.client.connections import call_in_parts
-from tidelog.client.coordinators import ELSEWHERE, CoordinatorInfo, Coordinators, is_retriable
+from tidelog.client.coordinators import ELSEWHERE, TRANSACTIONS, CoordinatorInfo, Coordinators, is_retriable
 from tidelog.client.durations import check_timeout
 from tidelog.client.errors import CallTimeoutError, QueryTimeoutError
 from tidelog.client.tasks import Ending
@@ -115,7 +115,7 @@ class AdminCalls:
         """Age of the oldest answer in the last operation by a node that did not hear from an active controller; None
         if there was none."""
         self._timeout_ms = timeout_ms or cluster.config.request_timeout_ms
-        self._coordinators = Coordinators(cluster)
+        self._coordinators = {"Groups": Coordinators(cluster), "Transactions": Coordinators(cluster, TRANSACTIONS)}
         self._is_closing = self._is_over = False
         self._running: set[asyncio.Task[Any]] = set()
         self._ending = Ending()
@@ -220,19 +220,20 @@ class AdminCalls:
         if stale_ms is not None:
             _ages_ms.get().append(stale_ms)
 
-    # A group's coordinator.
+    # The coordinator of a group or a transactional id.
 
     async def _ask_coordinator(
-        self, group: str, name: str, request: Message, *, is_repeatable: bool = True
+        self, key: str, name: str, request: Message, *, is_repeatable: bool = True, service: str = "Groups"
     ) -> tuple[CoordinatorInfo, Any]:
-        """Returns the coordinator of the group and its response."""
-        method = method_named("Groups", name)
+        """Returns the coordinator and its response."""
+        method = method_named(service, name)
+        coordinators = self._coordinators[service]
         backoff = self.cluster.backoff()
         failure: TidelogError | None = None
         while True:
             remaining_ms = self._remaining_ms()
             try:
-                coordinator = await self._coordinators.find(group, timeout_ms=remaining_ms)
+                coordinator = await coordinators.find(key, timeout_ms=remaining_ms)
             except TidelogError as caught:
                 raise failure or caught from caught
             try:
@@ -248,11 +249,11 @@ class AdminCalls:
             pause_s = backoff.next_s()
             failure = error
             if isinstance(error, UnreachableError):
-                what = f"broker {coordinator.node}, the coordinator of group '{group}', is unreachable: {error}"
-                failure = UnreachableError(what, node=coordinator.node)
+                who = f"broker {coordinator.node}, the coordinator of {coordinators.noun} '{key}'"
+                failure = UnreachableError(f"{who}, is unreachable: {error}", node=coordinator.node)
             if not may_retry or pause_s * 1000 >= self._remaining_ms():
                 raise failure
-            self._coordinators.forget(group)
+            coordinators.forget(key)
             await asyncio.sleep(pause_s)
 
 

@@ -1,4 +1,4 @@
-"""Converts messages of the services `Admin`, `Cluster` and `Groups` to the values of `tidelog.Admin`."""
+"""Converts messages of the services to the values of `tidelog.Admin`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from tidelog.client.admin.values import (
     Reassignment,
     ReplicaSize,
     TopicDescription,
+    TransactionDescription,
+    TransactionMember,
 )
 from tidelog.client.cluster import error_in
 from tidelog.client.coordinators import CoordinatorInfo
@@ -33,6 +35,7 @@ from tidelog.model.uuids import to_text
 from tidelog.rpc.v1 import admin_pb2 as pb
 from tidelog.rpc.v1 import cluster_pb2 as cluster_pb
 from tidelog.rpc.v1 import groups_pb2 as groups_pb
+from tidelog.rpc.v1 import transactions_pb2 as transactions_pb
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -130,6 +133,29 @@ def listed_offset(row: FoundOffset) -> ListedOffset:
 def topic_name(name: str, topic_id: bytes) -> str:
     """A deleted topic has no name any more: its id stands for it."""
     return name or to_text(UUID(bytes=topic_id))
+
+
+def transaction_description(row: transactions_pb.TransactionDescription) -> TransactionDescription:
+    return TransactionDescription(
+        transactional_id=row.transactional_id,
+        coordinator=row.coordinator,
+        producer_id=row.producer_id,
+        producer_epoch=row.producer_epoch,
+        state=row.state,
+        timeout_ms=row.transaction_timeout_ms,
+        started_ms=None if row.started_ms < 0 else row.started_ms,
+        prepared_ms=None if row.prepared_ms < 0 else row.prepared_ms,
+        partitions=tuple(TopicPartition(place.topic, place.partition) for place in row.partitions),
+        members=tuple(
+            TransactionMember(
+                producer_id=member.producer_id,
+                label=member.label,
+                partitions=tuple(TopicPartition(place.topic, place.partition) for place in member.partitions),
+            )
+            for member in row.members
+        ),
+        last_token=row.last_token,
+    )
 
 
 def group_description(row: groups_pb.GroupDescription, coordinator: CoordinatorInfo) -> GroupDescription:

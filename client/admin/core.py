@@ -1,20 +1,20 @@
 """`AdminCore`: every admin operation once, as a coroutine on the loop that owns the connections.
 
-`threaded.Admin` and `aio.Admin` call it through the bridge. `topics`, `groups` and `cluster` have the operations,
-`calls` sends their requests.
+`threaded.Admin` and `aio.Admin` call it through the bridge. `topics`, `groups`, `transactions` and `cluster` have the
+operations, `calls` sends their requests.
 """
 
 from __future__ import annotations
 
 from tidelog.client.admin.cluster import ClusterOperations
-from tidelog.client.admin.groups import GroupOperations
 from tidelog.client.admin.replica_verification import ReplicaVerification
+from tidelog.client.admin.transactions import TransactionOperations
 from tidelog.client.io_thread import IoThread
 from tidelog.client.new_cluster import new_cluster
 from tidelog.client.option_table import AdminConfig
 
 
-class AdminCore(GroupOperations, ClusterOperations, ReplicaVerification):
+class AdminCore(TransactionOperations, ClusterOperations, ReplicaVerification):
     @property
     def answered_by(self) -> str:
         return self.cluster.answered

@@ -73,6 +73,14 @@ class Admin(AdminFrontend, Closing):
     delete_groups = blocking(AdminCore.delete_groups)
     remove_members = blocking(AdminCore.remove_members)
 
+    # Transactions.
+
+    list_transactions = blocking(AdminCore.list_transactions)
+    describe_transaction = blocking(AdminCore.describe_transaction)
+    describe_transactions = blocking(AdminCore.describe_transactions)
+    abort_transaction = blocking(AdminCore.abort_transaction)
+    find_hanging_transactions = blocking(AdminCore.find_hanging_transactions)
+
     # Offsets and records.
 
     list_offsets = blocking(AdminCore.list_offsets)

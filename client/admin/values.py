@@ -198,6 +198,74 @@ class GroupList:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionListing:
+    transactional_id: str
+    producer_id: int
+    state: str
+    """"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit" or "CompleteAbort"."""
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionList:
+    """Transactional ids of the brokers that answered. It is complete if `errors` and `loading` are empty."""
+
+    transactions: tuple[TransactionListing, ...]
+    errors: Mapping[int, TidelogError]
+    """Brokers that did not answer."""
+    loading: Mapping[int, int]
+    """Brokers that load transactional ids -> how many partitions of __transaction_state they have not loaded."""
+
+    def __iter__(self) -> Iterator[TransactionListing]:
+        return iter(self.transactions)
+
+    def __len__(self) -> int:
+        return len(self.transactions)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionMember:
+    """A process that has joined the transaction of an owner."""
+
+    producer_id: int
+    label: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    transactional_id: str
+    coordinator: int
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    started_ms: int | None
+    """When the open transaction began, ms since 1970; None: none is open."""
+    prepared_ms: int | None
+    """Since when it is prepared."""
+    partitions: tuple[TopicPartition, ...]
+    """That its owner has written to, with the partition of `__consumer_offsets` of each group."""
+    members: tuple[TransactionMember, ...]
+    last_token: bytes
+    """Of the last commit that had one; empty: none has."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """A transaction that is open in the log of a partition, and that no coordinator will end. Readers of committed data
+    stop at `start_offset`, and compaction and retention do too."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+    last_timestamp_ms: int
+    """Of its last record."""
+    coordinator_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemberDescription:
     member_id: str
     instance_id: str

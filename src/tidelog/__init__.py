@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tidelog.client.admin.values import GroupList as GroupList
     from tidelog.client.admin.values import GroupListing as GroupListing
     from tidelog.client.admin.values import GroupOffset as GroupOffset
+    from tidelog.client.admin.values import HangingTransaction as HangingTransaction
     from tidelog.client.admin.values import ListedOffset as ListedOffset
     from tidelog.client.admin.values import LogDir as LogDir
     from tidelog.client.admin.values import MemberDescription as MemberDescription
@@ -51,6 +52,10 @@ if TYPE_CHECKING:
     from tidelog.client.admin.values import ReplicaSize as ReplicaSize
     from tidelog.client.admin.values import TopicDescription as TopicDescription
     from tidelog.client.admin.values import TopicListing as TopicListing
+    from tidelog.client.admin.values import TransactionDescription as TransactionDescription
+    from tidelog.client.admin.values import TransactionList as TransactionList
+    from tidelog.client.admin.values import TransactionListing as TransactionListing
+    from tidelog.client.admin.values import TransactionMember as TransactionMember
     from tidelog.client.admin.verification import DifferingReplica as DifferingReplica
     from tidelog.client.admin.verification import PartitionVerification as PartitionVerification
     from tidelog.client.admin.verification import ReplicaDifference as ReplicaDifference
@@ -115,6 +120,7 @@ _NAMES = {
         "GroupList",
         "GroupListing",
         "GroupOffset",
+        "HangingTransaction",
         "ListedOffset",
         "LogDir",
         "MemberDescription",
@@ -132,6 +138,10 @@ _NAMES = {
         "ReplicaSize",
         "TopicDescription",
         "TopicListing",
+        "TransactionDescription",
+        "TransactionList",
+        "TransactionListing",
+        "TransactionMember",
     ),
     "tidelog.client.admin.verification": (
         "DifferingReplica",
@@ -230,6 +240,7 @@ __all__ = [
     "GroupListing",
     "GroupMetadata",
     "GroupOffset",
+    "HangingTransaction",
     "Headers",
     "ListedOffset",
     "LogDir",
@@ -269,6 +280,10 @@ __all__ = [
     "TopicPartition",
     "Topics",
     "TopicsOrPartitions",
+    "TransactionDescription",
+    "TransactionList",
+    "TransactionListing",
+    "TransactionMember",
     "VerificationProgress",
     "__version__",
     "aio",

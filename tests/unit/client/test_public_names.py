@@ -22,13 +22,15 @@ NAMES = [
     "CommitCallback", "CommonOptions", "ConfigEntry", "ConfigResource", "Consumer", "ConsumerOptions",
     "ConsumerProtocol", "ConsumerRecord", "CreatedTopic", "Delivery", "DeliveryCallback", "DeliveryProtocol",
     "DeserializerLike", "DifferingReplica", "DrainedBroker", "Feature", "GroupDescription", "GroupList", "GroupListing",
-    "GroupMetadata", "GroupOffset", "Headers", "ListedOffset", "LogDir", "MemberDescription", "MetadataEntry",
+    "GroupMetadata", "GroupOffset", "HangingTransaction", "Headers", "ListedOffset", "LogDir", "MemberDescription",
+    "MetadataEntry",
     "MetadataLog", "MetadataSnapshot", "NewTopic", "OffsetAndMetadata", "OffsetAndTimestamp", "OffsetChange", "Offsets",
     "Outcomes", "PartitionDescription", "PartitionLag", "PartitionLike", "PartitionVerification",
     "PlainConsumerOptions", "Producer", "ProducerOptions", "ProducerProtocol", "ProducerRecord", "QuorumDescription",
     "QuorumMember", "Range", "Reassignment", "RebalanceCallback", "RecordMetadata", "ReplicaDifference", "ReplicaSize",
     "Resource", "SerializerLike", "TidelogError", "TimeLike", "TopicDescription", "TopicListing", "TopicPartition",
-    "Topics", "TopicsOrPartitions", "VerificationProgress", "__version__", "aio", "errors", "read_arrow", "serializers",
+    "Topics", "TopicsOrPartitions", "TransactionDescription", "TransactionList", "TransactionListing",
+    "TransactionMember", "VerificationProgress", "__version__", "aio", "errors", "read_arrow", "serializers",
     "verify",
 ]
 # fmt: on
