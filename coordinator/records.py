@@ -309,6 +309,8 @@ def pack_partitions(partitions: Iterable[PartitionId]) -> list[Any]:
 
 @lru_cache(maxsize=1 << 14)
 def _topic_id(data: bytes) -> TopicId:
+    if not isinstance(data, bytes):  # `UUID` asserts it
+        raise ValueError(f"{data!r} is no topic id")
     return TopicId(UUID(bytes=data))
 
 

@@ -14,6 +14,7 @@ from support.raft.core_cluster import Cluster as RaftCluster
 
 from tidelog.coordinator import consumer_protocol
 from tidelog.coordinator import records as group_records
+from tidelog.coordinator.transactions import records as transactions
 from tidelog.log import kept_copies, producer_snapshot, stored_state
 from tidelog.log.batch import Codec, ControlKind, Record, encode, encode_control
 from tidelog.log.epochs import EpochHistory
@@ -161,6 +162,21 @@ def group_entries() -> list[bytes]:
         raw_key = group_records.encode_key(key)
         found.append(bytes([len(raw_key)]) + raw_key + group_records.encode_value(value))
     return found
+
+
+def transaction_records() -> list[bytes]:
+    partitions = frozenset(PartitionId(TOPIC, number) for number in range(3))
+    values = [
+        transactions.Transaction(producer_id=5),
+        transactions.Transaction(
+            producer_id=5, status=1, partitions=partitions, members=(transactions.Member(6, "task", partitions),)
+        ),
+        transactions.Transaction(
+            producer_id=5, epoch=9, status=2, members=(transactions.Member(6),), committed=(6,), last_token=b"7"
+        ),
+    ]
+    raw_key = transactions.encode_key("orders")
+    return [bytes([len(raw_key)]) + raw_key + transactions.encode_value(value) for value in values]
 
 
 def consumer_protocols() -> list[bytes]:

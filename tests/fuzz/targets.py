@@ -18,6 +18,7 @@ from support.grpc_api.simulated_nodes import ApiCluster
 from fuzz import seeds
 from tidelog.coordinator import consumer_protocol
 from tidelog.coordinator import records as group_records
+from tidelog.coordinator.transactions import records as transaction_records
 from tidelog.log import batch, dump, index, kept_copies, key_map, producer_snapshot, stored_state
 from tidelog.log.batch import Codec
 from tidelog.metadata import records, requests, snapshot
@@ -64,6 +65,7 @@ def read_batch(data: bytes) -> None:
         lambda: batch.parse_control(data),
         lambda: batch.validate_records(data, decompressed_bytes_max=DECOMPRESSED_MAX, needs_keys=True),
         lambda: group_records.decode_batch(data),
+        lambda: transaction_records.decode_batch(data),
     ):
         with contextlib.suppress(TidelogError):
             work()
@@ -189,6 +191,15 @@ def read_group_records(data: bytes) -> None:
         assert group_records.decode_value(group_records.encode_value(value)) == value
 
 
+def read_transaction_records(data: bytes) -> None:
+    """A key and a value, with the length of the key in front."""
+    size = data[0] if data else 0
+    record = transaction_records.decode_record(data[1 : 1 + size], data[1 + size :])
+    if record is not None and record.value is not None:
+        raw_key = transaction_records.encode_key(record.transactional_id)
+        assert transaction_records.decode_record(raw_key, transaction_records.encode_value(record.value)) == record
+
+
 def read_consumer_protocol(data: bytes) -> None:
     with contextlib.suppress(TidelogError):
         consumer_protocol.parse_assignment(data)
@@ -286,6 +297,7 @@ TARGETS: dict[str, Target] = {
     "metadata-requests": Target(read_metadata_request, seeds.metadata_requests),
     "metadata-snapshot": Target(read_metadata_snapshot, seeds.metadata_snapshots),
     "group-records": Target(read_group_records, seeds.group_entries),
+    "transaction-records": Target(read_transaction_records, seeds.transaction_records),
     "consumer-protocol": Target(read_consumer_protocol, seeds.consumer_protocols),
     "kafka": Target(read_kafka_request, seeds.kafka_requests, (TidelogError, MalformedError)),
     "grpc": Target(call_grpc, seeds.grpc_requests),
