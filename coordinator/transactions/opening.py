@@ -64,9 +64,9 @@ def add_partitions(
         _check_has(before, request, held)
     if before.is_open:
         _check_version(before, request.transactional_id, request.version)
+        _check_not_prepared(before, request.transactional_id)
         if request.partitions <= held:
             return (), AddReply(number=before.number)
-        _check_not_prepared(before, request.transactional_id)
     after = before if before.is_open else _begun(before, now_ms=request.now_ms, version=request.version)
     wanted = held | request.partitions
     count = len(wanted) - len(held) + len(after.partitions) + sum(len(each.partitions) for each in after.members)

@@ -232,7 +232,7 @@ def _decode_value(data: bytes) -> Transaction:
         else:
             extra.append((number, raw))
     value = Transaction(**known, extra=tuple(sorted(extra, key=lambda pair: pair[0])))
-    Status(value.status), Cause(value.cause)  # raise ValueError for codes that do not exist
+    Status(value.status), Cause(value.cause), Status(value.previous_outcome)  # raise ValueError for unknown codes
     return value
 
 

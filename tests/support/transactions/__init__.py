@@ -1,0 +1,1 @@
+"""Transactions without a cluster."""
