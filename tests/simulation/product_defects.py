@@ -21,9 +21,9 @@ def _on(owner: Any, name: str, replacement: Any) -> Patches:
 # Retention.
 
 
-async def _expire_all(self: Any, log: Any, *, is_full: bool) -> Any:
+async def _expire_all(self: Any, log: Any, config: Any, *, is_full: bool) -> Any:
     """Whatever is committed."""
-    segments = await log.expire(bound=log.end_offset)
+    segments = await log.expire(bound=log.end_offset, config=config)
     log.expire_producers()
     return segments
 
