@@ -298,11 +298,29 @@ CLUSTER_KEYS: tuple[Definition, ...] = (
         least=1,
     ),
     cluster_int(
+        "transaction.prepared.timeout.ms",
+        DAY_MS,
+        "How long a prepared transaction waits for its owner before it is aborted.",
+        least=1,
+    ),
+    cluster_int(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        HOUR_MS,
+        "How often unused transactional ids are looked for.",
+        least=1,
+    ),
+    cluster_int(
         "transaction.state.log.num.partitions",
         50,
         "Partitions of __transaction_state, used when it is created.",
         least=1,
         most=10_000,
+    ),
+    cluster_int(
+        "transactional.id.expiration.ms",
+        7 * DAY_MS,
+        "How long a transactional id without a transaction and without a token is kept after its last use.",
+        least=1,
     ),
 )
 

@@ -154,6 +154,7 @@ class ErrorCode(Enum):
     )
     UNSUPPORTED_ENDPOINT_TYPE = ErrorRow(115, False, "use endpoint type 1 (brokers)")
     PRODUCER_FENCED = ErrorRow(90, False, "a newer instance uses this transactional id; stop this one")
+    OPERATION_NOT_ATTEMPTED = ErrorRow(55, False, "another partition of the request has an error; correct that one")
     TRANSACTIONAL_ID_NOT_FOUND = ErrorRow(105, False, "see `tidelog transactions list`; the id may have expired")
     TRANSACTION_ABORTABLE = ErrorRow(120, False, "abort the transaction and begin another one")
     OFFSET_MISMATCH = ErrorRow(1001, False, "read the partition up to its end, and decide again")

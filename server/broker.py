@@ -1,4 +1,5 @@
-"""A node as a broker: its copy of the metadata, its logs, its replicas, its group coordinator, its services.
+"""A node as a broker: its copy of the metadata, its logs, its replicas, its coordinators of groups and
+transactions, its services.
 
     opened --start--> started --> registered (fenced) --> ready --shut_down--> draining --close--> closed
 
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
 from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.transactions.coordinator import TransactionCoordinator
 from tidelog.log.config import LogConfig
 from tidelog.log.logs import Logs
 from tidelog.metadata import configs
@@ -27,6 +29,7 @@ from tidelog.metadata.controller_node import ControllerNode
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.tail import MetadataTail
 from tidelog.model.ids import PartitionId
+from tidelog.replication.marker_receiver import LeaderMarkers
 from tidelog.replication.replicas import Replicas
 from tidelog.replication.startup_report import add_losses, close_logs, working_directories
 from tidelog.server.broker_metrics import broker_samples
@@ -70,12 +73,20 @@ class Broker:
             admission_work=world.admission_work,
         )
         self.coordinator = GroupCoordinator(self.replicas, membership.tail, world.clock)
+        self.transactions = TransactionCoordinator(
+            self.replicas,
+            membership.tail,
+            world.clock,
+            world.to_brokers,
+            LeaderMarkers(self.replicas.get, lambda: self.replicas.image, self.coordinator),
+        )
         self.services: NodeServices = broker_services(
             world,
             config.services,
             membership=membership,
             replicas=self.replicas,
             coordinator=self.coordinator,
+            transactions=self.transactions,
             controller=controller,
         )
         self._world = world
@@ -137,6 +148,7 @@ class Broker:
             return
         self._is_started = True
         self.coordinator.start()
+        self.transactions.start()
         await self.replicas.start()
         self._tasks.spawn(self.tail.run(), "metadata")
         self._tasks.spawn(self._register(), "registration")
@@ -148,6 +160,11 @@ class Broker:
     @property
     def is_ready(self) -> bool:
         return not self.agent.is_fenced
+
+    def stop_coordinators(self) -> None:
+        """Ends all shards, before the API servers close: their clients find the next coordinators."""
+        self.coordinator.stop()
+        self.transactions.stop()
 
     def waits_for(self) -> str:
         """Returns why a broker that starts is not ready yet."""
@@ -190,6 +207,7 @@ class Broker:
         await close_all(
             self._tasks.cancel,
             self.services.close,
+            self.transactions.close,
             self.coordinator.close,
             self.replicas.close,
             self._close_storage,
@@ -200,7 +218,7 @@ class Broker:
         await close_logs(self.logs, self._world.metadata.store, self._clean_epoch)
 
     def samples(self) -> Iterable[Sample]:
-        return broker_samples(self.membership, self.logs, self.replicas, self.groups)
+        return broker_samples(self.membership, self.logs, self.replicas, self.api)
 
 
 def log_config_of(image: ClusterImage, log_id: PartitionId) -> LogConfig:

@@ -9,16 +9,18 @@ from tidelog.replication.replicas import Replicas
 from tidelog.server.group_metrics import group_samples, lag_samples
 from tidelog.server.membership import BrokerMembership
 from tidelog.server.metrics import Sample, counter, gauge
-from tidelog.services.groups import GroupService
+from tidelog.server.transaction_metrics import transaction_samples
+from tidelog.services.services import BrokerServices
 
 
 def broker_samples(
-    membership: BrokerMembership, logs: Logs, replicas: Replicas, groups: GroupService
+    membership: BrokerMembership, logs: Logs, replicas: Replicas, services: BrokerServices
 ) -> Iterable[Sample]:
     yield from _membership_samples(membership)
     yield from _replica_samples(replicas)
-    yield from group_samples(groups)
-    yield from lag_samples(groups, replicas)
+    yield from group_samples(services.groups)
+    yield from lag_samples(services.groups, replicas)
+    yield from transaction_samples(services.transactions)
     yield from _log_samples(logs)
     yield from _scrub_samples(replicas)
     for directory in logs.directories:

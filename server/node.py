@@ -313,7 +313,7 @@ class Node:
         if is_orderly and self.broker is not None:
             await self._attempt(self.broker.shut_down())
         if self.broker is not None:
-            self.broker.coordinator.stop()
+            self.broker.stop_coordinators()
         if self.api_servers is not None:
             await self._attempt(self.api_servers.close())
         await self._tasks.cancel()

@@ -7,6 +7,8 @@ from typing import Any
 
 from tidelog import __version__
 from tidelog.coordinator.coordinator import GroupCoordinator
+from tidelog.coordinator.transactions.coordinator import TransactionCoordinator
+from tidelog.coordinator.transactions.peers import CoordinatorPeers
 from tidelog.metadata.controller_client import ControllerClient, ControllerClientConfig
 from tidelog.metadata.controller_node import ControllerNode
 from tidelog.metadata.tail import MetadataTail
@@ -18,6 +20,7 @@ from tidelog.rpc.grpc.cluster import ClusterHandlers
 from tidelog.rpc.grpc.dispatch import Handlers
 from tidelog.rpc.grpc.groups import GroupsHandlers
 from tidelog.rpc.grpc.log import LogHandlers
+from tidelog.rpc.grpc.transactions import TransactionsHandlers
 from tidelog.rpc.kafka.fetch_sessions import FetchSessions
 from tidelog.server.membership import BrokerMembership
 from tidelog.server.role_config import ServiceOptions
@@ -37,6 +40,7 @@ from tidelog.services.replica_digests import ReplicaDigestService
 from tidelog.services.replicas import ReplicaService
 from tidelog.services.services import BrokerServices, Services
 from tidelog.services.topics import TopicService
+from tidelog.services.transactions import TransactionService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +75,15 @@ def broker_services(
     membership: BrokerMembership,
     replicas: Replicas,
     coordinator: GroupCoordinator,
+    transactions: TransactionCoordinator,
     controller: ControllerNode | None,
 ) -> NodeServices:
     """Builds the services of a broker, which may be a controller too, and serves requests that other nodes forward."""
     limits, client, tail = options.limits, membership.agent.client, membership.tail
-    data = DataServices(replicas, limits, options.guard)
+    peers = CoordinatorPeers(transactions, tail, world.to_brokers)
+    data = DataServices(replicas, limits, options.guard, peers)
     groups = GroupService(coordinator, tail, client, guard=options.guard)
+    transaction_service = TransactionService(transactions, tail, client, groups, peers, guard=options.guard)
     common = _services(
         *(world, options, client),
         controller=controller,
@@ -84,13 +91,14 @@ def broker_services(
         directories=data.log_directories,
         digests=replicas.digests,
     )
-    services = BrokerServices(**common, data=data, groups=groups)
+    services = BrokerServices(**common, data=data, groups=groups, transactions=transaction_service)
     responses = ResponseMemory(limits)
     handlers = Handlers(
         cluster=ClusterHandlers(services),
         admin=AdminHandlers(services),
         log=LogHandlers(data, limits, responses),
         groups=GroupsHandlers(groups, lambda: services.cache.image),
+        transactions=TransactionsHandlers(transaction_service, lambda: services.cache.image),
     )
     sessions = FetchSessions(world.random, slots_max=options.fetch_sessions_max)
     return NodeServices(services=services, handlers=handlers, responses=responses, fetch_sessions=sessions)

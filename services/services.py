@@ -23,6 +23,7 @@ from tidelog.services.quorum import QuorumService
 from tidelog.services.replica_digests import ReplicaDigestService
 from tidelog.services.replicas import ReplicaService
 from tidelog.services.topics import TopicService
+from tidelog.services.transactions import TransactionService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +54,4 @@ class Services:
 class BrokerServices(Services):
     data: DataServices
     groups: GroupService
+    transactions: TransactionService

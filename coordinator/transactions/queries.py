@@ -120,10 +120,26 @@ def list_transactions(
     return [
         (transactional_id, transaction)
         for transactional_id, transaction in sorted_items(state.ids)
-        if (not statuses or status_name(transaction) in statuses)
+        if matches(
+            transaction, now_ms=now_ms, statuses=statuses, producer_ids=producer_ids, longer_than_ms=longer_than_ms
+        )
+    ]
+
+
+def matches(
+    transaction: Transaction,
+    *,
+    now_ms: int,
+    statuses: Collection[str],
+    producer_ids: Collection[int],
+    longer_than_ms: int,
+) -> bool:
+    """Return whether it passes the filters of `list_transactions`."""
+    return (
+        (not statuses or status_name(transaction) in statuses)
         and (not producer_ids or any(each in producer_ids for each in _producers(transaction)))
         and (longer_than_ms < 0 or (_is_running(transaction) and now_ms - transaction.started_ms > longer_than_ms))
-    ]
+    )
 
 
 def _is_running(transaction: Transaction) -> bool:

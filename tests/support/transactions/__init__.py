@@ -1,1 +1,1 @@
-"""Transactions without a cluster."""
+"""Transactions: without a cluster, and in the simulator."""

@@ -9,7 +9,7 @@ from tidelog.model.errors import ReplicaNotAvailableError
 from tidelog.world.simulated import SimNode, SimWorld
 
 
-class Replicas:
+class FakeReplicas:
     """Two replicas without records. Broker 2 never follows, and leads when it was left out."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Replicas:
 
 
 def test_a_follower_that_was_left_out_is_compared_when_it_leads() -> None:
-    replicas = Replicas()
+    replicas = FakeReplicas()
 
     async def compare(_node: SimNode) -> PartitionVerification:
         return await Comparison("orders", 0, replicas).run()

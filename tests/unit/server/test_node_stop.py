@@ -30,7 +30,7 @@ def test_a_node_ends_its_groups_before_the_streams_of_their_members(tmp_path: Pa
             "Any",
             SimpleNamespace(
                 shut_down=step("leaderships move"),
-                coordinator=SimpleNamespace(stop=lambda: steps.append("groups end")),
+                stop_coordinators=lambda: steps.append("groups end"),
                 close=step("broker closes"),
             ),
         )

@@ -20,10 +20,13 @@ PARTS = {
     "DataServices",
     "MetadataCache",
     "Replicas",
+    "TransactionCoordinator",
+    "TransactionService",
+    "TransactionsHandlers",
 }
 PROTOBUF = {"pb", "admin_pb2", "admin_pb"}
 ASSEMBLY = {
-    "server/broker.py": {"GroupCoordinator", "Replicas"},
+    "server/broker.py": {"GroupCoordinator", "Replicas", "TransactionCoordinator"},
     "server/controller.py": {"ControllerNode"},
     "server/membership.py": {"BrokerLifecycle", "MetadataTail"},
     "server/services.py": {
@@ -35,6 +38,8 @@ ASSEMBLY = {
         "GroupsHandlers",
         "LogHandlers",
         "MetadataCache",
+        "TransactionService",
+        "TransactionsHandlers",
     },
 }
 UNIT_TESTS = {
@@ -44,13 +49,22 @@ UNIT_TESTS = {
     "tests/unit/kafka/test_soon.py": {"DataServices"},
     "tests/unit/replication/test_client_requests.py": {"DataServices"},
     "tests/unit/rpc/test_grpc_log.py": {"LogHandlers"},
+    "tests/unit/rpc/test_grpc_transactions.py": {"TransactionsHandlers"},
     "tests/unit/rpc/test_request_sizes.py": {"GroupsHandlers", "LogHandlers"},
     "tests/unit/services/test_group_topics.py": {"GroupService"},
     "tests/unit/services/test_large_descriptions.py": {"AdminHandlers", "ClusterHandlers", "GroupsHandlers"},
-    "tests/unit/services/test_service_hooks.py": {"DataServices", "GroupService"},
+    "tests/unit/services/test_service_hooks.py": {"DataServices", "GroupService", "TransactionService"},
 }
 """Tests of a class itself, which need it under conditions that the assembly does not create."""
-MOCKS = {"testing/mock_cluster.py": {"AdminHandlers", "ClusterHandlers", "GroupsHandlers", "LogHandlers"}}
+MOCKS = {
+    "testing/mock_cluster.py": {
+        "AdminHandlers",
+        "ClusterHandlers",
+        "GroupsHandlers",
+        "LogHandlers",
+        "TransactionsHandlers",
+    }
+}
 """`MockAdmin` calls the real handlers; there is no broker behind them."""
 
 

@@ -20,7 +20,7 @@ from tidelog.metadata.partitions import PREFERRED, ElectLeaders
 from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
 from tidelog.metadata.topics import AddPartitions, CreateTopics, DeleteTopics, NewPartitions, NewTopic
 from tidelog.model.errors import ErrorCode, TidelogError, TransportError
-from tidelog.model.group_errors import NotCoordinatorError
+from tidelog.model.group_errors import CoordinatorNotAvailableError, NotCoordinatorError
 from tidelog.model.maps import Map
 from tidelog.services.authorization import AuthorizationFailedError, Operation, Resource
 from tidelog.services.cluster import ClusterMetadata, MetadataQuery
@@ -49,6 +49,17 @@ from tidelog.services.quotas import Charge
 from tidelog.services.replica_digests import DigestQuery, DigestReplica, ReplicaDigestService
 from tidelog.services.services import BrokerServices
 from tidelog.services.topics import TopicQuery, TopicService
+from tidelog.services.transaction_requests import (
+    AddOffsetsToTransaction,
+    AddPartitionsToTransaction,
+    CommitOffsetsInTransaction,
+    EndTransaction,
+    InitTransactions,
+    JoinTransaction,
+    PrepareTransaction,
+    TransactionFilter,
+)
+from tidelog.services.transactions import TransactionService
 
 CONTEXT = RequestContext(api=Api.GRPC, peer="test")
 PARTITION = ("t", 0)
@@ -57,9 +68,11 @@ DENIED = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
 
+OWNER: dict[str, Any] = {"transactional_id": "t", "producer_id": 7, "epoch": 0}
 HEARTBEAT = MemberHeartbeat(group="g", member_id="m", member_epoch=0)
 
 
@@ -169,6 +182,21 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "GroupService.describe_consumer_group": lambda s: s.describe_consumer_group(CONTEXT, "g"),
     "GroupService.describe_classic_group": lambda s: s.describe_classic_group(CONTEXT, "g"),
     "GroupService.delete_group": lambda s: s.delete_group(CONTEXT, "g"),
+    "TransactionService.find_coordinators": lambda s: s.find_coordinators(CONTEXT, ["too long"]),
+    "TransactionService.init": lambda s: s.init(CONTEXT, InitTransactions(transactional_id="t", timeout_ms=1)),
+    "TransactionService.add_partitions": lambda s: s.add_partitions(
+        CONTEXT, AddPartitionsToTransaction(**OWNER, partitions=[PARTITION])
+    ),
+    "TransactionService.add_offsets": lambda s: s.add_offsets(CONTEXT, AddOffsetsToTransaction(**OWNER, group="g")),
+    "TransactionService.commit_offsets": lambda s: s.commit_offsets(
+        CONTEXT, CommitOffsetsInTransaction(**OWNER, group="g", offsets={PARTITION: OffsetToCommit(0)})
+    ),
+    "TransactionService.end": lambda s: s.end(CONTEXT, EndTransaction(**OWNER, is_commit=True)),
+    "TransactionService.prepare": lambda s: s.prepare(CONTEXT, PrepareTransaction(**OWNER)),
+    "TransactionService.join": lambda s: s.join(CONTEXT, JoinTransaction(transactional_id="t")),
+    "TransactionService.abort": lambda s: s.abort(CONTEXT, "t"),
+    "TransactionService.list": lambda s: s.list(CONTEXT, TransactionFilter()),
+    "TransactionService.describe": lambda s: s.describe(CONTEXT, "t"),
 }
 """One call of each public method."""
 
@@ -242,6 +270,11 @@ def coordinates_nothing(name: str) -> None:
     raise NotCoordinatorError(f"another broker coordinates {name!r}")
 
 
+def starts_nothing(work: Any, *, name: str) -> None:
+    work.close()
+    raise CoordinatorNotAvailableError(f"{name}: this broker stops")
+
+
 def data_services(guard: Guard) -> dict[type, Any]:
     """Of a broker without partitions and groups."""
     replicas = SimpleNamespace(image=ClusterImage(), me=1, wakers=SimpleNamespace(add=lambda *_: None))
@@ -252,7 +285,11 @@ def data_services(guard: Guard) -> dict[type, Any]:
     coordinator.tasks = SimpleNamespace(keep=lambda _task: None)
     coordinator.shard_of = coordinates_nothing
     groups = GroupService(cast(Any, coordinator), cast(Any, replicas), cast(Any, None), guard=guard)
-    return {type(service): service for service in (data.produce, data.fetch, data.offsets, groups)}
+    coordinator.TOPIC, coordinator.spawn = "__transaction_state", starts_nothing
+    transactions = TransactionService(
+        cast(Any, coordinator), cast(Any, replicas), cast(Any, None), groups, cast(Any, None), guard=guard
+    )
+    return {type(service): service for service in (data.produce, data.fetch, data.offsets, groups, transactions)}
 
 
 def call(name: str, hooks: Hooks) -> Any:
@@ -281,7 +318,7 @@ def call(name: str, hooks: Hooks) -> Any:
 
 def test_there_is_a_call_of_every_public_method() -> None:
     assert public_methods() == CALLS.keys()
-    assert len(services()) == 12
+    assert len(services()) == 13
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
