@@ -63,7 +63,7 @@ class TransactionalId:
 
     # Who it is.
 
-    def stranger(self, who: ProducerIdentity) -> str:
+    def identity_error(self, who: ProducerIdentity) -> str:
         """The error for an identity that is neither the owner nor the one before; empty for these."""
         if who in (self.owner, self.previous):
             return ""
@@ -81,7 +81,11 @@ class TransactionalId:
         if is_member and (who[1] != 0 or self.is_ending):
             return FENCED
         if not is_member:
-            error = self.stranger(who) or (who != self.owner and self.late(version)) or (self.is_ending and CONCURRENT)
+            error = (
+                self.identity_error(who)
+                or (who != self.owner and self.late(version))
+                or (self.is_ending and CONCURRENT)
+            )
             if error:
                 return str(error)
         held = self.open.partitions.get(who[0], set()) if self.open else set()
@@ -112,7 +116,7 @@ class TransactionalId:
         return ""
 
     def prepare(self, who: ProducerIdentity) -> str:
-        error = self.stranger(who) or (who != self.owner and self.late(2)) or (self.is_ending and CONCURRENT)
+        error = self.identity_error(who) or (who != self.owner and self.late(2)) or (self.is_ending and CONCURRENT)
         if error:
             return str(error)
         if self.open is None or self.open.version == 1:
@@ -125,7 +129,7 @@ class TransactionalId:
     ) -> str:
         if (token or named) and not (is_commit and version == 2):
             return "INVALID_REQUEST"
-        error = self.stranger(who)
+        error = self.identity_error(who)
         if error:
             return error
         if token and token == self.token:
@@ -178,7 +182,7 @@ class TransactionalId:
 
     def init(self, who: ProducerIdentity | None, *, keeps: bool, new_id: int) -> str:
         """ "" also if the request is to be repeated later."""
-        error = "" if who is None else self.stranger(who)
+        error = "" if who is None else self.identity_error(who)
         if error or self.is_ending or (who is not None and who != self.owner):
             return error
         if self.open is not None and not (keeps and self.open.is_prepared):
