@@ -63,6 +63,7 @@ CLASSES: tuple[type[TidelogError], ...] = (
     transaction_errors.TransactionAbortableError,
     transaction_errors.TransactionalIdNotFoundError,
     transaction_errors.OffsetMismatchError,
+    transaction_errors.StaleFencingTokenError,
 )
 """Catalogue entries that programs handle."""
 

@@ -17,6 +17,7 @@ from typing import TypedDict, Unpack
 from tidelog.log import kernel, kernel_bulk
 from tidelog.log.batch_header import (
     BATCH_BYTES_MAX,
+    CLAIM_BIT,
     CODEC_MASK,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -113,6 +114,7 @@ class BatchFields(TypedDict, total=False):
     base_sequence: int
     is_transactional: bool
     is_control: bool
+    is_claim: bool
     timestamp_type: TimestampType
     max_timestamp: int | None
     """None: the largest of the records. With log-append time, the time of appending."""
@@ -279,6 +281,8 @@ def _attributes(fields: BatchFields) -> int:
         attributes |= TRANSACTIONAL_BIT
     if fields.get("is_control", False):
         attributes |= CONTROL_BIT
+    if fields.get("is_claim", False):
+        attributes |= CLAIM_BIT
     if fields.get("delete_horizon_ms") is not None:
         attributes |= DELETE_HORIZON_BIT
     return attributes

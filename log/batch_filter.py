@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidelog.log.batch import Columns, decode_columns, encode_columns, parse_control
-from tidelog.log.batch_header import BatchHeader, Buffer, TimestampType
+from tidelog.log.batch_header import CLAIM_BIT, BatchHeader, Buffer, TimestampType
 from tidelog.log.key_map import KeyMap
 from tidelog.log.producers import LastBatch
 from tidelog.log.transactions import AbortedTransaction
@@ -205,6 +205,7 @@ def empty_batch(header: BatchHeader) -> bytes:
         base_sequence=header.base_sequence,
         is_transactional=header.is_transactional,
         is_control=header.is_control,
+        is_claim=bool(header.attributes & CLAIM_BIT),
         timestamp_type=header.timestamp_type,
         max_timestamp=header.max_timestamp,
         last_offset_delta=header.last_offset_delta,
@@ -230,6 +231,7 @@ def _rebuild(columns: Columns, rows: Sequence[int], horizon_ms: int | None) -> b
         base_sequence=header.base_sequence,
         is_transactional=header.is_transactional,
         is_control=header.is_control,
+        is_claim=bool(header.attributes & CLAIM_BIT),
         timestamp_type=header.timestamp_type,
         max_timestamp=header.max_timestamp if is_append_time else None,
         last_offset_delta=header.last_offset_delta,

@@ -8,7 +8,7 @@ Pure.
     16        1      magic = 2             |
     17        4      CRC-32C              /   of everything from position 21 to the end
     21        2      attributes               bits 0-2 codec, 3 log-append time, 4 transactional, 5 control,
-                                              6 base timestamp is a delete horizon
+                                              6 base timestamp is a delete horizon, 7 claim (ours)
     23        4      last offset delta
     27        8      base timestamp
     35        8      max timestamp
@@ -69,6 +69,8 @@ LOG_APPEND_TIME_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
+CLAIM_BIT = 0x80
+"""The record claims the partition: its offset is the fencing token from now on (`ProducerState.claim`)."""
 
 _INT64_MAX = 2**63 - 1
 _SEQUENCE_MAX = 2**31 - 1
@@ -252,6 +254,10 @@ def _check_client(header: BatchHeader) -> None:
         raise InvalidRecordError(
             f"producer id {header.producer_id} with epoch {header.producer_epoch} and sequence {header.base_sequence}"
         )
+    if header.attributes & CLAIM_BIT and (
+        header.count != 1 or header.producer_id < 0 or header.attributes & TRANSACTIONAL_BIT
+    ):
+        raise InvalidRecordError("a claim is one record of an idempotent producer, and no part of a transaction")
 
 
 def split_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:

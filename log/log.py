@@ -25,7 +25,7 @@ import asyncio
 import logging
 
 from tidelog.log import stored_state as stored
-from tidelog.log.admission import CheckTransaction, RecordRules
+from tidelog.log.admission import AppendCondition, CheckTransaction, RecordRules
 from tidelog.log.cleaner import CleanedSegment
 from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.damage import Damage, DamageState
@@ -327,16 +327,17 @@ class Log:
         inspected: RecordRules | None = None,
         inline_bytes_max: int | None = None,
         check_transaction: CheckTransaction | None = None,
+        condition: AppendCondition | None = None,
     ) -> AppendInfo:
         """As leader: check the batches, assign offsets and epoch, and write them: all or none.
 
         `is_coordinator`: the caller is a coordinator of the cluster and may write control batches. The write is in the
         page cache when this returns; `wait_durable(info.last_offset)` resolves when it is on the device. With
-        `inline_bytes_max` it raises `NeedsDecodingError` instead of decoding more; for `inspected` and
-        `check_transaction` see `admission`.
+        `inline_bytes_max` it raises `NeedsDecodingError` instead of decoding more; for `inspected`,
+        `check_transaction` and `condition` see `admission`.
         """
         return self._appender.append(
-            batch, leader_epoch, is_coordinator, inspected, inline_bytes_max, check_transaction
+            batch, leader_epoch, is_coordinator, inspected, inline_bytes_max, check_transaction, condition
         )
 
     def append_replicated(self, batches: Buffer) -> AppendInfo:

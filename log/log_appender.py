@@ -11,7 +11,15 @@ from itertools import pairwise
 
 from crc32c import crc32c
 
-from tidelog.log.admission import PREFIX, PREFIX_BYTES, AdmittedBatch, CheckTransaction, RecordRules, admit
+from tidelog.log.admission import (
+    PREFIX,
+    PREFIX_BYTES,
+    AdmittedBatch,
+    AppendCondition,
+    CheckTransaction,
+    RecordRules,
+    admit,
+)
 from tidelog.log.batch import LENGTH_PREFIX_BYTES, BatchHeader, TimestampType, check_batch
 from tidelog.log.batch_header import CRC_START
 from tidelog.log.config import FlushMode
@@ -85,6 +93,7 @@ class LogAppender:
         inspected: RecordRules | None,
         inline_bytes_max: int | None,
         check_transaction: CheckTransaction | None,
+        condition: AppendCondition | None,
     ) -> AppendInfo:
         """See `Log.append`."""
         self.check_writable()
@@ -105,6 +114,11 @@ class LogAppender:
         )
         base_offset: int = self._state.segments.end_offset
         time = now_ms if config.timestamp_type is TimestampType.LOG_APPEND else -1
+        if condition is not None:
+            if len(admitted) > 1:
+                raise InvalidRecordError(f"an append with a condition has one batch, not {len(admitted)}")
+            if admitted[0].duplicate is None:
+                condition.check(end_offset=base_offset, claim=self._state.producers.claim)
         if len(admitted) == 1 and admitted[0].duplicate is None:
             self._write_admitted(admitted, leader_epoch, now_ms)
             return AppendInfo(Offset(base_offset), Offset(self._state.segments.end_offset - 1), time)

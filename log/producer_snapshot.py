@@ -3,6 +3,7 @@
     producers   [[id, epoch, coordinator epoch, seen ms, newest offset, run, open offset or nil, [batch, ...]], ...]
                 by id; a batch is [last sequence, last offset, offset delta, timestamp], at most five, oldest first
     pending     [[first offset, marker offset], ...] of ended transactions whose marker is not yet replicated
+    claim       [offset, producer id] of the newest claim of the partition; missing if there is none
 
 A newer version may add fields, and values at the end of a producer's row: fields are kept and written back, values are
 skipped. A version with another meaning gets another number and is rejected. The caller protects the bytes with a CRC;
@@ -49,6 +50,7 @@ class Snapshot:
     producers: list[ProducerRow]
     pending: list[tuple[int, int]]
     unknown_fields: dict[str, object]
+    claim: tuple[int, int] | None = None
 
 
 def encode_row(row: ProducerRow) -> bytes:
@@ -58,17 +60,24 @@ def encode_row(row: ProducerRow) -> bytes:
 
 
 def encode_snapshot(
-    rows: Sequence[bytes], pending: Sequence[tuple[int, int]], unknown_fields: Mapping[str, object]
+    rows: Sequence[bytes],
+    pending: Sequence[tuple[int, int]],
+    unknown_fields: Mapping[str, object],
+    *,
+    claim: tuple[int, int] | None = None,
 ) -> bytes:
     """`rows` are those of `encode_row`, by id."""
     packer = msgpack.Packer(autoreset=False)
     packer.pack_array_header(3)
     packer.pack(TYPE)
     packer.pack(VERSION)
-    packer.pack_map_header(len(unknown_fields) + 2)
+    packer.pack_map_header(len(unknown_fields) + 2 + (claim is not None))
     for name, value in unknown_fields.items():
         packer.pack(name)
         packer.pack(value)
+    if claim is not None:
+        packer.pack("claim")
+        packer.pack(claim)
     packer.pack("producers")
     packer.pack_array_header(len(rows))
     head = packer.bytes()
@@ -99,7 +108,10 @@ def decode_snapshot(data: bytes) -> Snapshot:
     opened = [row.open_offset for row in producers if row.open_offset is not None]
     if len(set(opened)) != len(opened):
         raise CorruptStateError("producer snapshot: two transactions begin at one offset")
-    return Snapshot(producers, pending, fields)
+    claim = _claim(fields.pop("claim", None))
+    if claim is not None and not any(row.producer_id == claim[1] for row in producers):
+        raise CorruptStateError(f"producer snapshot: the claim is of producer {claim[1]}, which it does not have")
+    return Snapshot(producers, pending, fields, claim)
 
 
 def _list(value: object) -> list[object]:
@@ -120,6 +132,15 @@ def _pair(value: object) -> tuple[int, int]:
         raise CorruptStateError("producer snapshot: a pending transaction is incomplete")
     first = _int(pair[0], least=0)
     return first, _int(pair[1], least=first)
+
+
+def _claim(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    pair = _list(value)
+    if len(pair) < 2:
+        raise CorruptStateError("producer snapshot: the claim is incomplete")
+    return _int(pair[0], least=0), _int(pair[1], least=0)
 
 
 def _row(value: object) -> ProducerRow:

@@ -29,6 +29,8 @@ After compaction a replay may find fewer than five batches of a producer, never 
 keeps the header of each active producer's last batch. Expiry is by time, not by the log, so a replay may know
 producers that the live state has dropped, never the other way round.
 
+The newest claim of the partition is kept with its producer, which then neither expires nor is evicted.
+
 Pure: no clock, no disk. The owner checks one batch at a time, and applies it before it checks the next.
 """
 
@@ -38,7 +40,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from tidelog.log.batch import BatchHeader, ControlMarker
-from tidelog.log.batch_header import TRANSACTIONAL_BIT
+from tidelog.log.batch_header import CLAIM_BIT, TRANSACTIONAL_BIT
 from tidelog.log.producer_snapshot import ProducerRow, decode_snapshot, encode_row, encode_snapshot
 from tidelog.log.transactions import CompletedTransaction
 from tidelog.model.errors import (
@@ -137,15 +139,19 @@ class _Producer:
 
 
 class ProducerState:
-    """See the module. Invariants: `_open` is ordered by first offset; its producers are all in `_producers`;
-    `_pending` (first offset, marker offset) rises strictly in both; `_producers` is ordered by newest offset, and the
-    last one is below the log end; a producer has its row of a snapshot in `_packed`, as it is now, or is in
-    `_unpacked`."""
+    """See the module. Invariants: `_open` is ordered by first offset; its producers, and that of the claim, are all in
+    `_producers`; `_pending` (first offset, marker offset) rises strictly in both; `_producers` is ordered by newest
+    offset, and the last one is below the log end; a producer has its row of a snapshot in `_packed`, as it is now, or
+    is in `_unpacked`."""
 
-    __slots__ = ("_open", "_packed", "_pending", "_producers", "_producers_max", "_unknown_fields", "_unpacked")
+    __slots__ = (
+        *("_claim", "_open", "_packed", "_pending", "_producers", "_producers_max", "_unknown_fields", "_unpacked"),
+    )
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
         assert producers_max > 0
+        self._claim: tuple[int, int] | None = None
+        """Offset of the newest claim, and its producer."""
         self._producers: OrderedDict[int, _Producer] = OrderedDict()
         self._packed: dict[int, bytes] = {}
         self._unpacked: dict[int, None] = {}
@@ -268,6 +274,8 @@ class ProducerState:
             return None
         if header.base_sequence >= 0:
             producer.add(header)
+        if header.attributes & CLAIM_BIT:
+            self._claim = header.base_offset, header.producer_id
         if header.is_transactional and header.producer_id not in self._open:
             self._open[header.producer_id] = header.base_offset
         return None
@@ -293,10 +301,13 @@ class ProducerState:
     def _make_room(self) -> None:
         if len(self._producers) < self._producers_max:
             return
-        idle = (producer_id for producer_id in self._producers if producer_id not in self._open)
+        idle = (producer_id for producer_id in self._producers if not self._is_kept(producer_id))
         over = len(self._producers) - self._producers_max
         for producer_id in list(islice(idle, max(1, self._producers_max // 16, over))):
             self._forget(producer_id)
+
+    def _is_kept(self, producer_id: int) -> bool:
+        return producer_id in self._open or (self._claim is not None and self._claim[1] == producer_id)
 
     def _forget(self, producer_id: int) -> None:
         del self._producers[producer_id]
@@ -305,9 +316,9 @@ class ProducerState:
 
     def expire(self, now_ms: int, expiration_ms: int) -> list[ProducerId]:
         """Forget the producers that were last seen `expiration_ms` ago or earlier, except those with an open
-        transaction, whose end would be unknown. Returns their ids, sorted."""
+        transaction, whose end would be unknown, and that of the claim. Returns their ids, sorted."""
         expired = sorted(
-            pid for pid, p in self._producers.items() if p.seen_ms <= now_ms - expiration_ms and pid not in self._open
+            pid for pid, p in self._producers.items() if p.seen_ms <= now_ms - expiration_ms and not self._is_kept(pid)
         )
         for producer_id in expired:
             self._forget(producer_id)
@@ -324,6 +335,11 @@ class ProducerState:
         del self._pending[:replicated]
 
     # Queries
+
+    @property
+    def claim(self) -> int:
+        """Offset of the newest claim of the partition, its fencing token; -1 if none is known."""
+        return -1 if self._claim is None else self._claim[0]
 
     @property
     def first_open_offset(self) -> Offset | None:
@@ -410,6 +426,7 @@ class ProducerState:
             opened = next(reversed(self._open.values()), None)
             assert opened is None or opened < log_end, f"a transaction at {opened}, past the end {log_end}"
             assert not self._pending or self._pending[-1][1] < log_end, f"a marker past the end: {self._pending[-1]}"
+            assert self.claim < log_end, f"a claim at {self.claim}, past the end {log_end}"
         if not thorough:
             return
         offsets = [producer.offset for producer in self._producers.values()]
@@ -417,6 +434,7 @@ class ProducerState:
         firsts = list(self._open.values())
         assert firsts == sorted(set(firsts))
         assert all(pid in self._producers for pid in self._open)
+        assert self._claim is None or self._claim[1] in self._producers, "the producer of the claim is forgotten"
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(self._pending))
         assert len(self._pending) <= PENDING_MAX
         assert self._producers.keys() == self._packed.keys() | self._unpacked.keys()
@@ -446,7 +464,7 @@ class ProducerState:
         """The state as bytes, deterministic; see `producer_snapshot`. The caller stores the offset and a CRC."""
         self.pack(len(self._unpacked))
         rows = [self._packed[producer_id] for producer_id in sorted(self._producers)]
-        return encode_snapshot(rows, self._pending, self._unknown_fields)
+        return encode_snapshot(rows, self._pending, self._unknown_fields, claim=self._claim)
 
     @classmethod
     def from_snapshot(cls, data: bytes, *, producers_max: int = PRODUCERS_MAX) -> "ProducerState":
@@ -455,6 +473,7 @@ class ProducerState:
         state = cls(producers_max=producers_max)
         state._unknown_fields = snapshot.unknown_fields
         state._pending = list(snapshot.pending)
+        state._claim = snapshot.claim
         opened: list[tuple[int, int]] = []
         for row in sorted(snapshot.producers, key=lambda row: row.offset):
             state._unpacked[row.producer_id] = None

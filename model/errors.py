@@ -159,6 +159,8 @@ class ErrorCode(Enum):
     TRANSACTION_ABORTABLE = ErrorRow(120, False, "abort the transaction and begin another one")
     OFFSET_MISMATCH = ErrorRow(1001, False, "read the partition up to its end, and decide again")
     """Of our own: no Kafka client can get it."""
+    STALE_FENCING_TOKEN = ErrorRow(1002, False, "another writer has claimed the partition; stop this one")
+    """Of our own, too."""
     INVALID_REGULAR_EXPRESSION = ErrorRow(128, False, "correct the pattern")
 
 

@@ -56,3 +56,14 @@ class OffsetMismatchError(TidelogError):
     def __init__(self, message: str, *, end_offset: int = -1) -> None:
         super().__init__(message)
         self.end_offset = end_offset
+
+
+class StaleFencingTokenError(TidelogError):
+    """The newest claim of the partition is at offset `claim` (-1: the log has none), not at the fencing token. Nothing
+    was stored."""
+
+    code = ErrorCode.STALE_FENCING_TOKEN
+
+    def __init__(self, message: str, *, claim: int = -1) -> None:
+        super().__init__(message)
+        self.claim = claim

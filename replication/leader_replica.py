@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from tidelog.log.admission import RecordRules, inspect_records
+from tidelog.log.admission import AppendCondition, RecordRules, inspect_records
 from tidelog.log.batch import ControlKind, encode_control
 from tidelog.log.config import FlushMode
 from tidelog.log.log import AppendInfo, Log, Slice
@@ -234,6 +234,7 @@ class LeaderReplica:
         inspected: RecordRules | None = None,
         inline_bytes_max: int | None = None,
         transaction: ProducerTransaction | None = None,
+        condition: AppendCondition | None = None,
     ) -> AppendInfo:
         """Append all batches to the page cache, or raise and append none. As `Log.append`. Batches of a transaction
         need the `transaction` and may raise `UnverifiedError`."""
@@ -252,6 +253,7 @@ class LeaderReplica:
                 check_transaction=(
                     self._check_plain if transaction is None else partial(self.transactions.check, transaction)
                 ),
+                condition=condition,
             )
         except StorageError as error:
             self._context.append_failed(self.replica.partition_id, error)

@@ -15,6 +15,7 @@ leads it. Checks of the records, before the log validates the batches:
     of one batch, if the API allows one only                    INVALID_RECORD
     zstd only if the version of the API has it                  UNSUPPORTED_COMPRESSION_TYPE
     the request names the partition once                        INVALID_REQUEST, for each repetition
+    a condition comes with acks=-1                              INVALID_REQUIRED_ACKS
 
 Transactions (`replication.partition_transactions`). Batches that the coordinator must be asked about first are appended
 after the others of the request, when it has answered for all of them. Until then the request holds up those behind it
@@ -31,7 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tidelog.log.admission import NeedsDecodingError, RecordRules
+from tidelog.log.admission import AppendCondition, NeedsDecodingError, RecordRules
 from tidelog.log.batch import Codec
 from tidelog.log.batch_header import CODEC_MASK, HEADER_BYTES, LENGTH_PREFIX_BYTES
 from tidelog.log.log import AppendInfo
@@ -93,6 +94,7 @@ class ProduceItem:
     partition: PartitionRef
     batches: bytes | memoryview
     leader_epoch: int = -1
+    condition: AppendCondition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +322,7 @@ class PendingProduce:
         decoded: RecordRules | None = None
         for _ in range(ATTEMPTS_MAX):
             try:
-                self._append(at, found, item.leader_epoch, batches, decoded, acks)
+                self._append(at, found, item.leader_epoch, batches, decoded, acks, item.condition)
                 return
             except NeedsDecodingError as needed:
                 decoded = needed.rules
@@ -397,15 +399,24 @@ class PendingProduce:
         batches: bytes | memoryview,
         decoded: RecordRules | None,
         acks: int,
+        condition: AppendCondition | None,
     ) -> None:
         """Append the batches of one item. It has no await, so it sees all that changed while records were decoded."""
         try:
             leader = self._service.find_leader(partition, leader_epoch)
             leader.state.check_acks(acks)
+            if condition is not None and acks != ACKS_ALL:
+                raise InvalidRequiredAcksError(
+                    f"acks={acks}: what a condition was checked against could be lost; use -1 (all)"
+                )
             inline_bytes_max = DECODED_BYTES_INLINE if self._decodes < DECODES_INLINE else 0
             self._decodes += leader.log.config.needs_decoding
             appended = leader.append(
-                batches, inspected=decoded, inline_bytes_max=inline_bytes_max, transaction=self._transaction
+                batches,
+                inspected=decoded,
+                inline_bytes_max=inline_bytes_max,
+                transaction=self._transaction,
+                condition=condition,
             )
         except DuplicateSequenceError as error:
             self._results[at] = self._service.failed(partition, error)

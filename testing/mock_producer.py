@@ -22,12 +22,14 @@ from tidelog.client.errors import ProducerClosedError
 from tidelog.client.options import Bootstrap, ProducerOptions
 from tidelog.client.producer.accumulator import TopicState
 from tidelog.client.producer.bulk import BulkDelivery, columns_of
+from tidelog.client.producer.conditions import Condition
 from tidelog.client.producer.core import acknowledgement_interceptors, run_delivery_callbacks
 from tidelog.client.producer.fast_path import Delivery, DeliveryCallback, ProducerBatch, Row
 from tidelog.client.producer.frontend import ProducerFrontend
 from tidelog.client.producer.transaction_state import State
 from tidelog.client.record import TopicPartition
-from tidelog.model.errors import UnknownTopicOrPartitionError
+from tidelog.model.errors import TidelogError, UnknownTopicOrPartitionError
+from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError
 from tidelog.testing.mock_transactions import MockTransactions, SentRecord
 
 HISTORY_MAX = 1_000_000
@@ -54,6 +56,7 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
         self._partitions = partitions
         self._waiting: deque[ProducerBatch] = deque()
         self._ends: dict[tuple[str, int], int] = {}
+        self._claims: dict[tuple[str, int], int] = {}
         self._topics: dict[str, TopicState] = {}
         self._send_errors: deque[Exception] = deque()
         self._delivery_errors: deque[Exception] = deque()
@@ -116,13 +119,19 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
         headers: Any = None,
         timestamp_ms: int | None = None,
         on_delivery: DeliveryCallback | None = None,
+        expected_offset: int | None = None,
+        fencing_token: int | None = None,
+        claim: bool = False,
     ) -> Delivery:
-        """Add one record to `history`."""
+        """Add one record to `history`. Conditions are checked when it is stored."""
         self._raise_next_error()
         topic, partition, row, _, callback = self._entry(
             topic, value, key, partition, headers, timestamp_ms, on_delivery
         )
-        return self._record(topic, self._partition(topic, partition, row[1], row[2]), row, callback)
+        condition = None
+        if expected_offset is not None or fencing_token is not None or claim:
+            condition = self._condition(expected_offset, fencing_token, claim, partition)
+        return self._record(topic, self._partition(topic, partition, row[1], row[2]), row, callback, condition)
 
     def send_many(
         self,
@@ -134,8 +143,11 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
         headers: Any = None,
         timestamps_ms: Any = None,
         partition: Any = None,
+        expected_offset: int | None = None,
     ) -> BulkDelivery:
         """Add many records to `history`, each as one."""
+        if expected_offset is not None:
+            self._condition(expected_offset, None, False, partition)
         columns = columns_of(records, values, keys, headers, timestamps_ms, partition)
         self._host.check_open()
         self._raise_next_error()
@@ -160,8 +172,9 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
             )
         ]
         delivery = BulkDelivery(topic)
-        for index, row in partitioned:
-            delivery.add(self._record(topic, index, row, self._config.on_delivery)._batch)
+        for at, (index, row) in enumerate(partitioned):
+            condition = None if expected_offset is None else Condition(expected_offset=expected_offset + at)
+            delivery.add(self._record(topic, index, row, self._config.on_delivery, condition)._batch)
         return delivery
 
     def partitions_for(self, topic: str, timeout: float | None = None) -> list[TopicPartition]:
@@ -226,13 +239,21 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
             )
         return index
 
-    def _record(self, topic: str, partition: int, row: Row, on_delivery: DeliveryCallback | None) -> Delivery:
+    def _record(
+        self,
+        topic: str,
+        partition: int,
+        row: Row,
+        on_delivery: DeliveryCallback | None,
+        condition: Condition | None = None,
+    ) -> Delivery:
         timestamp_ms, key, value, headers = row
         batch = ProducerBatch(topic, partition, 0, time.monotonic())
         batch.lock = self._lock
         batch.timestamps = [timestamp_ms]
         batch.count = 1
         batch.is_sealed = True
+        batch.condition = condition
         if on_delivery is not None:
             batch.callbacks = [(0, on_delivery, None)]
         delivery = Delivery(batch, 0)
@@ -248,13 +269,29 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
             self._end_next(error)
         return delivery
 
+    def _unmet(self, key: tuple[str, int], condition: Condition | None) -> TidelogError | None:
+        """What a broker would reject the record with."""
+        if condition is None:
+            return None
+        end, claim = self._ends.get(key, 0), self._claims.get(key, -1)
+        if condition.fencing_token not in (None, claim):
+            return StaleFencingTokenError(f"fencing token {condition.fencing_token}, not {claim}", claim=claim)
+        if condition.expected_offset not in (None, end):
+            return OffsetMismatchError(
+                f"the partition ends at {end}, not at {condition.expected_offset}", end_offset=end
+            )
+        return None
+
     def _end_next(self, error: Exception | None) -> bool:
         with self._lock:
             if not self._waiting:
                 return False
             batch = self._waiting.popleft()
+            key = (batch.topic, batch.partition)
+            error = error or self._unmet(key, batch.condition)
             if error is None:
-                key = (batch.topic, batch.partition)
+                if batch.condition is not None and batch.condition.is_claim:
+                    self._claims[key] = self._ends.get(key, 0)
                 batch.base_offset = -1 if self._config.acks == 0 else self._ends.get(key, 0)
                 self._ends[key] = self._ends.get(key, 0) + 1
                 self._stored += 1

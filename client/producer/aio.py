@@ -58,17 +58,27 @@ class Producer(AsyncTransactionMethods, ProducerFrontend, AsyncClosing):
         headers: Any = None,
         timestamp_ms: int | None = None,
         on_delivery: DeliveryCallback | None = None,
+        expected_offset: int | None = None,
+        fencing_token: int | None = None,
+        claim: bool = False,
     ) -> Delivery:
         """Queue one record, as `tidelog.Producer.send` does; await the `Delivery` to know where it is stored."""
         if on_delivery is not None:
             check_callback(on_delivery)
             self._callbacks.use_this_loop()
-        if headers is None:
+        is_plain = expected_offset is None and fencing_token is None and not claim
+        if headers is None and is_plain:
             delivery = self._try_append(topic, value, key, partition, None, timestamp_ms, on_delivery)
             if delivery is not None:
                 return delivery
         entry = self._entry(topic, value, key, partition, headers, timestamp_ms, on_delivery)
         deadline_s = self._deadline_s()
+        if not is_plain:
+            condition = self._condition(expected_offset, fencing_token, claim, entry[1])
+            batch, delivery = self._conditional(entry, condition)
+            while not self._enter_conditional(batch):
+                await self._wait(entry[0], entry[1], batch.size, deadline_s)
+            return delivery
         while (delivery := self._append(entry)) is None:
             await self._wait(entry[0], entry[1], max(entry[3], self._accumulator.batch_size), deadline_s)
         return delivery
@@ -83,6 +93,9 @@ class Producer(AsyncTransactionMethods, ProducerFrontend, AsyncClosing):
         headers: Any = None,
         timestamp_ms: int | None = None,
         on_delivery: DeliveryCallback | None = None,
+        expected_offset: int | None = None,
+        fencing_token: int | None = None,
+        claim: bool = False,
     ) -> RecordMetadata:
         """Send a record, and wait until it is stored."""
         delivery = await self.send(
@@ -93,6 +106,9 @@ class Producer(AsyncTransactionMethods, ProducerFrontend, AsyncClosing):
             headers=headers,
             timestamp_ms=timestamp_ms,
             on_delivery=on_delivery,
+            expected_offset=expected_offset,
+            fencing_token=fencing_token,
+            claim=claim,
         )
         return await delivery
 
@@ -106,9 +122,11 @@ class Producer(AsyncTransactionMethods, ProducerFrontend, AsyncClosing):
         headers: Any = None,
         timestamps_ms: Any = None,
         partition: Any = None,
+        expected_offset: int | None = None,
     ) -> BulkDelivery:
         """Queue many records, as `tidelog.Producer.send_many` does."""
         self._callbacks.use_this_loop()
+        condition = None if expected_offset is None else self._condition(expected_offset, None, False, partition)
         columns, shared, highest = self._columns(topic, records, values, keys, headers, timestamps_ms, partition)
         delivery = BulkDelivery(topic)
         if not len(columns):
@@ -116,8 +134,8 @@ class Producer(AsyncTransactionMethods, ProducerFrontend, AsyncClosing):
         state = await self._state(topic, highest)
         left = len(columns)
         try:
-            for chunk in self._chunks(columns, state, shared):
-                batch = self._encoded(topic, chunk, state)
+            for chunk in self._chunks(columns, state, shared, condition):
+                batch = self._encoded(topic, chunk, state, condition)
                 deadline_s = self._deadline_s()
                 try:
                     while not self._enter(delivery, batch, state):

@@ -20,6 +20,7 @@ cdef class ProducerBatch:
     cdef public object error
     cdef public object timestamps
     cdef public bytearray data
+    cdef public object condition
     cdef public list callbacks
     cdef public list waiters
     cdef public object lock

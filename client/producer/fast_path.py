@@ -72,6 +72,8 @@ class ProducerBatch:
         self.timestamps: Sequence[int] | None = None
         self.data = EMPTY
         """The encoded batch."""
+        self.condition: Any = None
+        """A `conditions.Condition` that the broker checks."""
         self.callbacks: list[tuple[int, DeliveryCallback | None, Callable[[Any], object] | None]] | None = None
         """Index, and a function to call: as on_delivery, or with the `Delivery`."""
         self.waiters: list[Callable[[], object]] | None = None

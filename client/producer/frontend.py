@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from random import Random
 from typing import Any
 
@@ -25,6 +25,7 @@ from tidelog.client.new_cluster import new_cluster
 from tidelog.client.option_table import ProducerConfig, read_options
 from tidelog.client.producer.accumulator import Accumulator, TopicState
 from tidelog.client.producer.bulk import BulkDelivery, Chunk, Columns, Packed, chunks_of, columns_of
+from tidelog.client.producer.conditions import Condition, condition_of
 from tidelog.client.producer.core import METRICS, ProducerCore, RunCallbacks
 from tidelog.client.producer.fast_path import (
     COMPILED,
@@ -205,6 +206,39 @@ class ProducerFrontend:
             partition = self._partitioner.partition(state, row[1], row[2])
         return self._accumulator.put(state, partition, row, size, on_delivery)
 
+    # Conditions.
+
+    def _condition(self, expected_offset: Any, fencing_token: Any, claim: Any, partition: Any) -> Condition:
+        return condition_of(expected_offset, fencing_token, claim, partition=partition, acks=self._config.acks)
+
+    def _conditional(self, entry: Entry, condition: Condition) -> tuple[ProducerBatch, Delivery]:
+        """A batch of one record, for `_enter`."""
+        topic, partition, row, _, on_delivery = entry
+        timestamp_ms, key, value, headers = row
+        assert partition is not None, "`condition_of` has checked it"
+        data = encode_columns_unsealed(
+            [timestamp_ms],
+            [key],
+            [value],
+            None if headers is None else [headers],
+            codec=self._config.compression,
+            level=self._config.compression_level,
+            is_claim=condition.is_claim,
+        )
+        batch = self._batch_of(topic, partition, data, [timestamp_ms])
+        batch.condition = condition
+        if on_delivery is not None:
+            batch.callbacks = [(0, on_delivery, None)]
+        return batch, Delivery(batch, 0)
+
+    def _batch_of(self, topic: str, partition: int, data: bytearray, stamps: Sequence[int]) -> ProducerBatch:
+        batch = ProducerBatch(topic, partition, len(data), self._now_s())
+        batch.data = data
+        batch.size, batch.count = len(data), len(stamps)
+        batch.timestamps = stamps
+        batch.lock = self._accumulator.lock
+        return batch
+
     # Bulk.
 
     def _columns(
@@ -224,14 +258,27 @@ class ProducerFrontend:
         return columns, shared, shared if columns.partitions is None else max(columns.partitions, default=None)
 
     def _chunks(
-        self, columns: Columns | PackedRows, state: TopicState, partition: int | None
+        self, columns: Columns | PackedRows, state: TopicState, partition: int | None, condition: Condition | None
+    ) -> Iterator[Chunk] | Iterator[PackedChunk]:
+        if condition is None:
+            return self._cut(columns, state, partition, self._accumulator.batch_size)
+        chunks = list(islice(self._cut(columns, state, partition, self._accumulator.row_bytes_max), 2))
+        if len(chunks) > 1:
+            raise RecordTooLargeError(
+                f"{len(columns)} records to '{state.topic}' with expected_offset are one batch: they are more than "
+                f"max_request_size={self._config.max_request_size}"
+            )
+        return iter(chunks)  # type: ignore[return-value]
+
+    def _cut(
+        self, columns: Columns | PackedRows, state: TopicState, partition: int | None, bytes_max: int
     ) -> Iterator[Chunk] | Iterator[PackedChunk]:
         if isinstance(columns, PackedRows):
             return packed_chunks(
                 columns,
                 state=state,
                 partition=partition,
-                bytes_max=self._accumulator.batch_size,
+                bytes_max=bytes_max,
                 row_bytes_max=self._accumulator.row_bytes_max,
             )
         return chunks_of(
@@ -239,7 +286,7 @@ class ProducerFrontend:
             state=state,
             partition=partition,
             partitioner=self._partitioner,
-            bytes_max=self._accumulator.batch_size,
+            bytes_max=bytes_max,
             row_bytes_max=self._accumulator.row_bytes_max,
         )
 
@@ -290,7 +337,9 @@ class ProducerFrontend:
             partitions if records and partitions[0] is not None else None,  # type: ignore[arg-type]
         )
 
-    def _encoded(self, topic: str, chunk: Chunk | PackedChunk, state: TopicState) -> ProducerBatch:
+    def _encoded(
+        self, topic: str, chunk: Chunk | PackedChunk, state: TopicState, condition: Condition | None = None
+    ) -> ProducerBatch:
         """A batch for `_enter`."""
         codec, level = self._config.compression, self._config.compression_level
         stamps: Sequence[int]
@@ -309,13 +358,19 @@ class ProducerFrontend:
                 level=level,
             )
         partition = state.sticky if chunk.partition is None else chunk.partition
-        batch = ProducerBatch(topic, partition, len(data), self._now_s())
-        batch.data = data
-        batch.size, batch.count = len(data), count
-        batch.timestamps = stamps
+        batch = self._batch_of(topic, partition, data, stamps)
+        batch.condition = condition
         if self._config.on_delivery is not None:
             batch.callbacks = [(row, self._config.on_delivery, None) for row in range(count)]
         return batch
+
+    def _enter_conditional(self, batch: ProducerBatch) -> bool:
+        """False: wait until the core is `_ready`, and enter it again."""
+        state = self._accumulator.state_of(batch.topic)
+        if state is None or batch.partition >= state.count or not self._accumulator.add_encoded(batch, state):
+            return False
+        self._accumulator.wake_core()
+        return True
 
     def _enter(self, delivery: BulkDelivery, batch: ProducerBatch, state: TopicState) -> bool:
         """False: wait until the core is `_ready`, and enter it again."""

@@ -25,6 +25,7 @@ Responses:
     response                                       transition
     stored, or DUPLICATE_SEQUENCE_NUMBER           ended, stored
     not retriable                                  ended, failed; those behind it meet a gap
+    its condition is not met                       the same; if none is numbered behind it, the next gets its sequence
     retriable, or connection lost                  sealed; sent again with the same sequence
     OUT_OF_ORDER, with others in flight            sealed: the one before it failed while both were in flight
     OUT_OF_ORDER, from a leader of an old epoch    sealed: an old leader does not know what its successors have
@@ -81,6 +82,8 @@ NEVER_STORED = frozenset(
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         ErrorCode.POLICY_VIOLATION,
+        ErrorCode.OFFSET_MISMATCH,
+        ErrorCode.STALE_FENCING_TOKEN,
         ErrorCode.CONCURRENT_TRANSACTIONS,
         ErrorCode.INVALID_TXN_STATE,
         ErrorCode.PRODUCER_FENCED,
@@ -88,6 +91,7 @@ NEVER_STORED = frozenset(
     }
 )
 """Rejections before the append. Any other error may come after it: leadership lost while the batch was replicated."""
+_UNMET = (ErrorCode.OFFSET_MISMATCH, ErrorCode.STALE_FENCING_TOKEN)
 _GAP = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
 
 
@@ -246,7 +250,14 @@ class PartitionQueue(Generic[B]):
             if was_alone and known_epoch <= answered_epoch:
                 self._has_gap, self._gap_epoch = True, answered_epoch
         elif batch.outcome is not None or not error.retriable:
+            if error.code in _UNMET and not batch.may_be_stored:
+                self._take_back(batch)
             self._end(batch, error)
+
+    def _take_back(self, batch: B) -> None:
+        """The log rejected the newest sequence for a reason of its own, and never had it: it goes on from there."""
+        if (batch.sequence + batch.count) % SEQUENCES == self._next_sequence:
+            self._next_sequence = batch.sequence
 
     def lost(self, batch: B, error: TidelogError, *, was_carried: bool) -> None:
         """No response will come. `was_carried`: the batch may have arrived."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidelog.client.producer.conditions import Condition
 from tidelog.model.ids import PartitionId
 from tidelog.rpc.grpc import raw_protobuf
 from tidelog.rpc.v1 import log_pb2 as pb
@@ -23,8 +24,14 @@ class ProduceFrame:
         self.size = 0
         """Bytes of the batches."""
 
-    def add(self, topic: str, partition: PartitionId, batches: bytes | bytearray) -> None:
+    def add(
+        self, topic: str, partition: PartitionId, batches: bytes | bytearray, condition: Condition | None = None
+    ) -> None:
         row = pb.ProducePartition(topic=topic, topic_id=partition.topic_id.bytes, partition=partition.partition)
+        if condition is not None and condition.expected_offset is not None:
+            row.expected_offset = condition.expected_offset
+        if condition is not None and condition.fencing_token is not None:
+            row.fencing_token = condition.fencing_token
         self._parts += raw_protobuf.row(_ROW_TAG, row.SerializeToString(), _BATCHES_TAG, batches)
         self.count += 1
         self.size += len(batches)

@@ -172,7 +172,7 @@ class ProduceStream:
                     continue
                 batch, data = ready
                 self._ready[queue.partition] = queue
-                frame.add(queue.topic, queue.partition, data)
+                frame.add(queue.topic, queue.partition, data, batch.condition)
                 batches.append((queue, batch))
                 if frame.size >= limit or frame.count >= PARTITIONS_MAX:
                     break

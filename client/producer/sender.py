@@ -32,7 +32,7 @@ from tidelog.client.producer.produce_stream import ProduceStream
 from tidelog.client.tasks import Tasks
 from tidelog.model.errors import ErrorCode, TidelogError, UnknownTopicIdError, UnknownTopicOrPartitionError
 from tidelog.model.ids import PartitionId
-from tidelog.model.transaction_errors import TransactionAbortableError
+from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError, TransactionAbortableError
 from tidelog.rpc.grpc.methods import method_named
 from tidelog.rpc.v1 import log_pb2 as pb
 
@@ -66,6 +66,15 @@ class SenderConfig:
             raise ValueError(f"in_flight_max={self.in_flight_max}: 1 to {IN_FLIGHT_MAX}")
         if self.request_timeout_ms <= 0:
             raise ValueError("timeouts are above 0 ms")
+
+
+def _error_of(row: pb.ProducedPartition) -> TidelogError | None:
+    error = error_in(row)
+    if isinstance(error, OffsetMismatchError):
+        error.end_offset = row.end_offset
+    elif isinstance(error, StaleFencingTokenError):
+        error.claim = row.claim
+    return error
 
 
 class Sender:
@@ -364,7 +373,7 @@ class Sender:
 
     def answered(self, queue: Queue, batch: ProducerBatch, row: pb.ProducedPartition) -> None:
         self._answered.set()
-        error = error_in(row)
+        error = _error_of(row)
         if error is None or error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self._failures.pop(queue.partition, None)
             queue.stored(batch, Stored(row.base_offset if error is None else -1, row.append_time_ms), self._now_s())

@@ -44,6 +44,9 @@ class Producer(TransactionMethods, ProducerFrontend, Closing):
         headers: Any = None,
         timestamp_ms: int | None = None,
         on_delivery: DeliveryCallback | None = None,
+        expected_offset: int | None = None,
+        fencing_token: int | None = None,
+        claim: bool = False,
     ) -> Delivery:
         """Queue one record for sending. Returns a `Delivery`, the future of its result.
 
@@ -54,15 +57,27 @@ class Producer(TransactionMethods, ProducerFrontend, Closing):
         Waits up to `max_block_ms` for metadata and for memory; then raises `BufferFullError`, `CallTimeoutError` or
         `NoClusterError`. Raises at once: TypeError, SerializationError, RecordTooLargeError,
         UnknownTopicOrPartitionError.
+
+        `expected_offset`: store the record only if it gets this offset; else the delivery fails with
+        `OffsetMismatchError`, whose `end_offset` is where the partition ends. `claim` marks the record as a claim of
+        the partition, and `fencing_token` is the offset of one: the record is stored only if no newer claim is there;
+        else `StaleFencingTokenError`. All three need `partition` and acks="all"; such a record is a batch of its own.
         """
         if on_delivery is not None:
             check_callback(on_delivery)
-        if headers is None:
+        is_plain = expected_offset is None and fencing_token is None and not claim
+        if headers is None and is_plain:
             delivery = self._try_append(topic, value, key, partition, None, timestamp_ms, on_delivery)
             if delivery is not None:
                 return delivery
         entry = self._entry(topic, value, key, partition, headers, timestamp_ms, on_delivery)
         deadline_s = self._deadline_s()
+        if not is_plain:
+            condition = self._condition(expected_offset, fencing_token, claim, entry[1])
+            batch, delivery = self._conditional(entry, condition)
+            while not self._enter_conditional(batch):
+                self._wait(entry[0], entry[1], batch.size, deadline_s)
+            return delivery
         while (delivery := self._append(entry)) is None:
             self._wait(entry[0], entry[1], max(entry[3], self._accumulator.batch_size), deadline_s)
         return delivery
@@ -77,6 +92,7 @@ class Producer(TransactionMethods, ProducerFrontend, Closing):
         headers: Any = None,
         timestamps_ms: Any = None,
         partition: Any = None,
+        expected_offset: int | None = None,
     ) -> BulkDelivery:
         """Queue many records; several times faster than `send` for each. Returns one `BulkDelivery` for all of them.
 
@@ -86,7 +102,11 @@ class Producer(TransactionMethods, ProducerFrontend, Closing):
 
         Records of one partition keep their order, also with those of `send` before and after. If the memory is full for
         `max_block_ms` after some were taken, the delivery's error has the rest.
+
+        With `expected_offset` the records are one batch of one partition, stored only if its first record gets this
+        offset (see `send`).
         """
+        condition = None if expected_offset is None else self._condition(expected_offset, None, False, partition)
         columns, shared, highest = self._columns(topic, records, values, keys, headers, timestamps_ms, partition)
         delivery = BulkDelivery(topic)
         if not len(columns):
@@ -94,8 +114,8 @@ class Producer(TransactionMethods, ProducerFrontend, Closing):
         state = self._state(topic, highest)
         left = len(columns)
         try:
-            for chunk in self._chunks(columns, state, shared):
-                batch = self._encoded(topic, chunk, state)
+            for chunk in self._chunks(columns, state, shared, condition):
+                batch = self._encoded(topic, chunk, state, condition)
                 deadline_s = self._deadline_s()
                 try:
                     while not self._enter(delivery, batch, state):

@@ -13,8 +13,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tidelog.model.errors import ErrorCode, TidelogError, first_error
+from tidelog.log.admission import AppendCondition
+from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError, first_error
 from tidelog.model.ids import PartitionId
+from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError
 from tidelog.rpc.grpc import raw_protobuf
 from tidelog.rpc.grpc.errors import as_message, coded
 from tidelog.rpc.grpc.methods import Receive, Send
@@ -57,7 +59,10 @@ class LogHandlers:
         items = await _each(
             request.partitions,
             lambda item: ProduceItem(
-                _ref(item), item.batches, item.leader_epoch if item.HasField("leader_epoch") else -1
+                _ref(item),
+                item.batches,
+                item.leader_epoch if item.HasField("leader_epoch") else -1,
+                _condition(item) if item.HasField("expected_offset") or item.HasField("fencing_token") else None,
             ),
         )
         acks = request.acks if request.HasField("acks") else ACKS_ALL
@@ -253,6 +258,13 @@ def _name(named: Any) -> dict[str, Any]:
     return {"topic": named.topic, "topic_id": named.topic_id, "partition": named.partition}
 
 
+def _condition(item: pb.ProducePartition) -> AppendCondition:
+    values = {name: getattr(item, name) for name in ("expected_offset", "fencing_token") if item.HasField(name)}
+    if min(values.values()) < 0:
+        raise InvalidRequestError(f"{values}: an offset is not negative; leave out what you do not expect")
+    return AppendCondition(**values)
+
+
 @dataclass(slots=True, eq=False)
 class _Produce:
     """A request whose batches are appended."""
@@ -276,6 +288,8 @@ class _Produce:
                 start_offset=result.start_offset,
                 leader=result.leader,
                 leader_epoch=result.leader_epoch,
+                end_offset=result.error.end_offset if isinstance(result.error, OffsetMismatchError) else 0,
+                claim=result.error.claim if isinstance(result.error, StaleFencingTokenError) else 0,
             )
 
         await _each(list(zip(self.request.partitions, await self.pending.finish(), strict=True)), add)

@@ -99,6 +99,8 @@ class ProducePartition(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    EXPECTED_OFFSET_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     topic_id: _builtins.bytes
     partition: _builtins.int
@@ -113,6 +115,15 @@ class ProducePartition(_message.Message):
     repeat of [A][B] of which only A had survived stores B. A batch that is older than the last five of its producer
     can be answered only alone (DUPLICATE_SEQUENCE_NUMBER): among several it has all of them refused (INVALID_RECORD).
     """
+    expected_offset: _builtins.int
+    """Store the batch, one, only if it gets this offset: the partition ends there. Else OFFSET_MISMATCH, with the end in
+    the response. A repeat of a stored batch is acknowledged all the same. Needs acks=-1. Absent: not checked.
+    """
+    fencing_token: _builtins.int
+    """Store the batch, one, only if the newest claim of the partition has this offset. Else STALE_FENCING_TOKEN. A claim
+    is a batch of one record with bit 7 in its attributes, of an idempotent producer. Needs acks=-1. Absent: not
+    checked.
+    """
     def __init__(
         self,
         *,
@@ -121,13 +132,24 @@ class ProducePartition(_message.Message):
         partition: _builtins.int = ...,
         leader_epoch: _builtins.int | None = ...,
         batches: _builtins.bytes = ...,
+        expected_offset: _builtins.int | None = ...,
+        fencing_token: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_offset", b"_expected_offset", "_fencing_token", b"_fencing_token", "_leader_epoch", b"_leader_epoch", "expected_offset", b"expected_offset", "fencing_token", b"fencing_token", "leader_epoch", b"leader_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "batches", b"batches", "leader_epoch", b"leader_epoch", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_offset", b"_expected_offset", "_fencing_token", b"_fencing_token", "_leader_epoch", b"_leader_epoch", "batches", b"batches", "expected_offset", b"expected_offset", "fencing_token", b"fencing_token", "leader_epoch", b"leader_epoch", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_offset: _TypeAlias = _typing.Literal["expected_offset"]  # noqa: Y015
+    _WhichOneofArgType__expected_offset: _TypeAlias = _typing.Literal["_expected_offset", b"_expected_offset"]  # noqa: Y015
+    _WhichOneofReturnType__fencing_token: _TypeAlias = _typing.Literal["fencing_token"]  # noqa: Y015
+    _WhichOneofArgType__fencing_token: _TypeAlias = _typing.Literal["_fencing_token", b"_fencing_token"]  # noqa: Y015
     _WhichOneofReturnType__leader_epoch: _TypeAlias = _typing.Literal["leader_epoch"]  # noqa: Y015
     _WhichOneofArgType__leader_epoch: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_offset) -> _WhichOneofReturnType__expected_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fencing_token) -> _WhichOneofReturnType__fencing_token | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_epoch) -> _WhichOneofReturnType__leader_epoch | None: ...
 
 Global___ProducePartition: _TypeAlias = ProducePartition  # noqa: Y015
@@ -172,6 +194,8 @@ class ProducedPartition(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     topic_id: _builtins.bytes
     partition: _builtins.int
@@ -188,6 +212,10 @@ class ProducedPartition(_message.Message):
     leader: _builtins.int
     """The leader and its epoch, as far as this broker knows; -1 if unknown."""
     leader_epoch: _builtins.int
+    end_offset: _builtins.int
+    """With OFFSET_MISMATCH: where the partition ends."""
+    claim: _builtins.int
+    """With STALE_FENCING_TOKEN: the offset of the newest claim; -1 if the log has none."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Absent if the batches were taken. NOT_LEADER_OR_FOLLOWER: see `leader`."""
@@ -204,10 +232,12 @@ class ProducedPartition(_message.Message):
         start_offset: _builtins.int = ...,
         leader: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        claim: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "append_time_ms", b"append_time_ms", "base_offset", b"base_offset", "error", b"error", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "start_offset", b"start_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "append_time_ms", b"append_time_ms", "base_offset", b"base_offset", "claim", b"claim", "end_offset", b"end_offset", "error", b"error", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "start_offset", b"start_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015

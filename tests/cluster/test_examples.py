@@ -16,7 +16,7 @@ from tidelog.testing import LocalCluster
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-COVERED = {"produce.py", "consume_group.py", "admin.py", "bulk_arrow.py", "asyncio_example.py"}
+COVERED = {"produce.py", "consume_group.py", "admin.py", "bulk_arrow.py", "asyncio_example.py", "ledger.py"}
 
 
 @pytest.fixture
@@ -81,6 +81,10 @@ def test_tables_go_in_and_come_out(bootstrap: str) -> None:
         f"sum of the values: {sum(range(20_000))}",
         "streamed 20000 rows",
     ]
+
+
+def test_writers_of_a_ledger_never_book_more_than_there_is(bootstrap: str) -> None:
+    assert run("ledger.py", bootstrap) == ["10 of 18 withdrawals of 10 were booked from 100"]
 
 
 def test_the_same_on_an_event_loop(bootstrap: str) -> None:

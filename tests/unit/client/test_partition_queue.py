@@ -25,6 +25,7 @@ from tidelog.model.errors import (
     TransportError,
 )
 from tidelog.model.ids import PartitionId, TopicId
+from tidelog.model.transaction_errors import OffsetMismatchError
 from tidelog.rpc.v1 import log_pb2 as pb
 
 PARTITION = PartitionId(TopicId(UUID(int=1)), 0)
@@ -359,3 +360,30 @@ def test_frame_is_the_message_that_it_encodes() -> None:
         expected.partitions.add(topic=topic, topic_id=PARTITION.topic_id.bytes, partition=partition, batches=batches)
     assert pb.ProduceRequest.FromString(frame.SerializeToString()) == expected
     assert (frame.count, frame.size) == (3, 70_203)
+
+
+def test_a_batch_whose_condition_is_unmet_gives_its_sequence_to_the_next() -> None:
+    queue, batches = queue_with("a", "b", "c")
+    send_next(queue)
+    queue.stored(batches[0], STORED, 0)
+    assert send_next(queue) is batches[1]
+    queue.rejected(batches[1], OffsetMismatchError("not there"))
+    assert send_next(queue) is batches[2]
+    assert numbers_of(batches[2]) == (7, 0, 2), "the log expects it"
+
+
+def test_an_unmet_batch_with_others_behind_it_or_in_doubt_keeps_its_sequence() -> None:
+    queue, batches = queue_with("a", "b", "c", "d")
+    send_next(queue)
+    queue.stored(batches[0], STORED, 0)
+    assert (send_next(queue), send_next(queue)) == (batches[1], batches[2])
+    queue.rejected(batches[1], OffsetMismatchError("not there"))
+    queue.rejected(batches[2], OutOfOrderSequenceError("a gap"))
+    assert queue.needs_producer, "a gap: its sequence is not given away"
+    queue, batches = queue_with("a", "b")
+    send_next(queue)
+    queue.lost(batches[0], TidelogError("no answer"), was_carried=True)
+    assert send_next(queue) is batches[0]
+    queue.rejected(batches[0], OffsetMismatchError("perhaps by itself"))
+    assert send_next(queue) is batches[1]
+    assert numbers_of(batches[1]) == (7, 0, 2)

@@ -16,7 +16,7 @@ from support.grpc_api.simulated_nodes import ApiCluster
 
 from tidelog.log.batch import read_header
 from tidelog.log.batch_header import stamp
-from tidelog.model.errors import ErrorCode, OffsetOutOfRangeError, RemoteError
+from tidelog.model.errors import ErrorCode, OffsetOutOfRangeError, RemoteError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.rpc.grpc.admin import AdminHandlers
 from tidelog.rpc.grpc.cluster import ClusterHandlers
@@ -78,6 +78,27 @@ def world() -> Iterator[World]:
 
 
 # Produce and fetch.
+
+
+def test_a_conditional_produce_names_the_end_and_the_claim(world: World) -> None:
+    world.topic("conditions")
+
+    def produce(data: bytes, **condition: Any) -> pb.ProducedPartition:
+        item = pb.ProducePartition(topic="conditions", batches=data, **condition)
+        (done,) = world.ask("Produce", pb.ProduceRequest(partitions=[item])).partitions
+        assert isinstance(done, pb.ProducedPartition)
+        return done
+
+    claim = batch(b"mine", producer_id=7, producer_epoch=0, base_sequence=0, is_claim=True)
+    assert produce(claim, expected_offset=0).base_offset == 0
+    mismatch = produce(batch(b"x"), expected_offset=0)
+    assert (mismatch.error.name, mismatch.error.code, mismatch.error.retriable) == ("OFFSET_MISMATCH", 1001, False)
+    assert (mismatch.end_offset, mismatch.base_offset) == (1, -1)
+    stale = produce(batch(b"x"), fencing_token=5)
+    assert (stale.error.name, stale.claim) == ("STALE_FENCING_TOKEN", 0)
+    assert produce(batch(b"x"), fencing_token=0, expected_offset=1).base_offset == 1
+    with pytest.raises(TidelogError, match="an offset is not negative"):
+        produce(batch(b"x"), expected_offset=-1)
 
 
 def test_batches_come_back_as_they_went_in_by_name_and_by_id(world: World) -> None:

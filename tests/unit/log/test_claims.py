@@ -1,0 +1,76 @@
+"""The newest claim of a partition, kept with its producer."""
+
+import msgpack
+import pytest
+
+from tidelog.log.batch import Record, encode, read_header
+from tidelog.log.batch_filter import empty_batch
+from tidelog.log.batch_header import CLAIM_BIT
+from tidelog.log.producers import ProducerState
+from tidelog.model.errors import CorruptStateError
+
+
+def applied(state: ProducerState, producer: int, offset: int, *, is_claim: bool, now_ms: int = 0) -> None:
+    data = encode(
+        [Record(offset, 1_000, None, b"v")],
+        base_offset=offset,
+        producer_id=producer,
+        producer_epoch=0,
+        base_sequence=offset,
+        is_claim=is_claim,
+    )
+    state.apply(read_header(data), now_ms=now_ms)
+    state.validate(log_end=offset + 1)
+
+
+def test_the_newest_claim_counts() -> None:
+    state = ProducerState()
+    assert state.claim == -1
+    for offset, is_claim in enumerate((False, True, False, True, False)):
+        applied(state, 7, offset, is_claim=is_claim)
+    assert state.claim == 3
+
+
+def test_a_snapshot_has_the_claim() -> None:
+    state = ProducerState()
+    without = state.to_snapshot()
+    assert ProducerState.from_snapshot(without).claim == -1
+    applied(state, 7, 5, is_claim=True)
+    again = ProducerState.from_snapshot(state.to_snapshot())
+    again.validate(log_end=6)
+    assert again.claim == 5
+    assert again.to_snapshot() == state.to_snapshot()
+
+
+@pytest.mark.parametrize("claim", [[5], [5, 8], [-1, 7], ["5", 7], 5])
+def test_a_snapshot_with_a_claim_that_cannot_be_is_corrupt(claim: object) -> None:
+    state = ProducerState()
+    applied(state, 7, 5, is_claim=True)
+    kind, version, fields = msgpack.unpackb(state.to_snapshot())
+    with pytest.raises(CorruptStateError):
+        ProducerState.from_snapshot(msgpack.packb([kind, version, fields | {"claim": claim}]))
+
+
+def test_the_producer_of_the_claim_neither_expires_nor_is_evicted() -> None:
+    state = ProducerState(producers_max=2)
+    applied(state, 7, 0, is_claim=True)
+    for offset in range(1, 6):
+        applied(state, 100 + offset, offset, is_claim=False)
+    assert 7 in state.ids()
+    state.expire(1 << 40, 1)
+    assert state.ids() == [7]
+    applied(state, 8, 9, is_claim=True)
+    state.expire(1 << 40, 1)
+    assert state.ids() == [8], "the former one may go"
+
+
+def test_compaction_keeps_the_mark_of_a_claim() -> None:
+    data = encode(
+        [Record(3, 1_000, b"k", b"v")],
+        base_offset=3,
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=0,
+        is_claim=True,
+    )
+    assert read_header(empty_batch(read_header(data))).attributes & CLAIM_BIT
