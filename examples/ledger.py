@@ -45,9 +45,11 @@ class Ledger:
 
 def withdraw(names: list[str], results: list[bool]) -> None:
     with tidelog.Producer(BOOTSTRAP) as producer, tidelog.Consumer(BOOTSTRAP) as consumer:
-        consumer.assign([tidelog.TopicPartition(TOPIC, 0)])
+        partition = tidelog.TopicPartition(TOPIC, 0)
+        consumer.assign([partition])
         consumer.seek_to_beginning()
         ledger = Ledger(producer, consumer)
+        ledger.read_to(consumer.end_offsets(partition)[partition])
         results += [ledger.book(-10) for _ in names]
 
 
