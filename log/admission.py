@@ -42,7 +42,6 @@ from tidelog.model.errors import (
     InvalidTimestampError,
     RecordTooLargeError,
 )
-from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError
 from tidelog.world.disk import Buffer
 
 PREFIX = Struct(">qii")
@@ -51,26 +50,6 @@ PREFIX_BYTES = PREFIX.size
 MARKER_BYTES_MAX = 128
 """A marker is appended whatever `max.message.bytes` is: without it the transaction would stay open."""
 CheckTransaction = Callable[[BatchHeader], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendCondition:
-    """What must be so for an append of one batch; -1: not asked. A batch that is stored already is a duplicate all the
-    same."""
-
-    expected_offset: int = -1
-    """The log ends here: the batch gets this offset."""
-    fencing_token: int = -1
-    """The newest claim in the log has this offset."""
-
-    def check(self, *, end_offset: int, claim: int) -> None:
-        if self.fencing_token not in (-1, claim):
-            newest = "no claim is known" if claim < 0 else f"the newest claim is at {claim}"
-            raise StaleFencingTokenError(f"fencing token {self.fencing_token}: {newest}", claim=claim)
-        if self.expected_offset not in (-1, end_offset):
-            raise OffsetMismatchError(
-                f"the partition ends at {end_offset}, not at {self.expected_offset}", end_offset=end_offset
-            )
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ import asyncio
 import logging
 
 from tidelog.log import stored_state as stored
-from tidelog.log.admission import AppendCondition, CheckTransaction, RecordRules
+from tidelog.log.admission import CheckTransaction, RecordRules
 from tidelog.log.cleaner import CleanedSegment
 from tidelog.log.config import FlushMode, LogConfig
 from tidelog.log.damage import Damage, DamageState
@@ -54,6 +54,7 @@ from tidelog.log.segment_restore import SegmentRestore
 from tidelog.log.segments import Segments
 from tidelog.log.transactions import AbortedTransaction
 from tidelog.log.truncation import Truncation
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import FencedLeaderEpochError, StorageError
 from tidelog.model.ids import Epoch, Offset, PartitionId
 from tidelog.world.clock import Clock

@@ -15,7 +15,6 @@ from tidelog.log.admission import (
     PREFIX,
     PREFIX_BYTES,
     AdmittedBatch,
-    AppendCondition,
     CheckTransaction,
     RecordRules,
     admit,
@@ -29,6 +28,7 @@ from tidelog.log.log_scan import BATCH_BYTES_MAX, apply_batch
 from tidelog.log.log_state import LogState
 from tidelog.log.segment import ActiveSegment
 from tidelog.log.stored_state import RESET
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import (
     DISK_FULL_ADVICE,
     DiskFullError,

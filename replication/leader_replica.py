@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from tidelog.log.admission import AppendCondition, RecordRules, inspect_records
+from tidelog.log.admission import RecordRules, inspect_records
 from tidelog.log.batch import ControlKind, encode_control
 from tidelog.log.config import FlushMode
 from tidelog.log.log import AppendInfo, Log, Slice
 from tidelog.metadata.image import Partition
 from tidelog.metadata.partitions import PartitionState
 from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import (
     InvalidTopicError,
     LeaderNotAvailableError,

@@ -32,10 +32,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tidelog.log.admission import AppendCondition, NeedsDecodingError, RecordRules
+from tidelog.log.admission import NeedsDecodingError, RecordRules
 from tidelog.log.batch import Codec
 from tidelog.log.batch_header import CODEC_MASK, HEADER_BYTES, LENGTH_PREFIX_BYTES
 from tidelog.log.log import AppendInfo
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import (
     DuplicateSequenceError,
     InvalidRecordError,

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tidelog.log.admission import AppendCondition
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError, first_error
 from tidelog.model.ids import PartitionId
 from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError

@@ -6,7 +6,7 @@ import pytest
 from support.brokers import data_requests
 from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch, orders_cluster
 
-from tidelog.log.admission import AppendCondition
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import ErrorCode
 from tidelog.model.ids import PartitionId
 from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError
