@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from tidelog.coordinator.assignors import ASSIGNORS
 from tidelog.coordinator.classic_members import is_pending
@@ -315,7 +316,7 @@ def _renew(group: Group, request: Heartbeat, limits: GroupLimits) -> tuple[Recor
         )
     change = GroupChange(group)
     value = _requested_value(request, before, limits)
-    if value != before:
+    if value is not before:
         change.add([change.put(Kind.MEMBER, member_id, value)])
         if needs_new_target(group, before, value, change.group):
             retarget(change, Resolver(request.view))
@@ -369,20 +370,25 @@ def _member(group: Group, request: Heartbeat) -> tuple[MemberValue, CurrentValue
 
 
 def _requested_value(request: Heartbeat, before: MemberValue, limits: GroupLimits) -> MemberValue:
-    """Return the member's new value; fields that the heartbeat leaves out are unchanged."""
-    return replace(
-        before,
-        instance_id=before.instance_id or request.instance_id,
-        rack=request.rack or before.rack,
-        client_id=request.client_id or before.client_id,
-        client_host=request.client_host or before.client_host,
-        topics=before.topics if request.topics is None else tuple(sorted(set(request.topics))),
-        pattern=before.pattern if request.pattern is None else request.pattern,
-        assignor=request.assignor or before.assignor,
-        session_timeout_ms=request.session_timeout_ms or before.session_timeout_ms or limits.session_timeout_ms,
-        rebalance_timeout_ms=request.rebalance_timeout_ms or before.rebalance_timeout_ms or limits.rebalance_timeout_ms,
-        is_streamed=before.is_streamed if request.is_streamed is None else request.is_streamed,
-    )
+    """Return the member's new value; fields that the heartbeat leaves out are unchanged. `before` if all are."""
+    values: dict[str, Any] = {
+        "instance_id": before.instance_id or request.instance_id,
+        "rack": request.rack or before.rack,
+        "client_id": request.client_id or before.client_id,
+        "client_host": request.client_host or before.client_host,
+        "topics": before.topics if request.topics is None else tuple(sorted(set(request.topics))),
+        "pattern": before.pattern if request.pattern is None else request.pattern,
+        "assignor": request.assignor or before.assignor,
+        "session_timeout_ms": request.session_timeout_ms or before.session_timeout_ms or limits.session_timeout_ms,
+        "rebalance_timeout_ms": (
+            request.rebalance_timeout_ms or before.rebalance_timeout_ms or limits.rebalance_timeout_ms
+        ),
+        "is_streamed": before.is_streamed if request.is_streamed is None else request.is_streamed,
+    }
+    # Nearly every heartbeat only renews the session: `replace` would cost more than all the rest of it.
+    if all(getattr(before, name) == value for name, value in values.items()):
+        return before
+    return replace(before, **values)
 
 
 def _without(group: Group, leaving: Iterable[str], view: TopicsView, now_ms: int) -> Records:

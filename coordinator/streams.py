@@ -34,6 +34,7 @@ ANSWERS_MAX = 16
 
 Answer = HeartbeatReply | TidelogError
 Receive = Callable[[], Awaitable[Heartbeat | None]]
+"""The next heartbeat of the stream, with `is_streamed`; None at its end."""
 Send = Callable[[Answer], Awaitable[None]]
 
 
@@ -155,7 +156,8 @@ class MemberStream:
             self._key, self._instance_id = key, request.instance_id
         elif self._key != key:
             raise InvalidRequestError(f"this is the stream of member {self._key[1]} of group {self._key[0]}")
-        request = replace(request, is_streamed=True, wants_assignment=self._is_in_doubt)
+        if self._is_in_doubt:
+            request = replace(request, wants_assignment=True)
         shard, reply = await self._router.heartbeat(request)
         self._is_in_doubt = False  # a heartbeat that fails ends the stream
         if request.member_epoch >= JOIN_EPOCH:

@@ -27,3 +27,7 @@ class PartitionId:
 
     topic_id: TopicId
     partition: int
+
+    def __hash__(self) -> int:
+        # That of the fields, without the call of `UUID.__hash__`: most tables of a broker are by partition.
+        return hash((self.topic_id.int, self.partition))

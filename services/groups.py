@@ -235,10 +235,9 @@ class GroupService:
         """Handles one heartbeat of a member without a stream."""
         self._admit(context, Operation.READ, request.group)
         await self._authorize_topics(context, request.topics or ())
-        heartbeat = replace(self._heartbeat(context, request), is_streamed=False)
-        return (await self._router.heartbeat(heartbeat))[1]
+        return (await self._router.heartbeat(self._heartbeat(context, request, is_streamed=False)))[1]
 
-    def _heartbeat(self, context: RequestContext, request: MemberHeartbeat) -> Heartbeat:
+    def _heartbeat(self, context: RequestContext, request: MemberHeartbeat, *, is_streamed: bool) -> Heartbeat:
         member_id = request.member_id
         if not member_id and request.needs_member_id and request.member_epoch == JOIN_EPOCH:
             member_id = str(UUID(int=self.coordinator.random.getrandbits(128), version=4))
@@ -258,6 +257,7 @@ class GroupService:
             session_timeout_ms=request.session_timeout_ms,
             rebalance_timeout_ms=request.rebalance_timeout_ms,
             owned=None if request.owned is None else self._owned(request.owned),
+            is_streamed=is_streamed,
         )
 
     def _owned(self, owned: Sequence[tuple[TopicRef, Sequence[int]]]) -> frozenset[PartitionId]:
@@ -289,7 +289,7 @@ class GroupService:
                 return None
             self._admit(context, Operation.READ, request.group)
             await self._authorize_topics(context, request.topics or ())
-            return self._heartbeat(context, request)
+            return self._heartbeat(context, request, is_streamed=True)
 
         self.streams += 1
         try:

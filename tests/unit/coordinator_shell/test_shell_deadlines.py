@@ -185,7 +185,8 @@ def test_a_timer_and_the_report_that_it_waited_for_may_cross() -> None:
             group = shard.state.group(GROUP)
             assert group is not None
             current = group.currents[one.member_id]
-            plain = found.groups._heartbeat(INTERNAL, heartbeat(found, one.member_id, current.epoch))
+            request = heartbeat(found, one.member_id, current.epoch)
+            plain = found.groups._heartbeat(INTERNAL, request, is_streamed=True)
             report = replace(plain, owned=current.assigned)
             expiry = ExpireMember(
                 view=found.groups.coordinator.view,
