@@ -376,7 +376,8 @@ class StateMachineRuntime(Generic[S]):
         """Asserts the invariants: only a leader speculates, in its epoch, and on top of what is committed."""
         flight, batches = self._in_flight, self._batches
         if self.epoch is None:
-            assert not self.is_speculating, "a node that does not lead speculates"
+            assert flight is None, "a node that does not lead speculates"
+            assert not batches, "a node that does not lead speculates"
             assert self._speculative is self.state, "a node that does not lead has a speculative state"
             return
         if flight is not None:

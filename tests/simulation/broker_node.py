@@ -201,17 +201,18 @@ class BrokerStack(MetadataStack):
     def _check_broker(self, app: BrokerApp) -> Callable[[], None]:
         """Called after every event of this process."""
         simulation, loop = self._simulation, app.context.node.loop
-        looks: list[Callable[[BrokerApp], None]] = [simulation.replica_checker.look]
-        if simulation.product_checker is not None:
-            looks.append(simulation.product_checker.look)
-        looks.append(simulation.invariants.watcher(app))
-        if simulation.groups is not None:
-            looks.append(simulation.groups.checker.look)
+        look, check_invariants = simulation.replica_checker.look, simulation.invariants.watcher(app)
+        product, groups = simulation.product_checker, simulation.groups
 
         def check() -> None:
-            if not loop.is_dead:
-                for look in looks:
-                    look(app)
+            if loop.is_dead:
+                return
+            look(app)
+            if product is not None:
+                product.look(app)
+            check_invariants()
+            if groups is not None:
+                groups.checker.look(app)
 
         return check
 

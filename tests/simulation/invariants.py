@@ -55,12 +55,12 @@ class Invariants:
 
     # -- after events
 
-    def watcher(self, app: BrokerApp) -> Callable[[BrokerApp], None]:
+    def watcher(self, app: BrokerApp) -> Callable[[], None]:
         """What is called after every event of this broker."""
         shards, groups, count = app.coordinator.shards, self._groups, 0
         objects, audits = self._broker_turns(app), self._audit_turns(app)
 
-        def check(_app: BrokerApp) -> None:
+        def check() -> None:
             nonlocal count
             for shard in shards.values():
                 if shard.runtime._speculative is not groups.get(shard, EMPTY):

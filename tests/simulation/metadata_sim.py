@@ -56,7 +56,6 @@ BROKER_FAULTS = {
     "kill": 4, "power": 3, "pause": 2, "stop": 3, "damage": 2, "full": 1, "stall": 1, "fail": 1, "crash": 2,
 }  # fmt: skip
 """How often each strikes a broker."""
-LOOK_EVERY_NS = 5_000_000
 ANSWERS_AFTER = 2
 """Operations of each client that must be answered once faults have ended."""
 
@@ -297,6 +296,8 @@ class BrokerNode:
 class MetadataSimulation(RaftSimulation):
     """See the module's docstring. What the nemesis needs is the base's."""
 
+    look_every_s = 0.005  # these conditions look at every broker
+
     def __init__(self, world: SimWorld, seed: int, shape: Shape, *, only: Collection[int] | None = None) -> None:
         self.world = world
         self.seed = seed
@@ -520,18 +521,6 @@ class MetadataSimulation(RaftSimulation):
         repair.cancel()
         self.metadata.advance()
         self.admin_checker.check_end()
-
-    def _demand(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
-        """As the base, but it looks only every few milliseconds: these conditions look at every broker."""
-        scheduler, due_ns, holds = self.world.scheduler, 0, False
-
-        def looked() -> bool:
-            nonlocal due_ns, holds
-            if not holds and scheduler.now_ns >= due_ns:
-                due_ns, holds = scheduler.now_ns + LOOK_EVERY_NS, condition()
-            return holds
-
-        super()._demand(what, looked, timeout_s)
 
     def _demand_fencing(self) -> None:
         """A broker dies at a moment of its own choosing and stays dead: it is fenced, and leads nothing."""

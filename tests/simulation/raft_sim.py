@@ -80,6 +80,8 @@ class RaftSimulation:
     symptom: Symptom | None = None
     """Of the first failure, unless it is a crash."""
     membership_changes = 0
+    look_every_s = 0.0
+    """Virtual time between two looks at a condition that has to come true; 0: after every event."""
 
     def __init__(
         self, world: SimWorld, seed: int, shape: Shape, stack: Stack, *, only: Collection[int] | None = None
@@ -241,7 +243,7 @@ class RaftSimulation:
 
     def _demand(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
         try:
-            self.world.run_until(condition, timeout=timeout_s)
+            self.world.run_until(condition, timeout=timeout_s, every_s=self.look_every_s)
         except SimulationError as error:
             if self.world.scheduler.failures:
                 raise

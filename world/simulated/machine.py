@@ -243,8 +243,8 @@ class SimWorld:
     def run_for(self, seconds: float) -> None:
         self.scheduler.run_for(seconds)
 
-    def run_until(self, condition: Callable[[], bool], *, timeout: float = RUN_TIMEOUT_S) -> None:
-        self.scheduler.run_until(condition, timeout=timeout)
+    def run_until(self, condition: Callable[[], bool], *, timeout: float = RUN_TIMEOUT_S, every_s: float = 0.0) -> None:
+        self.scheduler.run_until(condition, timeout=timeout, every_s=every_s)
 
     def check(self) -> None:
         """Raises the failures that nobody handled."""

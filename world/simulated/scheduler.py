@@ -27,7 +27,6 @@ import math
 import random
 import zlib
 from asyncio import events as asyncio_events
-from asyncio.futures import _set_result_unless_cancelled  # type: ignore[attr-defined]
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -38,6 +37,9 @@ NS_PER_SECOND = 1_000_000_000
 INSTANT_EVENTS_MAX = 1_000_000
 TRACE_LINES_MAX = 4_000
 COMPACT_CANCELLED_MIN = 256
+PASSIVE = frozenset({"asyncio.futures", "asyncio.tasks", "asyncio.timeouts"})
+"""Modules whose functions, as callbacks, only resolve or cancel what a later event continues: those of `sleep`, `wait`,
+`gather`, `shield` and `timeout`."""
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 6364136223846793005
 
@@ -79,7 +81,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
     is_dead: bool
     backlog: deque["SimHandle"]
     on_event: Callable[[], object] | None
-    """Called after each callback of this loop, but for timers that only end a `sleep`."""
+    """Called after each callback of this loop that is not `PASSIVE`."""
 
     def true_ns(self, when: float) -> int:
         raise NotImplementedError
@@ -227,13 +229,15 @@ class Scheduler:
         if not self._stopping:
             self.now_ns = limit_ns
 
-    def run_until(self, condition: Callable[[], bool], *, timeout: float) -> None:
-        """Run until the condition holds after a step; `SimulationError` if it does not in `timeout` virtual seconds."""
+    def run_until(self, condition: Callable[[], bool], *, timeout: float, every_s: float = 0.0) -> None:
+        """Run until the condition holds after a step; `SimulationError` if it does not in `timeout` virtual seconds.
+
+        `every_s` is the virtual time between two looks at a condition that is expensive."""
         if not condition():
             limit_ns = self.now_ns + math.ceil(timeout * NS_PER_SECOND)
-            self._drive(limit_ns, condition)
+            holds = self._drive(limit_ns, condition, math.ceil(every_s * NS_PER_SECOND))
             self.raise_failures()
-            if not condition():
+            if not holds and not condition():
                 self._raise_late("the condition does not hold", limit_ns)
 
     def _raise_late(self, what: str, limit_ns: int) -> None:
@@ -250,8 +254,10 @@ class Scheduler:
         self.ready.clear()
         self._timers.clear()
 
-    def _drive(self, limit_ns: int, until: Callable[[], bool] | None) -> None:
-        """Run events up to and at `limit_ns`; ends early when `until` holds, on `stop`, or when nothing is left."""
+    def _drive(self, limit_ns: int, until: Callable[[], bool] | None, every_ns: int = 0) -> bool:
+        """Run events up to and at `limit_ns`; ends early when `until` holds, on `stop`, or when nothing is left.
+
+        Returns whether `until` holds, which is called every `every_ns`."""
         assert asyncio_events._get_running_loop() is None, "a run inside of a run"
         assert not self.closed, "the run is over"
         self._stopping = False
@@ -259,6 +265,7 @@ class Scheduler:
         current: NodeLoop | None = None
         digest, now_ns, count = self._event_digest, self.now_ns, 0
         before = 0  # of them, those that ran before this instant
+        look_ns = math.inf if until is None else now_ns + every_ns
         try:
             while True:
                 while ready:
@@ -285,16 +292,21 @@ class Scheduler:
                     except BaseException as error:
                         loop.callback_failed(callback, error)
                     on_event = loop.on_event
-                    if on_event is not None and callback is not _set_result_unless_cancelled:
+                    if on_event is not None and getattr(callback, "__module__", None) not in PASSIVE:
                         on_event()
-                    if self._stopping or (until is not None and until()):
-                        return
+                    if self._stopping:
+                        return False
+                    if now_ns >= look_ns:
+                        assert until is not None, "there is something to look at"
+                        look_ns = now_ns + every_ns
+                        if until():
+                            return True
                     if count - before > INSTANT_EVENTS_MAX:
                         raise SimulationError(
                             f"livelock at t={now_ns / NS_PER_SECOND:.6f} on {loop.name}: {callback!r}"
                         )
                 if not self._move_time(limit_ns):
-                    return
+                    return False
                 now_ns, before = self.now_ns, count
         finally:
             asyncio_events._set_running_loop(None)
