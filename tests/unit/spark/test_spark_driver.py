@@ -14,6 +14,7 @@ import tidelog
 from tidelog.client.errors import OptionError
 from tidelog.log.batch import encode_columns
 from tidelog.model.ids import NodeId
+from tidelog.replication.partition_transactions import ProducerTransaction
 from tidelog.spark.batch_plan import plan_batch
 from tidelog.spark.driver import Driver
 from tidelog.spark.errors import (
@@ -273,14 +274,16 @@ def test_a_query_of_committed_records_ends_before_an_open_transaction(
         )
 
         async def append() -> None:
-            """Clients have no transactions yet: append to the leader's log."""
+            """As a producer whose transaction its coordinator knows."""
             (leader,) = [
                 leader
                 for broker in nodes.running.values()
                 for leader in broker.replicas.leaders()
                 if leader.replica.topic == "open"
             ]
-            leader.append(batch)
+            transaction = ProducerTransaction("t")
+            leader.transactions.answered(leader.transactions.ask(transaction, 5, 0), 0)
+            leader.append(batch, transaction=transaction)
 
         def start() -> None:
             process = nodes.machine(NodeId(node)).node
