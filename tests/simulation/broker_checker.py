@@ -258,14 +258,16 @@ class ReplicaChecker:
         if app.logs.recovering:
             self._check_recovering(app)
         looked = app.looked
+        known = looked.get
         for replica in app.replicas.all():
             role = replica.role
             if role is None:  # as of every replica whose log is damaged
                 if replica.log is not None and (replica.log.damaged is not None or self._damaged):
                     self._check_damage(app, replica, replica.log)
                 continue
-            high_watermark, durable_end = role.state.high_watermark, role.state.durable_end
-            before = looked.get(replica)  # by identity: a partition's id takes long to hash
+            state = role.state
+            high_watermark, durable_end = state.high_watermark, state.durable_end
+            before = known(replica)  # by identity: a partition's id takes long to hash
             if before is None or before[0] is not role or before[1] != high_watermark:
                 looked[replica] = (role, high_watermark, durable_end)
                 self._changed(app, replica, before)

@@ -37,7 +37,7 @@ from tidelog.server.broker import Broker
 from tidelog.server.role_config import broker_config
 from tidelog.services.limits import RequestMemory
 from tidelog.testing.simulated_world import simulated_world
-from tidelog.world.simulated import Latency, Loss, SimLoop
+from tidelog.world.simulated import Latency, Loss
 from tidelog.world.simulated.byte_streams import StreamAcceptor
 from tidelog.world.work import Work
 
@@ -58,6 +58,7 @@ class BrokerApp:
 
     def __init__(self, context: Context, broker: Broker) -> None:
         self.context = context
+        self.name = context.station.name
         self.broker = broker
         self.tail = broker.tail
         self.agent = broker.agent
@@ -72,10 +73,6 @@ class BrokerApp:
         self.is_stopped = False
         self.looked: dict[Replica, tuple[object, int, int]] = {}
         """What `ReplicaChecker` has inspected: the role, its high watermark and durable end."""
-
-    @property
-    def name(self) -> str:
-        return self.context.station.name
 
     async def stop(self) -> None:
         """Stops as a node process does."""
@@ -111,7 +108,6 @@ class BrokerStack(MetadataStack):
     def __init__(self, simulation: "BrokerSimulation") -> None:
         super().__init__()
         self._simulation = simulation
-        self._brokers: dict[SimLoop, BrokerApp] = {}
         self._is_broker: set[NodeId] = set()
         self._broker_latency = Latency(0.0002, 0.001)
         self.labels = LOGS[: simulation.shape.directories]
@@ -185,8 +181,8 @@ class BrokerStack(MetadataStack):
         app = self._simulation.apps[context.station.name] = BrokerApp(context, broker)
         if self._simulation.shape.kafka is not None:
             app.kafka = await self._serve_kafka(context, broker)
-        self._brokers[context.node.loop] = app
         self._simulation.replica_checker.shadows.attach(app)
+        context.node.loop.watch(self._check_broker(app))
         return app
 
     async def _serve_kafka(self, context: Context, broker: Broker) -> KafkaServer:
@@ -202,16 +198,22 @@ class BrokerStack(MetadataStack):
         await server.start()
         return server
 
-    def _stepped(self, loop: SimLoop) -> None:
-        super()._stepped(loop)
-        app = self._brokers.get(loop)
-        if app is not None and not loop.is_dead:
-            self._simulation.replica_checker.look(app)
-            if self._simulation.product_checker is not None:
-                self._simulation.product_checker.look(app)
-            self._simulation.invariants.broker(app)
-            if self._simulation.groups is not None:
-                self._simulation.groups.checker.look(app)
+    def _check_broker(self, app: BrokerApp) -> Callable[[], None]:
+        """Called after every event of this process."""
+        simulation, loop = self._simulation, app.context.node.loop
+        looks: list[Callable[[BrokerApp], None]] = [simulation.replica_checker.look]
+        if simulation.product_checker is not None:
+            looks.append(simulation.product_checker.look)
+        looks.append(simulation.invariants.watcher(app))
+        if simulation.groups is not None:
+            looks.append(simulation.groups.checker.look)
+
+        def check() -> None:
+            if not loop.is_dead:
+                for look in looks:
+                    look(app)
+
+        return check
 
     # -- devices
 

@@ -1,6 +1,7 @@
 """A Raft node as in production: driver, storage and log, on the simulated disk, store and network."""
 
 import errno
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,7 +22,7 @@ from tidelog.raft.entries import STORED_BYTES_MAX
 from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import Message
 from tidelog.raft.storage import RaftStorage
-from tidelog.world.simulated import Latency, Loss, SimLoop
+from tidelog.world.simulated import Latency, Loss
 from tidelog.world.simulated.loop import SimFuture
 
 CLUSTER_ID = "simulated"
@@ -84,7 +85,6 @@ class DriverStack:
 
     def __init__(self) -> None:
         self._checker: RaftChecker | None = None
-        self._nodes: dict[SimLoop, NodeId] = {}
         self._latency = Latency(0.0002, 0.001)
         self._rotten: dict[NodeId, Context] = {}
         """In which life files of a node have rotted: the next one finds out."""
@@ -92,7 +92,6 @@ class DriverStack:
     def program(self, simulation: RaftSimulation) -> Program:
         self._checker = simulation.checker
         self._latency = simulation.shape.disk_latency
-        simulation.world.scheduler.on_step = self._stepped
         shape = simulation.shape
         log_config = LogConfig(
             segment_bytes=shape.segment_bytes,
@@ -124,18 +123,12 @@ class DriverStack:
             self._watch_messages(driver)
             await driver.start()
             context.app = DriverNode(driver, machine, failure)
-            self._nodes[context.node.loop] = context.node_id
             simulation.checker.born(context.node_id, driver.core)
+            context.node.loop.watch(partial(simulation.checker.look, context.node_id))
             serve_clients(context)
             await failure
 
         return run
-
-    def _stepped(self, loop: SimLoop) -> None:
-        node = self._nodes.get(loop)
-        if node is not None:
-            assert self._checker is not None
-            self._checker.look(node)
 
     def _watch_messages(self, driver: RaftDriver) -> None:
         """Whatever the driver hands to its links has left, as far as promises go."""

@@ -124,7 +124,7 @@ class GroupsChecker:
         """What was ever given to a member."""
         self._untargeted: set[tuple[str, PartitionId]] = set()
         """Members and what a target of theirs lacked, since it was last given to them."""
-        self._looked: dict[tuple[str, int], tuple[Shard, CoordinatorState]] = {}
+        self._looked: dict[Shard, CoordinatorState] = {}
         self._valid: dict[int, CoordinatorState] = {}
         """The last valid state of each partition of the offsets topic: only what differs from it is validated."""
         self._names: dict[TopicPartition, PartitionId] = {}
@@ -150,9 +150,9 @@ class GroupsChecker:
         for number, shard in app.coordinator.shards.items():
             if shard.phase is not Phase.LEADING:
                 continue
-            looked = self._looked.get((app.name, number))
-            if looked is None or looked[0] is not shard or looked[1] is not shard.state:
-                self._looked[app.name, number] = (shard, shard.state)
+            state = shard.state
+            if self._looked.get(shard) is not state:
+                self._looked[shard] = state
                 self._committed(app, number, shard)
 
     def _committed(self, app: BrokerApp, number: int, shard: Shard) -> None:

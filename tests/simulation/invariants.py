@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 STRIDE = 4
 AUDIT_STRIDE = 64
+"""A multiple of STRIDE."""
 
 Fail = Callable[[str, str], None]
 
@@ -46,26 +47,31 @@ class Invariants:
         """Objects, and batches."""
         self._fail = fail
         self._is_rotten = is_rotten
-        self._turns: dict[object, tuple[list[int], Iterator[None], Iterator[None]]] = {}
         self._audits: dict[Log, LogAudit] = {}
         self._images: dict[object, ClusterImage] = {}
         self._groups: dict[Shard, CoordinatorState] = {}
+        self._replicas: dict[Replica, tuple[object, ...]] = {}
+        """What a replica was when it was validated last: nothing is asserted again of one that has not changed."""
 
     # -- after events
 
-    def broker(self, app: BrokerApp) -> None:
-        turns = self._turns.get(app)
-        if turns is None:
-            turns = self._turns[app] = ([0], self._broker_turns(app), self._audit_turns(app))
-        for shard in app.coordinator.shards.values():
-            if shard.runtime._speculative is not self._groups.get(shard, EMPTY):
-                self._decided(app, shard)
-        counter, objects, audits = turns
-        counter[0] += 1
-        if not counter[0] % STRIDE:
-            next(objects)
-        if not counter[0] % AUDIT_STRIDE:
-            next(audits)
+    def watcher(self, app: BrokerApp) -> Callable[[BrokerApp], None]:
+        """What is called after every event of this broker."""
+        shards, groups, count = app.coordinator.shards, self._groups, 0
+        objects, audits = self._broker_turns(app), self._audit_turns(app)
+
+        def check(_app: BrokerApp) -> None:
+            nonlocal count
+            for shard in shards.values():
+                if shard.runtime._speculative is not groups.get(shard, EMPTY):
+                    self._decided(app, shard)
+            count += 1
+            if not count % STRIDE:
+                next(objects)
+                if not count % AUDIT_STRIDE:
+                    next(audits)
+
+        return check
 
     def runtime(self, name: str, machine: MetadataStateMachine) -> None:
         """After every event of a controller: what it speculates ends with its leadership."""
@@ -133,9 +139,14 @@ class Invariants:
 
     def _replica(self, app: BrokerApp, replica: Replica, *, thorough: bool = False) -> None:
         log = replica.log
-        if log is not None and not (log.is_closed or log.is_changing or replica.is_removed):
-            self._check(app.name, log.path, lambda: log.validate(thorough=thorough))
-            self._check(app.name, f"the replica of {log.path}", lambda: replica.validate(thorough=thorough))
+        if log is None or log.is_closed or log.is_changing or replica.is_removed:
+            return
+        state = _state_of(replica, log)
+        if not thorough and self._replicas.get(replica) == state:
+            return
+        self._replicas[replica] = state
+        self._check(app.name, log.path, lambda: log.validate(thorough=thorough))
+        self._check(app.name, f"the replica of {log.path}", lambda: replica.validate(thorough=thorough))
 
     def _audit(self, name: str, log: Log) -> None:
         if not can_audit(log) or self._is_rotten(name, log):
@@ -169,6 +180,30 @@ class Invariants:
             validate()
         except AssertionError as error:
             self._fail(name, f"Invariant of {what}: {error}")
+
+
+def _state_of(replica: Replica, log: Log) -> tuple[object, ...]:
+    """Differs when an event has touched the log or the role. What it does not show is validated thoroughly, later."""
+    segments, durability, offsets, role = log.segments, log.durability, log._offsets, replica.role
+    active, state = segments.active, None if role is None else role.state
+    return (
+        role,
+        replica.partition,
+        replica.high_watermark,
+        segments.version,
+        segments.end_offset,
+        active.base_offset,
+        active.size,
+        durability.generation,
+        durability.durable_end,
+        offsets.start_offset,
+        offsets.high_watermark,
+        log.mark,
+        log.damaged,
+        len(log.producers),
+        log.epochs.latest,
+        None if state is None else (state.high_watermark, state.durable_end),
+    )
 
 
 def _streams_to_followers(app: BrokerApp) -> list[Any]:

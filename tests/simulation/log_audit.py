@@ -15,6 +15,7 @@ while the log changes, nor of a damaged one or one whose disk has failed.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 
 from crc32c import crc32c
@@ -25,6 +26,7 @@ from tidelog.log.index import OFFSET_ENTRY_BYTES, decode_offset_entries
 from tidelog.log.log import Log
 from tidelog.log.log_scan import apply_batch
 from tidelog.log.producers import ProducerState
+from tidelog.log.segment import RecoveryMark
 from tidelog.world.sealing import unseal
 from tidelog.world.simulated.store import SimStore
 
@@ -49,7 +51,10 @@ class LogAudit:
         """By segment: position -> last offset of the batch."""
         self._indexed: dict[int, int] = {}
         """By segment: bytes of its index that were compared."""
-        self._mark = b""
+        self._known_producers = -1
+        """How many the log had when they were compared last."""
+        self._stored: dict[bytes, tuple[bytes, Any]] = {}
+        """By field: the bytes in the store when they were read last, and their meaning."""
 
     def run(self) -> int:
         """Returns the number of batches that were read."""
@@ -63,7 +68,9 @@ class LogAudit:
             count += 1
         if not log.gaps:
             assert self._walk.offset == log.end_offset, f"ends at {log.end_offset}, its files at {self._walk.offset}"
-        self._check_producers()
+        if count or len(log.producers) != self._known_producers:
+            self._check_producers()
+            self._known_producers = len(log.producers)
         self._check_index()
         self._check_store()
         return count
@@ -105,12 +112,14 @@ class LogAudit:
         log, active = self.log, self.log.segments.active
         for base, positions in self._positions.items():
             is_active = base == active.base_offset
-            data = bytes(index_image(log, base))
+            image, start = index_image(log, base), self._indexed.get(base, 0)
+            if not is_active and len(image) - len(image) % OFFSET_ENTRY_BYTES == start:
+                continue  # a sealed segment, all of whose index was compared
+            data = bytes(image)
             if is_active:
                 if len(data) < active.index_bytes:
                     continue  # lost: a read rebuilds it
                 data = data[: active.index_bytes] + bytes(active.index.offsets or b"")
-            start = self._indexed.get(base, 0)
             for entry in decode_offset_entries(data[start:], base_offset=base):
                 at = positions.get(entry.position)
                 assert at == entry.last_offset, f"the index of {base} has {entry}, where the batch ends at {at}"
@@ -125,26 +134,31 @@ class LogAudit:
             store = store._store  # type: ignore[attr-defined]  # that of a directory, which notes failures
         values = store._device.stored
 
-        def read(field: bytes) -> bytes | None:
+        def read(field: bytes, decode: Callable[[bytes], Any]) -> Any:
+            """What the store has, decoded when it changes; None if it has nothing."""
             key = log.prefix + field
             sealed = values.get(key)
-            return None if sealed is None else unseal(key, sealed, path=log.path)
+            if sealed is None:
+                return None
+            known = self._stored.get(field)
+            if known is None or known[0] != sealed:
+                known = self._stored[field] = (sealed, decode(unseal(key, sealed, path=log.path)))
+            return known[1]
 
-        epochs = read(stored.EPOCHS)
-        if epochs is not None:
-            starts = [int(start) for _, start in stored.decode_epochs(epochs)]
-            assert not starts or starts[-1] <= log.end_offset, f"stored epochs are past the end: {starts[-1]}"
-        high_watermark = read(stored.HIGH_WATERMARK)
-        if high_watermark is not None and log.durability.generation:
-            offset: Any = stored.decode("high-watermark", high_watermark)["offset"]
-            assert offset <= log.end_offset, f"the stored high watermark {offset} is past the end {log.end_offset}"
-        mark = read(stored.MARK)
-        if mark is not None and mark != self._mark:
-            self._mark = mark
+        start = read(stored.EPOCHS, _latest_start)
+        assert start is None or start <= log.end_offset, f"stored epochs are past the end: {start}"
+        if log.durability.generation:
+            offset = read(stored.HIGH_WATERMARK, _high_watermark)
+            assert offset is None or offset <= log.end_offset, (
+                f"the stored high watermark {offset} is past the end {log.end_offset}"
+            )
+        before = self._stored.get(stored.MARK)
+        mark = read(stored.MARK, stored.decode_mark)
+        if mark is not None and self._stored[stored.MARK] is not before:
             self._check_mark(mark)
 
-    def _check_mark(self, data: bytes) -> None:
-        log, mark = self.log, stored.decode_mark(data)
+    def _check_mark(self, mark: RecoveryMark) -> None:
+        log = self.log
         assert mark.offset <= log.durable_end, f"the stored recovery point {mark.offset} is past {log.durable_end}"
         bases = [int(info.base_offset) for info in log.segments.sealed]
         if mark.base_offset not in (*bases, log.segments.active.base_offset):
@@ -157,3 +171,12 @@ class LogAudit:
         )
         if mark.crc is not None:
             assert crc32c(bytes(image[: mark.position])) == mark.crc, f"other bytes than at the mark {mark.offset}"
+
+
+def _latest_start(data: bytes) -> int | None:
+    starts = [int(start) for _, start in stored.decode_epochs(data)]
+    return starts[-1] if starts else None
+
+
+def _high_watermark(data: bytes) -> Any:
+    return stored.decode("high-watermark", data)["offset"]

@@ -43,7 +43,7 @@ from tidelog.server.controller import ControllerRole, format_if_new
 from tidelog.server.membership import BrokerMembership
 from tidelog.server.role_config import broker_config, controller_config
 from tidelog.testing.simulated_world import simulated_world
-from tidelog.world.simulated import Loss, SimLoop, SimWorld
+from tidelog.world.simulated import Loss, SimWorld
 from tidelog.world.simulated.loop import SimFuture
 
 METADATA = "data"
@@ -69,8 +69,6 @@ class ControllerApp:
         self.driver = node.driver
         self.machine = node.machine
         self.failure = failure
-        self.looked_offset = -1
-        self.looked_image: ClusterImage | None = None
 
     @property
     def core(self) -> RaftCore:
@@ -103,7 +101,6 @@ class MetadataStack(DriverStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._looked: dict[SimLoop, tuple[ControllerApp, str, NodeId]] = {}
         self._metadata: MetadataChecker | None = None
 
     def program(self, simulation: RaftSimulation) -> Program:
@@ -119,12 +116,11 @@ class MetadataStack(DriverStack):
         return run
 
     def _watch(self, simulation: "MetadataSimulation") -> None:
-        """Has the checkers inspect every node after each of its events."""
+        """Has the checkers inspect every controller that starts, after each of its events."""
         self._checker = simulation.checker
         self._metadata = simulation.metadata
         self._invariants = simulation.invariants
         self._latency = simulation.shape.disk_latency
-        simulation.world.scheduler.on_step = self._stepped
 
     async def _open_controller(
         self, simulation: "MetadataSimulation", context: Context, failure: Failure, *, is_combined: bool = False
@@ -162,25 +158,28 @@ class MetadataStack(DriverStack):
         self._watch_messages(role.node.driver)
         await role.start()
         app = context.app = ControllerApp(role.node, failure.future)
-        self._looked[context.node.loop] = (app, context.station.name, context.node_id)
         simulation.checker.born(context.node_id, role.node.driver.core)
+        context.node.loop.watch(self._check(app, context.station.name, context.node_id))
 
-    def _stepped(self, loop: SimLoop) -> None:
-        """After every event: the cheap questions first."""
-        found = self._looked.get(loop)
-        if found is None:
-            return
-        app, name, node = found
+    def _check(self, app: ControllerApp, name: str, node: NodeId) -> Callable[[], None]:
+        """Called after every event: the cheap questions first."""
         assert self._checker is not None
-        self._checker.look(node)
-        machine = app.machine
-        self._invariants.runtime(name, machine)
-        if app.looked_offset != machine.offset or app.looked_image is not machine.image:
-            assert self._metadata is not None
-            app.looked_offset, app.looked_image = machine.offset, machine.image
-            self._metadata.look(name, machine.offset, machine.image, is_open=machine.is_torn)
-            self._invariants.controller(name, machine)
-            self._invariants.storage(name, app.node.driver._storage)
+        assert self._metadata is not None
+        look, metadata, invariants = self._checker.look, self._metadata, self._invariants
+        machine, storage = app.machine, app.node.driver._storage
+        looked_offset, looked_image = -1, None
+
+        def check() -> None:
+            nonlocal looked_offset, looked_image
+            look(node)
+            invariants.runtime(name, machine)
+            if looked_offset != machine.offset or looked_image is not machine.image:
+                looked_offset, looked_image = machine.offset, machine.image
+                metadata.look(name, machine.offset, machine.image, is_open=machine.is_torn)
+                invariants.controller(name, machine)
+                invariants.storage(name, storage)
+
+        return check
 
 
 class BrokerNode:

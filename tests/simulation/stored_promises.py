@@ -15,8 +15,10 @@ from tidelog.raft.storage import CATALOGUE_KEY, STATE_KEY, RaftStorage
 from tidelog.world.sealing import unseal
 from tidelog.world.simulated.store import SimStore, SimStoreDevice
 
-_unpacked: dict[bytes, PersistentState] = {}
 REMEMBERED_MAX = 64
+_unpacked: dict[bytes, PersistentState] = {}
+_newest: dict[bytes, int] = {}
+"""Of the catalogues that were read last."""
 
 
 def _device(storage: RaftStorage) -> SimStoreDevice:
@@ -41,8 +43,13 @@ def newest_snapshot(storage: RaftStorage) -> int:
     sealed = _device(storage).stored.get(CATALOGUE_KEY)
     if sealed is None:
         return 0
-    catalogue = unpack_catalogue(unseal(CATALOGUE_KEY, sealed, path="the state store"))
-    return max((int(snapshot.offset) for snapshot in catalogue), default=0)
+    newest = _newest.get(sealed)
+    if newest is None:
+        if len(_newest) >= REMEMBERED_MAX:
+            _newest.clear()
+        catalogue = unpack_catalogue(unseal(CATALOGUE_KEY, sealed, path="the state store"))
+        newest = _newest[sealed] = max((int(snapshot.offset) for snapshot in catalogue), default=0)
+    return newest
 
 
 def unstored_promise(storage: RaftStorage, message: Message) -> str | None:

@@ -34,6 +34,7 @@ CLOSE_ATTEMPTS_MAX = 16
 class SimFuture(asyncio.Future[Any]):
     """A future that hashes by its sequence number."""
 
+    __slots__ = ("sequence",)  # no dictionary for each of them
     sequence: int
 
     def __hash__(self) -> int:
@@ -45,6 +46,9 @@ class SimFuture(asyncio.Future[Any]):
 
 class SimTask(asyncio.Task[Any]):
     """A task that hashes by its sequence number, which is set first: the base registers itself in a set."""
+
+    __slots__ = ("sequence",)
+    sequence: int
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class SimLoop(NodeLoop):
         self.is_held = False
         self.is_dead = False
         self.backlog: deque[SimHandle] = deque()
+        self.on_event: Callable[[], object] | None = None
         self._pauses: set[str] = set()
         self._tasks: list[SimTask] = []
         self._sweep_at = SWEEP_TASKS_MIN
@@ -109,10 +114,25 @@ class SimLoop(NodeLoop):
 
     # -- callbacks
 
+    def watch(self, check: Callable[[], object]) -> None:
+        """Adds what is called after each event of this loop; see `on_event`."""
+        first = self.on_event
+        if first is None:
+            self.on_event = check
+            return
+
+        def both() -> None:
+            first()
+            check()
+
+        self.on_event = both
+
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        handle = SimHandle(self, callback, args, copy_context() if context is None else context, 0.0, False)
+        if context is None:
+            context = copy_context()
+        handle = SimHandle(self, callback, args, context, 0.0, False)
         if not self.is_dead:
             self._ready.append(handle)
         return handle
@@ -123,12 +143,19 @@ class SimLoop(NodeLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self._schedule(self.time() + delay, callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        handle = SimHandle(self, callback, args, copy_context() if context is None else context, when, True)
+        return self._schedule(when, callback, args, context)
+
+    def _schedule(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> SimHandle:
+        if context is None:
+            context = copy_context()
+        handle = SimHandle(self, callback, args, context, when, True)
         if not self.is_dead:
             self.scheduler.add_timer(self.true_ns(when), handle)
         return handle
@@ -136,8 +163,9 @@ class SimLoop(NodeLoop):
     # -- futures and tasks
 
     def create_future(self) -> SimFuture:
+        scheduler = self.scheduler
         future = SimFuture(loop=self)
-        future.sequence = self.scheduler.next_sequence()
+        future.sequence = scheduler.object_sequence = scheduler.object_sequence + 1
         return future
 
     def create_task(
@@ -147,7 +175,8 @@ class SimLoop(NodeLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> SimTask:
-        sequence = self.scheduler.next_sequence()
+        scheduler = self.scheduler
+        sequence = scheduler.object_sequence = scheduler.object_sequence + 1
         if name is None:
             name = f"{self.name}-{sequence}"
         task = SimTask(coro, loop=self, name=name, context=context, sequence=sequence)

@@ -27,6 +27,7 @@ import math
 import random
 import zlib
 from asyncio import events as asyncio_events
+from asyncio.futures import _set_result_unless_cancelled  # type: ignore[attr-defined]
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -77,6 +78,8 @@ class NodeLoop(asyncio.AbstractEventLoop):
     """Paused or dead: callbacks do not run."""
     is_dead: bool
     backlog: deque["SimHandle"]
+    on_event: Callable[[], object] | None
+    """Called after each callback of this loop, but for timers that only end a `sleep`."""
 
     def true_ns(self, when: float) -> int:
         raise NotImplementedError
@@ -142,15 +145,14 @@ class Scheduler:
         self.events_run = 0
         self.failures: list[Failure] = []
         self.trace_lines: deque[str] = deque(maxlen=TRACE_LINES_MAX)
-        self.on_step: Callable[[Any], None] | None = None
-        """Called after each callback with the loop of the node that ran it."""
         self.ready: deque[SimHandle] = deque()
         self.loops: list[NodeLoop] = []
         self.closed = False
+        self.object_sequence = 0
+        """The number that the newest task or future hashes by."""
         self._timers: list[tuple[int, int, SimHandle]] = []
         self._timer_sequence = 0
         self._cancelled_timers = 0
-        self._object_sequence = 0
         self._event_digest = seed & _MASK
         self._trace_digest = 0
         self._stopping = False
@@ -175,11 +177,6 @@ class Scheduler:
     def digest(self) -> str:
         """Digest of all events and trace lines so far."""
         return f"{self._event_digest:016x}{self._trace_digest:08x}"
-
-    def next_sequence(self) -> int:
-        """Returns the number that a task or future hashes by."""
-        self._object_sequence += 1
-        return self._object_sequence
 
     # -- timers
 
@@ -258,14 +255,51 @@ class Scheduler:
         assert asyncio_events._get_running_loop() is None, "a run inside of a run"
         assert not self.closed, "the run is over"
         self._stopping = False
+        ready, set_running = self.ready, asyncio_events._set_running_loop
+        current: NodeLoop | None = None
+        digest, now_ns, count = self._event_digest, self.now_ns, 0
+        before = 0  # of them, those that ran before this instant
         try:
             while True:
-                if self._run_instant(until):
-                    return
+                while ready:
+                    handle = ready.popleft()
+                    callback = handle._callback
+                    if callback is None:
+                        continue
+                    loop = handle._loop
+                    if loop.is_held:
+                        if not loop.is_dead:
+                            loop.backlog.append(handle)
+                        continue
+                    if loop is not current:
+                        current = loop
+                        set_running(loop)
+                    count += 1
+                    # The task is part of the digest: two that swap places at one instant are another run.
+                    task = getattr(getattr(callback, "__self__", None), "sequence", 0)
+                    digest = ((digest ^ now_ns) * _MULTIPLIER + (task << 16) + loop.number) & _MASK
+                    try:
+                        handle._context.run(callback, *handle._args)  # type: ignore[misc]
+                    except (KeyboardInterrupt, SystemExit):
+                        raise
+                    except BaseException as error:
+                        loop.callback_failed(callback, error)
+                    on_event = loop.on_event
+                    if on_event is not None and callback is not _set_result_unless_cancelled:
+                        on_event()
+                    if self._stopping or (until is not None and until()):
+                        return
+                    if count - before > INSTANT_EVENTS_MAX:
+                        raise SimulationError(
+                            f"livelock at t={now_ns / NS_PER_SECOND:.6f} on {loop.name}: {callback!r}"
+                        )
                 if not self._move_time(limit_ns):
                     return
+                now_ns, before = self.now_ns, count
         finally:
             asyncio_events._set_running_loop(None)
+            self._event_digest = digest
+            self.events_run += count
 
     def _move_time(self, limit_ns: int) -> bool:
         """Moves time to the next timer, or to the limit: then returns False. All timers of the instant become ready."""
@@ -285,47 +319,3 @@ class Scheduler:
             handle._scheduled = False
             ready.append(handle)
         return True
-
-    def _run_instant(self, until: Callable[[], bool] | None) -> bool:
-        """Runs everything that is ready at this instant; returns True when the run is to end."""
-        ready = self.ready
-        on_step = self.on_step
-        set_running = asyncio_events._set_running_loop
-        now_ns = self.now_ns
-        current: NodeLoop | None = None
-        digest = self._event_digest
-        count = 0
-        try:
-            while ready:
-                handle = ready.popleft()
-                callback = handle._callback
-                if callback is None:
-                    continue
-                loop = handle._loop
-                if loop.is_held:
-                    if not loop.is_dead:
-                        loop.backlog.append(handle)
-                    continue
-                if loop is not current:
-                    current = loop
-                    set_running(loop)
-                count += 1
-                # The task is part of the digest: two that swap places at one instant are another run.
-                task = getattr(getattr(callback, "__self__", None), "sequence", 0)
-                digest = ((digest ^ now_ns) * _MULTIPLIER + (task << 16) + loop.number) & _MASK
-                try:
-                    handle._context.run(callback, *handle._args)  # type: ignore[misc]
-                except (KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException as error:
-                    loop.callback_failed(callback, error)
-                if on_step is not None:
-                    on_step(loop)
-                if self._stopping or (until is not None and until()):
-                    return True
-                if count > INSTANT_EVENTS_MAX:
-                    raise SimulationError(f"livelock at t={now_ns / NS_PER_SECOND:.6f} on {loop.name}: {callback!r}")
-        finally:
-            self._event_digest = digest
-            self.events_run += count
-        return False
