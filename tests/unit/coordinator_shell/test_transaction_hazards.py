@@ -27,3 +27,14 @@ def test_a_partition_of_an_internal_topic_is_no_part_of_a_transaction() -> None:
         end = EndTransaction(**owner, is_commit=True, version=1)  # type: ignore[arg-type]
         cluster.ask_owner("app", lambda service: service.end(INTERNAL, end))
         cluster.until_idle("app")
+
+
+def test_an_open_transaction_ends_although_its_record_is_over_the_limit_of_topics_by_now() -> None:
+    with TransactionCluster(seed=42, orders=1) as cluster:
+        app = cluster.owner("app")
+        app.send(("orders", 0), b"one")
+        cluster.set_cluster("message.max.bytes", "600")
+        app.end(token=b"t" * 1_000)
+        cluster.until_idle("app")
+        assert cluster.committed_values(("orders", 0)) == [b"one"]
+        assert cluster.state_of("app").last_token == b"t" * 1_000
