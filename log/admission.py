@@ -48,8 +48,8 @@ PREFIX = Struct(">qii")
 """Base offset, batch length and leader epoch: replaces the first 16 bytes."""
 PREFIX_BYTES = PREFIX.size
 COORDINATOR_BYTES_MAX = 1 << 20
-"""Batches of coordinators are appended up to this size, whatever `max.message.bytes` is: without a marker, or the record
-of a decision, a transaction would stay open."""
+"""Batches of coordinators are appended up to this size, whatever `max.message.bytes` is: without a marker, or the
+record of a decision, a transaction would stay open."""
 CheckTransaction = Callable[[BatchHeader], None]
 
 
