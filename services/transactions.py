@@ -32,7 +32,15 @@ from tidelog.coordinator.transactions.requests import (
 from tidelog.coordinator.transactions.shard import TransactionShard
 from tidelog.metadata.controller_client import ControllerClient
 from tidelog.metadata.tail import MetadataTail
-from tidelog.model.errors import ErrorCode, InvalidRequestError, RemoteError, RequestTimedOutError, TidelogError
+from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.model.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    InvalidTopicError,
+    RemoteError,
+    RequestTimedOutError,
+    TidelogError,
+)
 from tidelog.model.group_errors import CoordinatorNotAvailableError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.model.transaction_errors import ConcurrentTransactionsError
@@ -170,6 +178,10 @@ class TransactionService:
         self._admit(context, Operation.WRITE, request.transactional_id)
         check_named(request.partitions)
         found = await self._lookup.find_all(context, Operation.WRITE, request.partitions)
+        for ref, where in found.items():
+            if isinstance(where, PartitionId) and self._is_internal(where):
+                # No leader of it takes a marker: the transaction would never end.
+                found[ref] = InvalidTopicError("an internal topic is no part of a transaction")
         if any(isinstance(where, TidelogError) for where in found.values()):
             skipped = RemoteError("another partition has an error", code=ErrorCode.OPERATION_NOT_ATTEMPTED)
             outcomes = {ref: where if isinstance(where, TidelogError) else skipped for ref, where in found.items()}
@@ -177,6 +189,10 @@ class TransactionService:
         partitions = frozenset(where for where in found.values() if isinstance(where, PartitionId))
         await self._add(request, partitions, verify_only=request.verify_only)
         return [None] * len(request.partitions)
+
+    def _is_internal(self, partition: PartitionId) -> bool:
+        topic = self._tail.image.topics.get(partition.topic_id)
+        return topic is not None and topic.name in INTERNAL_TOPICS
 
     @ends_at_deadline
     async def add_offsets(self, context: RequestContext, request: AddOffsetsToTransaction) -> None:

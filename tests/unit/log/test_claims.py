@@ -1,13 +1,17 @@
 """The newest claim of a partition, kept with its producer."""
 
+from pathlib import Path
+
 import msgpack
 import pytest
+from support.logs.cleaning import CleanableLog
 
 from tidelog.log.batch import Record, encode, read_header
 from tidelog.log.batch_filter import empty_batch
 from tidelog.log.batch_header import CLAIM_BIT
 from tidelog.log.producers import ProducerState
 from tidelog.model.errors import CorruptStateError
+from tidelog.world.real.disk import RealDisk
 
 
 def applied(state: ProducerState, producer: int, offset: int, *, is_claim: bool, now_ms: int = 0) -> None:
@@ -74,3 +78,22 @@ def test_compaction_keeps_the_mark_of_a_claim() -> None:
         is_claim=True,
     )
     assert read_header(empty_batch(read_header(data))).attributes & CLAIM_BIT
+
+
+@pytest.mark.parametrize("value", [b"B", None])
+def test_compaction_removes_no_newer_claim_than_it_keeps(tmp_path: Path, value: bytes | None) -> None:
+    """Else a replica that is rebuilt from the log would take an old token for the newest one."""
+    log = CleanableLog(RealDisk(tmp_path))
+    log.put((b"a", b"A"), producer=1, claim=True)
+    log.put((b"b", value), producer=2, claim=True)
+    log.roll()
+    log.put((b"b", b"later"), producer=2)
+    log.put((b"c", b"C"), producer=3)
+    log.roll()
+    for now_ms in (100, 1 << 40):
+        assert log.clean(now_ms, force=True) is not None
+        rebuilt = ProducerState()
+        for stored in log.batches():
+            rebuilt.apply(stored.header, now_ms=0)
+        assert rebuilt.claim == log.producers.claim == 1
+    assert [key for _, key, _ in log.pairs()] == [b"a", b"b", b"c"]

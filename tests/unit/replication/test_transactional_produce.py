@@ -15,6 +15,7 @@ from test_replica_moves import homes, id_of
 from tidelog.model.errors import (
     CallTimeoutError,
     ErrorCode,
+    InvalidRequiredAcksError,
     InvalidTransactionStateError,
     NotLeaderOrFollowerError,
     TidelogError,
@@ -253,6 +254,17 @@ def test_a_marker_that_arrives_before_the_answer_is_used_has_the_coordinator_ask
         assert leader.log.producers.open_offset(7) is None
 
 
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_batch_of_a_transaction_needs_all_acks(acks: int) -> None:
+    """Else a failover loses it, and the transaction is committed without it."""
+    with transactional_cluster(715) as (cluster, orders, coordinator):
+        coordinator.begin("app", producer_id=7, epoch=3)
+        with pytest.raises(InvalidRequiredAcksError, match="-1"):
+            produce(cluster, orders, transactional(b"a", 7, 3), acks=acks)
+        assert cluster.leading(orders).log.end_offset == 0
+        assert coordinator.requests == []
+
+
 def test_the_next_leader_continues_an_open_transaction_from_its_log_alone() -> None:
     with transactional_cluster(713) as (cluster, orders, coordinator):
         coordinator.begin("app", producer_id=7, epoch=3)
@@ -261,7 +273,7 @@ def test_the_next_leader_continues_an_open_transaction_from_its_log_alone() -> N
         cluster.kill(NodeId(cluster.leader(orders)))
         coordinator.error = TransportError("no coordinator")
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
-        result = produce(cluster, orders, transactional(b"b", 7, 3, 1), acks=1)
+        result = produce(cluster, orders, transactional(b"b", 7, 3, 1), timeout_ms=30_000)
         assert result.error is None
         (row,) = cluster.leading(orders).transactions.open_transactions()
         assert (row.producer_id, row.epoch, row.first_offset, row.transactional_id) == (7, 3, 0, "")
