@@ -110,7 +110,7 @@ def error_of(work: Callable[[], object]) -> Any:
 # confluent-kafka (librdkafka).
 
 
-@pytest.mark.requirement("a:H-02", "a:H-20", "a:U-06", "a:X3-39", "b:EX-38")
+@pytest.mark.requirement("a:H-02", "a:H-18", "a:H-20", "a:U-06", "a:X3-39", "b:EX-38")
 def test_librdkafka_commits_and_aborts(cluster: LocalCluster) -> None:
     topic = make_topic(cluster, "librdkafka-transactions", PARTITIONS)
     producer = confluent_producer(cluster, "librdkafka-1")
@@ -127,7 +127,7 @@ def test_librdkafka_commits_and_aborts(cluster: LocalCluster) -> None:
     until_shown(cluster, topic, committed, everything)
 
 
-@pytest.mark.requirement("a:H-11", "a:H-16", "a:X3-37", "a:D-42")
+@pytest.mark.requirement("a:H-10", "a:H-11", "a:H-16", "a:X3-37", "a:D-42")
 def test_librdkafka_fences_an_older_instance(cluster: LocalCluster) -> None:
     topic = make_topic(cluster, "librdkafka-fenced", PARTITIONS)
     old = confluent_producer(cluster, "librdkafka-2")

@@ -137,6 +137,7 @@ def test_a_reader_of_committed_data_skips_what_was_aborted_and_one_of_all_data_d
     assert row_of(cluster, place, READ_UNCOMMITTED, 2).aborted_transactions is None
 
 
+@pytest.mark.requirement("b:J-09")
 def test_the_latest_offset_of_committed_data_is_the_first_of_an_open_transaction(
     cluster: TransactionCluster, place: Place, protocol: int
 ) -> None:
