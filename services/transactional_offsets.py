@@ -15,13 +15,18 @@ from tidelog.coordinator.pending_offsets import UnverifiedTransactionError
 from tidelog.coordinator.requests import CommitPendingOffsets, OffsetToCommit, PartitionErrors
 from tidelog.coordinator.shard import Shard
 from tidelog.model.errors import InvalidRequestError, TidelogError
-from tidelog.model.group_errors import CoordinatorLoadingError, CoordinatorNotAvailableError, NotCoordinatorError
+from tidelog.model.group_errors import (
+    CoordinatorLoadingError,
+    CoordinatorNotAvailableError,
+    NotCoordinatorError,
+    UnknownMemberIdError,
+)
 from tidelog.model.ids import PartitionId
 from tidelog.replication.transaction_messages import AddPartitions, TransactionPeers
 from tidelog.services.authorization import Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import ends_at_deadline
-from tidelog.services.group_router import GroupRouter, by_ref, split_in_pieces
+from tidelog.services.group_router import GroupRouter, MissingGroupError, by_ref, kind_of, split_in_pieces
 from tidelog.services.guard import Guard
 from tidelog.services.partition_lookup import PartitionLookup, PartitionRef, check_named
 from tidelog.services.transaction_requests import CommitOffsetsInTransaction
@@ -56,9 +61,14 @@ class TransactionalOffsets:
             return by_ref(found, {})
         shard = self._router.shard_of(group)
         self._router.check_group_count(shard, group)
-        if request.member_id or request.instance_id or request.member_epoch >= 0:
-            shard.rounds.check_commit(group, request.member_id, request.member_epoch, request.instance_id)
-        committed = await self._commit(shard, request, named)
+        try:
+            if request.member_id or request.instance_id or request.member_epoch >= 0:
+                shard.rounds.check_commit(group, request.member_id, request.member_epoch, request.instance_id)
+            committed = await self._commit(shard, request, named)
+        except UnknownMemberIdError as error:
+            if kind_of(shard, group) is None:
+                raise MissingGroupError(str(error)) from error
+            raise
         counts = self._router.counts
         counts.commits += 1
         counts.committed_offsets += sum(error is None for error in committed.values())
