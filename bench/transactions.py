@@ -1,0 +1,183 @@
+"""Transactions against plain writes: throughput with a commit every 100 ms, and the latency of a commit.
+
+Three nodes, 3 replicas, acks=all, synced; one client process.
+
+- *Throughput*: two `tidelog.Producer`s of the same settings send the same records in turn, for `ROUND_S` each, as fast
+  as the producer takes them. One has a transactional id and commits every 100 ms; a round ends when its last record is
+  acknowledged, or its last transaction is committed. The ratio is the median over pairs of neighbouring rounds.
+- *Latency*: of a commit over 1, 10 and 100 partitions whose records are acknowledged; and of a whole transaction from
+  begin to the end of its commit, one right after the other, so that it includes the markers of the one before. The
+  anchor is an idempotent producer's acknowledgement of one record, measured in between.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median
+
+from bench.brokers_load import client_of, local_cluster, make_topic, run_loop
+from bench.harness import Result, at_least, at_most
+from tidelog.client.producer.threaded import Producer
+from tidelog.testing import LocalCluster
+
+COMMIT_EVERY_S = 0.1
+ROUND_S = 2.0
+ROUNDS = 8
+SIZES = (100, 1000)
+THROUGHPUT_PARTITIONS = 6
+THROUGHPUT_TARGET = 0.8
+COUNTS = (1, 10, 100)
+REPEATS, WARM_UP = 60, 8
+ONE_PARTITION_TARGET = 4.0
+BURST = 200
+"""Records between two looks at the clock."""
+ANCHOR = "one plain ack"
+
+
+async def prepare(cluster: LocalCluster) -> None:
+    async with client_of(cluster) as client:
+        await make_topic(client, "load", partitions=THROUGHPUT_PARTITIONS)
+        for count in COUNTS:
+            await make_topic(client, f"over-{count}", partitions=count)
+
+
+# Throughput.
+
+
+def send_for(producer: Producer, value: bytes, seconds: float) -> int:
+    """Send records for this time; return how many."""
+    end_s, sent = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end_s:
+        for _ in range(BURST):
+            producer.send("load", value)
+        sent += BURST
+    return sent
+
+
+def plain_round(producer: Producer, value: bytes) -> float:
+    """Return records a second."""
+    began_s = time.perf_counter()
+    sent = send_for(producer, value, ROUND_S)
+    producer.flush()
+    return sent / (time.perf_counter() - began_s)
+
+
+def transactional_round(producer: Producer, value: bytes) -> float:
+    began_s = time.perf_counter()
+    sent = 0
+    while time.perf_counter() - began_s < ROUND_S:
+        with producer.transaction():
+            sent += send_for(producer, value, COMMIT_EVERY_S)
+    return sent / (time.perf_counter() - began_s)
+
+
+def throughput(bootstrap: str, size: int) -> Iterator[Result]:
+    value = bytes(size)
+    with Producer(bootstrap) as plain, Producer(bootstrap, transactional_id=f"bench-{size}") as transactional:
+        rounds: list[tuple[float, float]] = []
+        plain_round(plain, value), transactional_round(transactional, value)
+        for _ in range(ROUNDS):
+            gc.collect()
+            rounds.append((plain_round(plain, value), transactional_round(transactional, value)))
+        failed = sum(each.metrics()["records_failed"] for each in (plain, transactional))
+    assert failed == 0, f"{failed} records were not stored"
+    yield Result(f"plain, {size}-byte records", median(row[0] for row in rounds), "records/s")
+    yield at_least(
+        f"a commit every 100 ms, {size}-byte records",
+        median(row[1] for row in rounds),
+        "records/s",
+        target=THROUGHPUT_TARGET,
+        ratio=median(theirs / ours for ours, theirs in rounds),
+        anchor="plain producing",
+    )
+
+
+# Latency.
+
+
+@dataclass
+class Times:
+    commits_s: list[float] = field(default_factory=list)
+    transactions_s: list[float] = field(default_factory=list)
+
+
+def timed(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def send_to_all(producer: Producer, count: int) -> None:
+    for partition in range(count):
+        producer.send(f"over-{count}", b"." * 100, partition=partition)
+    producer.flush()
+
+
+def commit(producer: Producer, count: int, times: Times) -> None:
+    producer.begin_transaction()
+    send_to_all(producer, count)
+    times.commits_s.append(timed(producer.commit_transaction))
+
+
+def transaction(producer: Producer, count: int, times: Times) -> None:
+    def work() -> None:
+        producer.begin_transaction()
+        for partition in range(count):
+            producer.send(f"over-{count}", b"." * 100, partition=partition)
+        producer.commit_transaction()
+
+    times.transactions_s.append(timed(work))
+
+
+def latency(bootstrap: str) -> Iterator[Result]:
+    acks_s: list[float] = []
+    times = {count: Times() for count in COUNTS}
+    with ExitStack() as stack:
+        plain = stack.enter_context(Producer(bootstrap, linger_ms=0))
+        owners = {
+            count: stack.enter_context(Producer(bootstrap, linger_ms=0, transactional_id=f"over-{count}"))
+            for count in COUNTS
+        }
+        for owner in owners.values():
+            owner.init_transactions()
+        for number in range(WARM_UP + REPEATS):
+            if number == WARM_UP:
+                acks_s.clear()
+                times = {count: Times() for count in COUNTS}
+            acks_s.append(timed(lambda: plain.send("over-1", b"." * 100, partition=0).result(30)))
+            for count, owner in owners.items():
+                commit(owner, count, times[count])
+                transaction(owner, count, times[count])
+                transaction(owner, count, times[count])
+                del times[count].transactions_s[-2]
+    ack_ms = median(acks_s) * 1000
+    yield Result("ack of one record, plain", ack_ms, "ms")
+    yield from latencies("commit", {count: median(row.commits_s) * 1000 for count, row in times.items()}, ack_ms)
+    whole = {count: median(row.transactions_s) * 1000 for count, row in times.items()}
+    yield from latencies("whole transaction, back to back", whole, ack_ms)
+
+
+def latencies(name: str, by_count: dict[int, float], ack_ms: float) -> Iterator[Result]:
+    one_ms = by_count[COUNTS[0]]
+    for count, value_ms in by_count.items():
+        over = f"{name}, {count} partition{'s' if count > 1 else ''}"
+        ratio = value_ms / ack_ms
+        if count == 1 and name == "commit":
+            yield at_most(over, value_ms, "ms", target=ONE_PARTITION_TARGET, ratio=ratio, anchor=ANCHOR)
+        else:
+            yield Result(over, value_ms, "ms", ratio, ANCHOR)
+        if count > 1:
+            growth = value_ms / one_ms
+            yield at_most(f"{over}: growth", value_ms, "ms", target=count - 1, ratio=growth, anchor="1 partition")
+
+
+def run() -> Iterator[Result]:
+    with local_cluster(3) as cluster:
+        run_loop(prepare(cluster))
+        yield from latency(cluster.bootstrap)
+        for size in SIZES:
+            yield from throughput(cluster.bootstrap, size)
