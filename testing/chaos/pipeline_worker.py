@@ -69,6 +69,7 @@ def run_pipeline(spec: WorkerSpec, is_over: threading.Event) -> int:
     """Return the exit code."""
     log = TransactionLog(Path(spec.history), spec.name)
     client = open_pipeline(spec, log)
+    log.note("ready")
     worker = _Worker(spec, log, client)
     code = 0
     try:

@@ -7,8 +7,10 @@ worker is struck:
     freeze-client     SIGSTOP for a while, perhaps longer than its session and its transaction last
     replace-client    SIGSTOP, a new one with its transactional id, SIGCONT: the former one has to end as fenced
 
-A worker that ends by itself otherwise, or is fenced although nobody replaced it, is a failure. Each life of a worker
-has a history of its own, so that the half line of a killed one stays apart.
+A worker that ends by itself otherwise, or is fenced although nobody replaced it, is a failure. But a life that was
+killed or replaced before it was ready may have sent a request to initialize that arrives late, and rightly fences the
+next life: within `LATE_S` that is none. Each life has a history of its own, so that the half line of a killed one stays
+apart.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
+from tidelog.testing.chaos.judge import read_events
 from tidelog.testing.chaos.target import Target
 from tidelog.testing.chaos.worker_spec import CLOSE_S, CONFLUENT, EXIT_FENCED, TIDELOG, WorkerSpec
 
@@ -40,8 +43,7 @@ DOWN_S = (0.0, 2.0)
 FROZEN_S = (1.0, 15.0)
 """Of `FREEZE`: up to longer than a transaction and a session may last."""
 REPLACED_S = (0.5, 5.0)
-FENCED_S = 60.0
-"""A worker that was replaced ends as fenced within this time, if it has anything to process."""
+LATE_S = 60.0
 STDERR_CHARS = 300
 
 Note = Callable[[str], None]
@@ -86,11 +88,15 @@ def pipeline_specs(target: Target, path: Path, clients: Sequence[str], prefix: s
     return rows
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Life:
     spec: WorkerSpec
     process: subprocess.Popen[bytes]
     stderr: Path
+
+    def is_ready(self) -> bool:
+        history = Path(self.spec.history)
+        return history.exists() and any(event["event"] == "ready" for event in read_events(history))
 
     def failure(self, code: int) -> str:
         said = self.stderr.read_text(encoding="utf-8", errors="replace").strip()[-STDERR_CHARS:]
@@ -102,12 +108,14 @@ class _Worker:
     spec: WorkerSpec
     lives: int = 0
     life: _Life | None = None
+    may_be_fenced_until_s: float = 0.0
 
-
-@dataclass(slots=True)
-class _Replaced:
-    life: _Life
-    since_s: float
+    def give_up(self) -> _Life:
+        """Its life is about to be killed or replaced."""
+        assert self.life is not None, "it was started"
+        if not self.life.is_ready():
+            self.may_be_fenced_until_s = time.monotonic() + LATE_S
+        return self.life
 
 
 @dataclass(slots=True)
@@ -123,7 +131,7 @@ class Pipelines:
     histories: dict[str, list[Path]] = field(default_factory=dict)
     """By client, of all lives."""
     _workers: list[_Worker] = field(default_factory=list)
-    _replaced: list[_Replaced] = field(default_factory=list)
+    _replaced: list[_Life] = field(default_factory=list)
     _is_over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -147,7 +155,7 @@ class Pipelines:
                 life.process.wait()
 
     def _lives(self) -> list[_Life]:
-        return [worker.life for worker in self._workers if worker.life] + [each.life for each in self._replaced]
+        return [worker.life for worker in self._workers if worker.life] + self._replaced
 
     def _start(self, worker: _Worker) -> None:
         worker.lives += 1
@@ -187,42 +195,51 @@ class Pipelines:
         while not self._is_over.wait(random.uniform(*EVERY_S)):
             self.check()
             kind = random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-            worker = random.choice(self._workers)
-            assert worker.life is not None, "it runs"
-            self.counts[kind] += 1
-            self.note(f"  {kind} {worker.life.spec.name}")
-            if kind == KILL:
-                worker.life.process.kill()
-                worker.life.process.wait()
-                self._is_over.wait(random.uniform(*DOWN_S))
-                self._start(worker)
-                continue
-            worker.life.process.send_signal(signal.SIGSTOP)
-            former = worker.life
-            if kind == REPLACE:
-                self._start(worker)
-                self._replaced.append(_Replaced(former, time.monotonic()))
-            self._is_over.wait(random.uniform(*(REPLACED_S if kind == REPLACE else FROZEN_S)))
-            former.process.send_signal(signal.SIGCONT)
+            self._strike(kind, random.choice(self._workers), random)
+
+    def _strike(self, kind: str, worker: _Worker, random: Random) -> None:
+        life = worker.life if kind == FREEZE else worker.give_up()
+        assert life is not None, "it runs"
+        self.counts[kind] += 1
+        self.note(f"  {kind} {life.spec.name}")
+        if kind == KILL:
+            life.process.kill()
+            life.process.wait()
+            self._is_over.wait(random.uniform(*DOWN_S))
+            self._start(worker)
+            return
+        life.process.send_signal(signal.SIGSTOP)
+        if kind == REPLACE:
+            self._replaced.append(life)
+            self._start(worker)
+        self._is_over.wait(random.uniform(*(REPLACED_S if kind == REPLACE else FROZEN_S)))
+        life.process.send_signal(signal.SIGCONT)
 
     def check(self) -> None:
         """Note workers that have ended by themselves, and start them again."""
         for worker in self._workers:
             assert worker.life is not None, "it was started"
             code = worker.life.process.poll()
-            if code is not None:
-                self._fail(worker.life.failure(code))
-                self._start(worker)
-        for each in list(self._replaced):
-            code = each.life.process.poll()
             if code is None:
                 continue
-            self._replaced.remove(each)
-            if code == EXIT_FENCED:
-                self.counts["fenced"] += 1
-                self.note(f"  {each.life.spec.name} is fenced")
+            if code == EXIT_FENCED and time.monotonic() < worker.may_be_fenced_until_s:
+                self._fenced(worker.life)
             else:
-                self._fail(each.life.failure(code))
+                self._fail(worker.life.failure(code))
+            self._start(worker)
+        for life in list(self._replaced):
+            code = life.process.poll()
+            if code is None:
+                continue
+            self._replaced.remove(life)
+            if code == EXIT_FENCED:
+                self._fenced(life)
+            else:
+                self._fail(life.failure(code))
+
+    def _fenced(self, life: _Life) -> None:
+        self.counts["fenced"] += 1
+        self.note(f"  {life.spec.name} is fenced")
 
     def _fail(self, failure: str) -> None:
         self.failures.append(failure)
@@ -245,8 +262,7 @@ class Pipelines:
                 life.process.wait()
                 self._fail(f"client-not-closed: {life.spec.name} did not close in {CLOSE_S:.0f} s")
                 continue
-            is_replaced = any(each.life is life for each in self._replaced)
-            if code != 0 and not (is_replaced and code == EXIT_FENCED):
+            if code != 0 and not (life in self._replaced and code == EXIT_FENCED):
                 self._fail(life.failure(code))
         self._workers.clear()
         self._replaced.clear()

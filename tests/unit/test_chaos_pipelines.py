@@ -48,7 +48,7 @@ def test_value_of_an_output_names_its_transaction_and_its_number() -> None:
 
 @dataclass(eq=False)
 class FakeClient:
-    """Gives `inputs` in the order of their offsets, and keeps what it is told. `errors`: call -> errors, used up."""
+    """Gives `inputs` in the order of their offsets, and keeps what was sent. `errors`: call -> errors, used up."""
 
     inputs: int
     is_over: threading.Event
