@@ -1,6 +1,6 @@
 """The verdict on the pipelines of a run: their histories, and a last reading of what they have written.
 
-`tidelog.client.transaction_history` has the checker and what it reports. Added here:
+`tidelog.verify.TransactionChecker` has most of it. Added here:
 
     not-processed    a group has not committed the offsets of all inputs within the deadline
     hanging          a transaction is still open in an output when all pipelines have ended
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import tidelog
-from tidelog.client.transaction_history import TRANSACTION_EVENTS, TransactionChecker
 from tidelog.model.errors import TidelogError
 from tidelog.testing.chaos.figures import Window, longest_gap
 from tidelog.testing.chaos.history import TopicPartition, parse_output, place_of
 from tidelog.testing.chaos.judge import Event, Judgement, read_events
+from tidelog.verify import TRANSACTION_EVENTS, TransactionChecker
 
 LOOK_S = 0.2
 POLL_S = 0.5
