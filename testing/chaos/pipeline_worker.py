@@ -27,7 +27,7 @@ RECORDS_MAX = 100
 ABORTS = 0.05
 """Share of the transactions that the worker gives up."""
 TRANSACTION_TIMEOUT_MS = 10_000
-SESSION_MS = 10_000
+SESSION_MS = 6_000
 CALL_S = 10.0
 
 
