@@ -1,8 +1,10 @@
 """Commits offsets of groups in transactions, on the broker that coordinates the group.
 
-    the producer has pending offsets in this shard      nothing is asked
-    it has none                                         the coordinator of its transaction adds the shard's partition of
-                                                        `__consumer_offsets`, or rejects the producer
+    the producer has pending offsets of this epoch      nothing is asked
+      in this shard
+    it has none, or of a lower epoch                    the coordinator of its transaction adds the shard's partition of
+                                                        `__consumer_offsets` once the transaction before is complete,
+                                                        or rejects the producer
     a marker comes between its answer and the decision  the decision rejects the commit: the answer's number is over
 
 A retry, a lost reply and a cancelled request leave at most a partition without pending offsets in the transaction: its
@@ -107,9 +109,10 @@ class TransactionalOffsets:
         pending offsets here or is known to be fenced."""
         shard.check()
         state = shard.runtime.speculative
-        fence = state.fences.get(request.producer_id)
+        fence, pending = state.fences.get(request.producer_id), state.open_transaction(request.producer_id)
         is_fenced = fence is not None and request.epoch < fence.epoch
-        if not must_ask and (is_fenced or request.producer_id in state.open):
+        is_known = pending is not None and request.epoch <= pending.epoch
+        if not must_ask and (is_fenced or is_known):
             return None
         question = AddPartitions(
             transactional_id=request.transactional_id,

@@ -24,6 +24,8 @@ from tidelog.model.errors import (
 from tidelog.model.group_errors import CoordinatorLoadingError, NotCoordinatorError
 from tidelog.model.ids import PartitionId
 from tidelog.model.transaction_errors import ConcurrentTransactionsError, ProducerFencedError
+from tidelog.replication.marker_receiver import LeaderMarkers
+from tidelog.replication.transaction_messages import WriteMarkers
 from tidelog.replication.transaction_verifier import TransactionVerifier
 from tidelog.services.produce import ProduceItem, ProduceResult
 
@@ -129,14 +131,50 @@ def test_batches_that_do_not_fit_the_open_transaction_get_their_errors() -> None
         assert code(produce(cluster, orders, plain)) is ErrorCode.INVALID_TXN_STATE
         older = transactional(b"late", 7, 2)
         assert code(produce(cluster, orders, older)) is ErrorCode.INVALID_PRODUCER_EPOCH
-        newer = produce(cluster, orders, transactional(b"early", 7, 4))
-        assert code(newer) is ErrorCode.CONCURRENT_TRANSACTIONS
-        assert newer.error is not None
-        assert newer.error.retriable
+        newer = transactional(b"of no transaction", 7, 4)
+        assert code(produce(cluster, orders, newer)) is ErrorCode.INVALID_TXN_STATE
         foreign = produce(cluster, orders, transactional(b"b", 7, 3, 1), transactional_id="other")
         assert code(foreign) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        assert len(coordinator.requests) == 1
+        assert [asked.epoch for asked in coordinator.requests] == [3, 4]
         assert produce(cluster, orders, batch(b"plain"), transactional_id=None).error is None, "others go on"
+
+
+@pytest.mark.case("C1")
+def test_a_batch_of_the_next_transaction_is_stored_when_the_marker_of_the_one_before_is_here() -> None:
+    """The coordinator answers when that transaction is complete: the client need not repeat its batch."""
+    with transactional_cluster(710) as (cluster, orders, coordinator):
+        coordinator.begin("app", producer_id=7, epoch=3)
+        assert produce(cluster, orders, transactional(b"a", 7, 3)).error is None
+        coordinator.begin("app", producer_id=7, epoch=4, number=2)
+        leader, at = cluster.leading(orders), cluster.leader(orders)
+
+        async def job(found: RunningBroker) -> ProduceResult:
+            coordinator.hold()
+            coordinator.was_asked.clear()
+            item = ProduceItem(orders, transactional(b"b", 7, 4))
+            work = data_requests.produce(found.service, [item], transactional_id="app", acks=-1, timeout_ms=5_000)
+            producing = asyncio.ensure_future(work)
+            await coordinator.was_asked.wait()
+            markers = LeaderMarkers(found.replicas.get, lambda: found.replicas.image)
+            await markers.write_markers(WriteMarkers(markers=(marker_of(leader, 7, 4),)))
+            coordinator.release()
+            return (await producing)[0]
+
+        assert cluster.on_broker(at, job).error is None
+        assert len(coordinator.requests) == 2, "the marker of the transaction before voids no answer about this one"
+
+
+def test_a_leader_that_still_has_a_complete_transaction_open_stores_nothing_of_the_next_one() -> None:
+    """It was replaced, and does not know it: the marker went to its successor."""
+    with transactional_cluster(711) as (cluster, orders, coordinator):
+        coordinator.begin("app", producer_id=7, epoch=3)
+        assert produce(cluster, orders, transactional(b"a", 7, 3)).error is None
+        coordinator.begin("app", producer_id=7, epoch=4, number=2)
+        early = produce(cluster, orders, transactional(b"b", 7, 4))
+        assert code(early) is ErrorCode.CONCURRENT_TRANSACTIONS
+        assert early.error is not None
+        assert early.error.retriable
+        assert cluster.log(cluster.leader(orders), orders).end_offset == 1
 
 
 def test_a_request_names_its_transactional_id_or_none() -> None:
