@@ -227,6 +227,34 @@ def test_a_consumer_that_was_evicted_cannot_commit_in_a_transaction(cluster: Mem
         assert [row.committed.offset for row in admin.group_offsets(group).values()] == [0]
 
 
+@pytest.mark.requirement("a:X3-37")
+@pytest.mark.parametrize("isolation", [COMMITTED, UNCOMMITTED])
+def test_the_next_owner_of_a_partition_waits_for_offsets_of_an_open_transaction(
+    cluster: MemoryCluster, topic: str, isolation: Any
+) -> None:
+    """Otherwise it would begin at the offset before, and process records twice."""
+    group = f"group-of-{topic}-{isolation}"
+    options: dict[str, Any] = {"group": group, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    place = tidelog.TopicPartition(topic, 0)
+    with (
+        tidelog.Producer(cluster.bootstrap) as plain,
+        tidelog.Producer(cluster.bootstrap, transactional_id=group) as producer,
+    ):
+        plain.send_many(topic, values=[b"%d" % number for number in range(4)], partition=0).result(30)
+        with tidelog.Consumer(cluster.bootstrap, **options) as former:
+            former.subscribe([topic])
+            until(lambda: former.poll(0.1), "the first records")
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_offsets({place: 3}, former.group_metadata())
+        with tidelog.Consumer(cluster.bootstrap, isolation=isolation, **options) as consumer:
+            consumer.subscribe([topic])
+            until(lambda: consumer.poll(0.1) or consumer.assignment(), "an assignment")
+            assert consumer.poll(0.5) == [], "the outcome is not known yet"
+            producer.commit_transaction()
+            assert [record.value for record in until(lambda: consumer.poll(0.2), "records")] == [b"3"]
+
+
 class Interrupted(tidelog.Producer):
     """Ctrl-C reaches the thread when the transaction has begun, before the block has."""
 
