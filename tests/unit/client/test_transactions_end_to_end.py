@@ -105,6 +105,10 @@ def test_every_reader_of_the_client_skips_aborted_transactions(cluster: MemoryCl
         table = tidelog.read_arrow(topic, bootstrap=cluster.bootstrap, isolation=isolation)  # type: ignore[arg-type]
         assert table["value"].to_pylist() == expected
         assert group_values(cluster, topic, isolation, len(expected)) == expected
+        named = (topic, "--bootstrap", cluster.bootstrap, "--isolation", isolation)
+        assert commands.run("consume", "--from-beginning", "--exit-at-end", *named).raw.split() == expected
+        counted = commands.run("query", f"select count(*) n from {named[0]}", *named[1:], "--output", "json")
+        assert counted.document["rows"] == [{"n": len(expected)}]
     assert tidelog.read_arrow(topic, bootstrap=cluster.bootstrap).num_rows == 6, "read_uncommitted is the default"
 
 
