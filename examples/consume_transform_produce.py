@@ -60,7 +60,6 @@ def main() -> None:
             isolation="read_committed",  # the input may be the output of another transaction
             enable_auto_commit=False,  # offsets are committed by transactions only
             auto_offset_reset="earliest",
-            session_timeout_ms=6_000,  # how long the partitions of a killed instance wait for another one
         ) as consumer,
     ):
         signal.signal(signal.SIGINT, lambda *_: consumer.wakeup())

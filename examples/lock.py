@@ -1,4 +1,4 @@
-"""A lock in one partition: whoever appends a claim at the end of the partition holds it, without another system.
+"""A lock in one partition: the program with the newest claim holds it, without another system.
 
 The offset of a claim is a fencing token. Updates carry the token, and the partition's leader stores them only if no
 newer claim is there. So a holder that was slow, and was replaced meanwhile, changes nothing.

@@ -64,13 +64,14 @@ class CleaningTask:
     """The input of the helper process; picklable.
 
     `aborted`: every aborted transaction with an offset in the plan's segments, also those whose marker is later.
-    `last_batches`: from `ProducerState.last_batches()`.
+    `last_batches` and `claim`: from the `ProducerState`.
     """
 
     path: str
     plan: CleaningPlan
     aborted: tuple[AbortedTransaction, ...]
     last_batches: Mapping[int, LastBatch]
+    claim: int
     limits: CleanerLimits
 
 
@@ -135,6 +136,7 @@ def clean_group(
         keys,
         aborted=task.aborted,
         last_batches=task.last_batches,
+        claim=task.claim,
         unfinished=unfinished,
         now_ms=plan.now_ms,
         delete_retention_ms=plan.delete_retention_ms,

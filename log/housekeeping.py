@@ -112,7 +112,8 @@ async def clean(
     limits = replace(limits, index_interval_bytes=log.config.index_interval_bytes)
     try:
         aborted = await log.aborted_transactions(cleaning.segments[0].base_offset, cleaning.end_offset)
-        task = CleaningTask(log.path, cleaning, tuple(aborted), log.producers.last_batches(), limits)
+        producers = log.producers
+        task = CleaningTask(log.path, cleaning, tuple(aborted), producers.last_batches(), producers.claim, limits)
         done = await _clean_groups(log, task, generation, deletes_bound_of)
     except (CorruptBatchError, UnsupportedMagicError):
         if not _is_current(log, cleaning, generation):

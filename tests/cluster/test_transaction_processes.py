@@ -256,7 +256,7 @@ def seen(bootstrap: str, topic: str) -> Iterator[dict[str, Any]]:
         places = consumer.partitions_for(topic)
         consumer.assign(places)
         consumer.seek_to_beginning()
-        ends = until(lambda: _settled(bootstrap, consumer, places), "no transaction is open")
+        ends = until(lambda: _stable_ends(bootstrap, consumer, places), "no transaction is open")
         while any((consumer.position(place) or 0) < ends[place] for place in places):
             for record in consumer.poll(1):
                 name, _, number = (record.value or b"").decode().partition("/")
@@ -267,7 +267,7 @@ def seen(bootstrap: str, topic: str) -> Iterator[dict[str, Any]]:
         yield {"event": "saw-all", "place": f"{topic}-{partition}"}
 
 
-def _settled(
+def _stable_ends(
     bootstrap: str, consumer: tidelog.Consumer, places: list[tidelog.TopicPartition]
 ) -> dict[tidelog.TopicPartition, int]:
     """The ends, once all markers are written."""

@@ -121,6 +121,7 @@ class CleanableLog:
         epoch: int = 0,
         transactional: bool = False,
         timestamp_type: TimestampType = TimestampType.CREATE,
+        is_claim: bool = False,
     ) -> int:
         """Append one batch; returns its base offset."""
         sequence = self.sequences.get(producer, 0) if producer >= 0 else -1
@@ -140,6 +141,7 @@ class CleanableLog:
                 producer_epoch=epoch if producer >= 0 else -1,
                 base_sequence=sequence,
                 is_transactional=transactional,
+                is_claim=is_claim,
                 timestamp_type=timestamp_type,
             )
         )
@@ -215,7 +217,9 @@ class CleanableLog:
     def task(self, plan: CleaningPlan, limits: CleanerLimits | None = None) -> CleaningTask:
         aborted, _ = self.transactions.overlapping(Offset(0), plan.end_offset)
         limits = limits or CleanerLimits(index_interval_bytes=64, chunk_bytes=256)
-        return CleaningTask(self.path, plan, tuple(aborted), self.producers.last_batches(), limits)
+        return CleaningTask(
+            self.path, plan, tuple(aborted), self.producers.last_batches(), self.producers.claim, limits
+        )
 
     def clean(
         self, now_ms: int, *, bound: int | None = None, limits: CleanerLimits | None = None, force: bool = False

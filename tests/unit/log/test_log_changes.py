@@ -289,7 +289,7 @@ async def write_keys(node: SimNode) -> tuple[Log, list[CleanedSegment]]:
         bound=log.end_offset,
     )
     assert plan is not None
-    task = CleaningTask(PATH, plan, (), log.producers.last_batches(), CleanerLimits(index_interval_bytes=200))
+    task = CleaningTask(PATH, plan, (), log.producers.last_batches(), -1, CleanerLimits(index_interval_bytes=200))
     cleaned = await log.work.run(clean, log.disk, task)
     assert cleaned.segments
     return log, list(cleaned.segments)
