@@ -121,8 +121,8 @@ class CleanableLog:
         producer: int = -1,
         epoch: int = 0,
         transactional: bool = False,
-        claim: bool = False,
         timestamp_type: TimestampType = TimestampType.CREATE,
+        is_claim: bool = False,
     ) -> int:
         """Append one batch; returns its base offset."""
         sequence = self.sequences.get(producer, 0) if producer >= 0 else -1
@@ -142,7 +142,7 @@ class CleanableLog:
                 producer_epoch=epoch if producer >= 0 else -1,
                 base_sequence=sequence,
                 is_transactional=transactional,
-                is_claim=claim,
+                is_claim=is_claim,
                 timestamp_type=timestamp_type,
             )
         )
