@@ -210,6 +210,7 @@ class BrokerStack(MetadataStack):
             if self._simulation.product_checker is not None:
                 self._simulation.product_checker.look(app)
             self._simulation.invariants.broker(app)
+            self._simulation.looked_at(app)
             if self._simulation.groups is not None:
                 self._simulation.groups.checker.look(app)
 
