@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CALL_S = 2.0
 CLOSE_S = 1.0
+HASTY_S = 0.002
+"""The request is sent, and its answer comes too late."""
 REPEATS_MAX = 20
 """Of a commit whose answer is missing; then its outcome stays unknown."""
 PRODUCER = {
@@ -111,14 +113,19 @@ class GivenUpError(Exception):
 
 
 async def committed(producer: StationProducer, draw: Random, run: Run, name: str, **how: Any) -> bool:
-    """Repeats a commit without an answer: the outcome is known at the end, or the last error is raised."""
+    """Repeats a commit without an answer: the outcome is known at the end, or the last error is raised. Some programs
+    do not wait for the answer, and some of these end then."""
     run.history.commit(name)
+    is_hasty = not run.is_steady and draw.random() < 0.1
+    gives_up = is_hasty and draw.random() < 0.5
     for attempt in range(REPEATS_MAX + 1):
         try:
             timeout = CALL_S if run.is_steady else draw.choice((0.05, 0.5, CALL_S))
+            if is_hasty and attempt == 0:
+                timeout = HASTY_S
             return await producer.commit_transaction(timeout=timeout, **how)
         except TransactionTimeoutError:
-            if attempt == REPEATS_MAX:
+            if gives_up or attempt == REPEATS_MAX:
                 raise
     raise AssertionError("the last attempt raises")
 

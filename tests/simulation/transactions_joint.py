@@ -29,7 +29,7 @@ from tidelog.model.errors import TidelogError
 
 ROWS = 9
 """Of a batch. They do not depend on how many tasks write them."""
-FORGETFUL = 0.2
+FORGETFUL = 0.3
 """How often an owner does a batch again without a look at the token."""
 
 
@@ -121,19 +121,19 @@ class Owner:
                 await self._take_over(producer)
             is_forgetful = bool(self._unknown) and not self.is_stopping and self.draw.random() < FORGETFUL
             if not is_forgetful:
-                self._settle(int(await producer.last_token() or b"0"))
+                self._learn(int(await producer.last_token() or b"0"))
             while not self.is_stopping and (run.is_steady or self.draw.random() >= run.transactions.restless):
                 await self._batch(producer)
                 await asyncio.sleep(self.draw.uniform(0.0, 0.3))
             if self._unknown:
-                self._settle(int(await producer.last_token() or b"0"))
+                self._learn(int(await producer.last_token() or b"0"))
         finally:
             self.tasks.clear()
             await closed(producer.close(timeout=CLOSE_S))
 
     # Outcomes.
 
-    def _settle(self, stored: int) -> None:
+    def _learn(self, stored: int) -> None:
         """No transaction of a former life is open any more: the token tells what became of them."""
         if stored == self.committed_batches + 1 and self._unknown:
             self.run_of.history.tokens_found += 1
@@ -157,7 +157,7 @@ class Owner:
         self._unknown.remove(attempt)
         self.run_of.history.end(attempt.name, "committed" if is_committed else "aborted")
         if is_committed:
-            self._settle(self.committed_batches)  # one of them, and it was this one
+            self._learn(self.committed_batches)  # one of them, and it was this one
             self.committed_batches += 1
 
     async def _take_over(self, producer: StationProducer) -> None:

@@ -19,6 +19,7 @@ class TransactionsPlan:
     """Members of joint transactions; 0: there are none."""
     timeout_ms: int
     """transaction.timeout.ms of most."""
+    poll_interval_ms: int
     aborts: float
     restless: float
     """How often a pipeline ends and begins again."""
@@ -40,6 +41,8 @@ class TransactionsPlan:
     """An operator deletes records that every program has read."""
     has_operator: bool
     """Who aborts transactions."""
+    has_loss: bool
+    """When all is well but for that, a machine with an open transaction goes for good."""
     lateness: float
     """How many of the calls of a transaction arrive once more, later, or only later: see `transactions_postman`."""
 
@@ -66,6 +69,7 @@ def draw_transactions(draw: Random) -> TransactionsPlan:
         ids=draw.choice((1, 2, 3)),
         workers=draw.choice((0, 2, 2)),
         timeout_ms=draw.choice((700, 1_500, 4_000)),
+        poll_interval_ms=draw.choice((800, 2_500, 60_000)),
         aborts=draw.choice((0.0, 0.1, 0.3)),
         restless=draw.choice((0.0, 0.02, 0.1)),
         partitions=draw.choice((1, 2)),
@@ -77,5 +81,6 @@ def draw_transactions(draw: Random) -> TransactionsPlan:
         is_compacted=draw.random() < 0.3,
         deletes=draw.random() < 0.3,
         has_operator=draw.random() < 0.3,
+        has_loss=draw.random() < 0.4,
         lateness=draw.choice((0.0, 0.05, 0.2)),
     )

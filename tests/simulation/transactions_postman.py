@@ -16,7 +16,7 @@ from typing import Any
 
 from simulation.cluster import Context, Station
 from tidelog.client.connections import Encodable, Exchange
-from tidelog.coordinator.transactions.wire import ADD_PARTITIONS, WRITE_MARKERS
+from tidelog.coordinator.transactions.wire import ADD_PARTITIONS, WRITE_MARKERS, decode_markers, decode_written
 from tidelog.model.errors import CallTimeoutError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.rpc.grpc.methods import Method, method_named
@@ -26,6 +26,8 @@ from tidelog.world.simulated.network import SimNetwork
 LATE_S = 3.0
 ONLY_LATE = 0.25
 """How many of the late calls have not arrived in time, too."""
+MORE = 3
+"""Requests between brokers are rarer than those of clients."""
 PRODUCE, PRODUCE_STREAM = method_named("Log", "Produce"), method_named("Log", "ProduceStream")
 NAMES = {
     ADD_PARTITIONS: "AddPartitions",
@@ -60,15 +62,16 @@ class Postman:
 
         station.program = carried
 
-    def _is_late(self) -> bool:
-        return not self.is_over and self._share > 0 and self._draw.random() < self._share
+    def _is_late(self, method: str) -> bool:
+        share = self._share * (MORE if method in (ADD_PARTITIONS, WRITE_MARKERS) else 1)
+        return not self.is_over and share > 0 and self._draw.random() < share
 
     def _carry_calls(self, context: Context) -> None:
         transport = context.transport
         call = transport.call
 
         async def carried(node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
-            if method not in NAMES or not self._is_late():
+            if method not in NAMES or not self._is_late(method):
                 return await call(node, method, request, timeout_ms=timeout_ms)
             self._send_late(context, node, method, request)
             if self._draw.random() < ONLY_LATE:
@@ -80,7 +83,7 @@ class Postman:
 
     def _send_late(self, context: Context, node: NodeId, method: str, request: bytes) -> None:
         answer = self._network._loop.create_future()
-        answer.add_done_callback(lambda done: self._answered(method, done))
+        answer.add_done_callback(lambda done: self._answered(method, bytes(request), done))
         delay_s = self._draw.uniform(0.0, self._draw.choice((0.1, 0.6, LATE_S)))
         self._network.later(delay_s, self._arrive, context, node, method, bytes(request), answer)
 
@@ -89,13 +92,16 @@ class Postman:
             self.late[NAMES[method]] += 1
             context.transport._call_arrives(node, method, request, answer)
 
-    def _answered(self, method: str, answer: Any) -> None:
+    def _answered(self, method: str, request: bytes, answer: Any) -> None:
         if answer.cancelled():
             return
         error = answer.exception()
         if error is None and method == PRODUCE.wire_name:
             rows = log_pb2.ProduceResponse.FromString(answer.result()).partitions
             self.refused["Produce"] += any(row.HasField("error") for row in rows)
+        elif error is None and method == WRITE_MARKERS:
+            written = decode_written(answer.result(), decode_markers(request))
+            self.refused["WriteMarkers"] += any(code is not None for row in written.errors for code in row)
         elif error is None and NAMES[method] == "CommitOffsets":
             offsets = transactions_pb2.CommitTransactionOffsetsResponse.FromString(answer.result()).offsets
             self.refused["CommitOffsets"] += any(row.HasField("error") for row in offsets)
@@ -109,7 +115,7 @@ class Postman:
         return _Carried(exchange, lambda request: self._sent(context, node, request))
 
     def _sent(self, context: Context, node: NodeId, request: bytes) -> None:
-        if self._is_late():
+        if self._is_late(PRODUCE.wire_name):
             self._send_late(context, node, PRODUCE.wire_name, request)
 
 

@@ -51,6 +51,7 @@ from tidelog.world.simulated import SimWorld
 
 BEGIN_S = 2.5
 SECOND = 206
+LOOK_S, LOOKS_MAX = 0.003, 400
 
 
 def draw_transactions_shape(seed: int) -> BrokerShape:
@@ -84,6 +85,8 @@ class TransactionsSimulation(BrokerSimulation):
         self.is_steady = False
         self.fenced = 0
         """Lives of programs that another instance has ended."""
+        self.lost = 0
+        """Programs that are gone for good."""
         self.cleaned = 0
         """Logs of coordinators that the cleaner has cleaned, at the end."""
         self.bootstrap = bootstrap_of(self)
@@ -177,6 +180,8 @@ class TransactionsSimulation(BrokerSimulation):
 
     def run(self) -> None:
         self._run_faults()
+        if self.transactions.has_loss:
+            self._lose_for_good(self.world.random("loss"))
         self.is_steady = self.postman.is_over = True
         for writer in self._clients():
             writer.is_stopping = True
@@ -194,6 +199,42 @@ class TransactionsSimulation(BrokerSimulation):
         self._finish()
         self._count_acts()
         self.world.check()
+
+    def _lose_for_good(self, draw: Random) -> None:
+        """A pipeline whose id nobody else uses goes with its transaction open, and perhaps its coordinator, which comes
+        back. The timeout ends the transaction, and other pipelines do the work."""
+        alone = [one for one in self.pipelines[: self.transactions.ids] if not one.is_second]
+        if len(self.pipelines) - self.transactions.is_chained < 2 or not alone:
+            return
+        gone = draw.choice(alone)
+        if any(other is not gone and other.owner == gone.owner for other in self.pipelines):
+            return
+        for _ in range(LOOKS_MAX):
+            self.world.run_for(LOOK_S)
+            found = [station for station, who in self._open_ids() if who == gone.owner]
+            if found:
+                break
+        else:
+            return
+        self.world.scheduler.trace("nemesis", f"for good: kill t{gone.number}, whose transaction is open")
+        self.lost += 1
+        self.cluster.station(NodeId(gone.number)).kill()
+        if draw.random() < 0.7:
+            found[0].kill()
+            self.world.run_for(draw.choice((0.0, 2.0)))
+            found[0].start()
+        self._demand("partitions are not whole", self._are_whole, CONVERGE_S)
+
+    def _open_ids(self) -> list[tuple[Station, str]]:
+        """Of open transactions that have partitions, with their coordinators."""
+        return [
+            (station, who)
+            for station in self.brokers
+            if (app := self.broker(station)) is not None
+            for shard in app.broker.transactions.leading_shards()
+            for who, one in sorted(shard.state.ids.items())
+            if one.is_open and one.partitions
+        ]
 
     def _ends(self, topics: Sequence[KnownTopic]) -> dict[str, int]:
         ends = {}
@@ -304,6 +345,7 @@ class TransactionsSimulation(BrokerSimulation):
             "timeouts": watch["timeouts"],
             "aborts by a new instance": watch["aborts by a new instance"],
             "coordinator moves": watch["coordinator moves"],
+            **({"lost for good": self.lost} if plan.has_loss else {}),
             **(owned if plan.workers else {}),
             **({"prepared taken over": sum(one.taken_over for one in self.owners)} if plan.prepares else {}),
             **({"epochs exhausted": watch["epochs exhausted"]} if plan.first_epoch else {}),

@@ -90,6 +90,7 @@ class Pipeline:
             enable_auto_commit=False,
             session_timeout_ms=3_000,
             heartbeat_interval_ms=300,
+            max_poll_interval_ms=run.transactions.poll_interval_ms,
             client_id=name,
         )
         probe = new_reader(context, run)
@@ -124,6 +125,8 @@ class Pipeline:
             run.history.offsets(
                 name, self._group, {place_of(at.topic, at.partition): end for at, end in offsets.items()}
             )
+            if not run.is_steady and self.draw.random() < 0.1:
+                await asyncio.sleep(self.draw.uniform(0.1, 2.0))
             await producer.send_offsets(offsets, await consumer.group_metadata(), timeout=CALL_S)
             if not run.is_steady and self.draw.random() < 0.1:
                 await asyncio.sleep(self.draw.uniform(0.1, 1.5) * plan.timeout_ms / 1000)
@@ -228,6 +231,7 @@ class InputWriter:
                 found = await producer.send_and_wait(topic.name, value, partition=partition, timestamp_ms=1_000)
             except TidelogError as error:
                 context.trace(f"an input is not stored, or is: {error.code.name}: {error}")
+                self._lives += 1  # it may be stored later, behind the next ones: order is promised to each life
             else:
                 self._acked(f"i{self.number}", partition, value, found.offset)
             self.busy = 0
