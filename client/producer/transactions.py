@@ -238,9 +238,9 @@ class Transactions:
         else:
             self.states.may_be_committed = True
         reply = await self._ask("commit_transaction", _END, request, end_s)
-        is_committed = not (reply.was_done and self._is_mine(reply))
-        if not is_committed:
-            # An earlier commit has stored the token, and this transaction is still open.
+        is_committed = not reply.is_earlier
+        if reply.is_earlier and self._is_mine(reply):
+            # This transaction is still open; else its timeout has aborted it.
             request = pb.EndTransactionRequest(transactional_id=self._id, **self._named())
             reply = await self._ask("commit_transaction", _END, request, end_s)
         self.token = token or self.token

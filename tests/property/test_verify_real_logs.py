@@ -143,7 +143,7 @@ class Program:
         if plan is None:
             return
         aborted = await log.aborted_transactions(log.start_offset, log.end_offset)
-        task = CleaningTask(PATH, plan, tuple(aborted), log.producers.last_batches(), -1, CleanerLimits())
+        task = CleaningTask(PATH, plan, tuple(aborted), log.producers.last_batches(), CleanerLimits())
         await log.flush()
         cleaned = clean(log.disk, task)
         if cleaned.segments:

@@ -205,6 +205,7 @@ class BrokerStack(MetadataStack):
         if simulation.product_checker is not None:
             looks.append(simulation.product_checker.look)
         looks.append(simulation.invariants.watcher(app))
+        looks.append(simulation.looked_at)
         if simulation.groups is not None:
             looks.append(simulation.groups.checker.look)
 

@@ -209,6 +209,9 @@ class BrokerSimulation(MetadataSimulation):
         assert station not in self.brokers, "a broker's logs are not destroyed with its controller's"
         super().wipe(station)
 
+    def looked_at(self, app: BrokerApp) -> None:
+        """After each event of a broker, for further checks."""
+
     # -- what others ask
 
     def broker(self, station: Station) -> BrokerApp | None:
