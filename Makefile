@@ -128,10 +128,11 @@ mutants: setup ## put small defects into modules and show what notices each: MOD
 explore: setup ## visit every state that the pure cores can reach within bounds: STATES=n of each exploration, ONLY=name
 	@PYTHONPATH=tests $(BIN)/python -m exploration $(if $(STATES),--states $(STATES)) $(if $(ONLY),--only $(ONLY))
 
-chaos: setup ## real nodes and clients under faults; root: installs what is missing by apt; MINUTES=n, SEED=k repeats a plan
+chaos: setup ## real nodes and clients under faults; root: installs what is missing by apt; MINUTES=n, SEED=k repeats a plan, PIPELINES=tidelog,confluent
 	@tests/chaos/setup.sh
 	@PYTHONPATH=tests:tests/cluster $(BIN)/python -m chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) \
-		$(if $(TIMELINE),--timeline)
+		$(if $(TIMELINE),--timeline) $(if $(PIPELINES),--pipelines $(PIPELINES)) $(if $(CLIENTS),--clients $(CLIENTS)) \
+		$(if $(QUIET),--quiet $(QUIET)) $(if $(SMALL),--small)
 
 requirements: setup ## list the requirements: proved by a test, rejected, or open
 	@$(BIN)/python tests/requirements.py

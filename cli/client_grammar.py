@@ -174,12 +174,7 @@ def _add_consume(commands: Any) -> None:
     where.add_argument("--last", type=_from_0, metavar="N", help="from N offsets before the end of each partition on")
     made.add_argument("--partition", type=int, action="append", metavar="P", help="only this one (default: all)")
     made.add_argument("--group", metavar="G", help="as a member of this group, from what it has committed on")
-    made.add_argument(
-        "--isolation",
-        choices=("read_uncommitted", "read_committed"),
-        default="read_uncommitted",
-        help="read_committed: no records of transactions that are open or were aborted",
-    )
+    _add_isolation(made)
     made.add_argument("--max-messages", type=_from_0, metavar="N", help="stop after N records")
     made.add_argument("--timeout-ms", type=_from_0, metavar="MS", help="stop after MS milliseconds without a record")
     made.add_argument("--exit-at-end", action="store_true", help="stop at the current end of each partition")
@@ -201,6 +196,15 @@ def _add_consume(commands: Any) -> None:
     )
 
 
+def _add_isolation(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--isolation",
+        choices=("read_uncommitted", "read_committed"),
+        default="read_uncommitted",
+        help="read_committed: no records of transactions that are open or were aborted (default read_uncommitted)",
+    )
+
+
 def _add_query(commands: Any) -> None:
     made = _command(
         commands,
@@ -216,6 +220,7 @@ def _add_query(commands: Any) -> None:
     made.add_argument(
         "--since", metavar="T", help="only records from then on: 90s, 1h30m ago; 2026-01-31T12:00; ms since 1970"
     )
+    _add_isolation(made)
     made.add_argument("--limit", type=int, default=1_000, metavar="N", help="rows to show at most (default 1000)")
     made.add_argument(
         "--records-max",

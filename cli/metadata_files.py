@@ -8,12 +8,17 @@ from tidelog.cli import metadata_view
 from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
 from tidelog.cli.main import UsageError
 from tidelog.cli.metadata_reading import StoredMetadata, read_stored
+from tidelog.model.admin_errors import ResourceNotFoundError
 
 
 def run_show(options: argparse.Namespace) -> int:
     stored = _source(options)
     state = stored.state()
-    found = metadata_view.at_path(metadata_view.tree(state), options.path)
+    try:
+        found = metadata_view.at_path(metadata_view.tree(state), options.path)
+    except ResourceNotFoundError:
+        _verdict(stored)  # a problem may be why it is not there
+        raise
     if options.output == "json":
         document = {"path": options.path, "value": found, "problems": stored.problems}
         document |= {"stale": stored.stale_ms is not None, "age_ms": stored.stale_ms}

@@ -30,6 +30,7 @@ from tidelog.cli.record_printer import text_of
 from tidelog.client.admin.threaded import Admin
 from tidelog.client.arrow import MissingExtraError, arrow
 from tidelog.client.consumer.threaded import Consumer
+from tidelog.client.options import Isolation
 from tidelog.client.read_arrow import TIMEOUT_S, read_topic
 
 BATCH_ROWS = 1_000
@@ -144,10 +145,10 @@ def _load(options: argparse.Namespace, database: Any, names: dict[str, bool], si
         if other != name:
             raise UsageError(f"'{other}' and '{name}' are one name in SQL: query one of them at a time")
         _check_size(name, bootstrap, since_ms, options.records_max, limit_ms)
-        database.register(name, _read(name, bootstrap, since_ms))
+        database.register(name, _read(name, bootstrap, since_ms, options.isolation))
 
 
-def _read(topic: str, bootstrap: Sequence[str], since_ms: int | None) -> Any:
+def _read(topic: str, bootstrap: Sequence[str], since_ms: int | None, isolation: Isolation) -> Any:
     with Progress(f"reading {topic}", unit="records") as progress:
         return read_topic(
             topic,
@@ -158,6 +159,7 @@ def _read(topic: str, bootstrap: Sequence[str], since_ms: int | None) -> Any:
             timeout=TIMEOUT_S,
             on_read=progress.show,
             bootstrap=list(bootstrap),
+            isolation=isolation,
         )
 
 

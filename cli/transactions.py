@@ -57,7 +57,8 @@ def run_list(options: argparse.Namespace) -> int:
         headings = ["transactional id", "producer", "state", "coordinator"]
         table.write(sys.stdout, headings, cells, right=["producer", "coordinator"])
     elif not listed.errors and not listed.loading:
-        report("there are no transactional ids")
+        is_filtered = options.state or options.producer_id or open_for is not None
+        report("no transactional id matches" if is_filtered else "there are no transactional ids")
     for broker, error in listed.errors.items():
         report(f"transactional ids of broker {broker} are missing: {error_text(error)}")
     for broker, count in listed.loading.items():

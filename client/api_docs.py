@@ -56,8 +56,8 @@ _CLIENTS = """All clients:
 - Create a client with `bootstrap`, "host:port,host:port" or a list, and with options as keywords in snake_case; or with
   one dict of Kafka's dotted names. Both are in [Options](#options). An unknown name raises `OptionError`.
 - One IO thread with one event loop owns all connections of a process. Imports connect nothing; a client connects on
-  first use. After a `fork` a producer and an admin connect again; a consumer raises an error, as it belongs to the
-  parent process.
+  first use. After a `fork` a producer and an admin connect again; a consumer and a producer of transactions raise
+  `ForkedError`, as they belong to the parent process.
 - `str` is UTF-8; other types need a [serializer](#serializers), and the TypeError names one.
 - Every `timeout` is in seconds. Errors of time are also a builtin `TimeoutError`.
 - Each is a context manager, and `metrics()` returns its metrics, also after `close`. `close(timeout=None)` waits: a

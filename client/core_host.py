@@ -4,7 +4,7 @@
     idle       start the core                   running
     running    run on the core                  closed, by `close`; forked or idle in a child process
     closed     raise the client's closed error
-    forked     raise ForkedError                (clients that a child process cannot use: `survives_fork=False`)
+    forked     raise ForkedError                (clients that a child process cannot use: `survives_fork`)
 
 The threaded API calls `run`, the asyncio API `run_async`, with the same arguments:
 
@@ -50,7 +50,7 @@ class CoreHost(Generic[C]):
         *,
         name: str,
         closed_error: Callable[[str], TidelogError],
-        survives_fork: bool = True,
+        survives_fork: Callable[[C | None], bool] = lambda _: True,
         on_fork: Callable[[], None] | None = None,
         at_exit: Callable[[float], None] | None = None,
         acquire: Callable[[io_thread.Owner], Any] = io_thread.acquire,
@@ -169,8 +169,8 @@ class CoreHost(Generic[C]):
 
     def forked(self) -> None:
         io_thread.keep_alive_in_child(self.io, self.core)
+        self._is_forked = not self._survives_fork(self.core)
         self._lock, self._has_ended = threading.Lock(), threading.Event()
         self.io = self.core = None
-        self._is_forked = not self._survives_fork
         if self._on_fork is not None:
             self._on_fork()

@@ -1,11 +1,15 @@
 """`GroupOffsets`: commits and fetches the offsets of a group.
 
+A fetch waits until no open transaction has an offset for its partitions, whatever the isolation level: a consumer that
+began at the offset before would process records twice.
+
 The commits of one consumer are sent one at a time and in order, so that an older one never overwrites a newer one.
 Commits that arrive during a request are merged into the next one.
 
     response                                     reaction
     stored                                       done
     not the coordinator, loading, no response    find the coordinator and retry, unless the commit is `once`
+    UNSTABLE_OFFSET_COMMIT                       retry until the transaction has ended
     STALE_MEMBER_EPOCH                           the member's epoch has risen: retry with the new one
     fenced, unknown member                       CommitFailedError
     anything else                                raise the error, for each partition
@@ -88,12 +92,8 @@ class GroupOffsets:
         coordinators: Coordinators,
         group: str,
         identity: Callable[[], Identity],
-        *,
-        requires_stable: bool = False,
     ) -> None:
-        """`requires_stable`: a fetch waits until no open transaction has an offset for its partitions."""
         self.group = group
-        self._requires_stable = requires_stable
         self.commits = self.failures = 0
         self._cluster = cluster
         self._coordinators = coordinators
@@ -259,7 +259,7 @@ class GroupOffsets:
                 group=self.group,
                 member_id=identity.member_id if is_member else "",
                 member_epoch=identity.member_epoch if is_member else None,
-                require_stable=self._requires_stable,
+                require_stable=True,
                 partitions=[
                     common.TopicPartition(
                         topic=names[partition].topic, topic_id=partition.topic_id.bytes, partition=partition.partition

@@ -252,7 +252,8 @@ class ConsumerConfig(CommonConfig):
     isolation: str = _option(
         "read_uncommitted", "isolation.level", kind="choice", choices=("read_uncommitted", "read_committed")
     )
-    """read_committed skips records of aborted transactions and stops at open ones."""
+    """read_committed skips records of aborted transactions and stops at open ones; read_uncommitted returns all. At
+    either level a consumer begins at offsets of transactions that have ended."""
     assignor: str = _option("uniform", "group.remote.assignor", "partition.assignment.strategy", kind="assignor")
     """Assignor of the coordinator: uniform, range or roundrobin. Sticky and cooperative-sticky mean uniform, which is
     both. Java class names are accepted; the first known name of a list is used."""

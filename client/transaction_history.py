@@ -9,21 +9,25 @@ such as `orders-0`. Events are dicts, in the order in which they happened:
                              before a record is sent; source: None, or [place, offset] of what it is made from
     {"event": "txn-saw",     "txn", "records": [[txn, number], ...]}       it has read these
     {"event": "txn-offsets", "txn", "group", "offsets": {place: next offset}}
+    {"event": "txn-commit",  "txn"}                      before its commit is requested; see `TransactionChecker`
     {"event": "txn-end",     "txn", "outcome"}           committed, aborted or unknown
     {"event": "saw",         "reader", "place", "records": [[offset, txn, number], ...]}
                              what a reader of committed data got, in its order
     {"event": "saw-all",     "place"}                    readers have read this place from start to end
-    {"event": "inputs",      "place", "start", "end"}    at the end: these records were to be processed
+    {"event": "inputs",      "place", "start", "end"}    at the end: these records were to be processed; of a place that
+                                                         transactions write, those that readers have seen
     {"event": "offset",      "group", "place", "offset"}                   at the end: what the group has committed
 
 The checker reports:
 
     aborted-read   a record of an aborted transaction was read (G1a)
+    early-read     a record was read before the commit of its transaction was requested (G1b)
     torn           of one transaction, some records are visible and others are not
     lost           a transaction was committed, and a record of it is not visible
     duplicated     a record is at two offsets
     reordered      a record of a transaction comes before an earlier one of it
-    late           a record comes after one of a transaction that began when its own had ended (a late message, G0)
+    late           a record comes after one of a transaction that began when its own had ended, or after one of a later
+                   transaction of its owner (a late message, G0)
     circular       transactions have read from each other in a circle (G1c)
     not-once       a record was processed twice, or not at all
     torn-offset    a group's offset is not where the visible outputs of its transactions are
@@ -40,6 +44,7 @@ from tidelog.client.history import Anomaly, Verdict
 
 TRANSACTION_KINDS = (
     "aborted-read",
+    "early-read",
     "torn",
     "lost",
     "duplicated",
@@ -51,7 +56,10 @@ TRANSACTION_KINDS = (
     "unexpected",
 )
 TRANSACTION_EVENTS = frozenset(
-    {"txn-begin", "txn-part", "txn-send", "txn-saw", "txn-offsets", "txn-end", "saw", "saw-all", "inputs", "offset"}
+    {
+        *("txn-begin", "txn-part", "txn-send", "txn-saw", "txn-offsets", "txn-commit", "txn-end"),
+        *("saw", "saw-all", "inputs", "offset"),
+    }
 )
 
 Identity = tuple[str, int]
@@ -65,6 +73,8 @@ class _Transaction:
     began: int
     of: str = ""
     """The transaction whose member this one is."""
+    is_requested: bool = False
+    """Its commit."""
     ended: int | None = None
     outcome: str = "unknown"
     sent: dict[int, tuple[str, Source | None]] = field(default_factory=dict)
@@ -76,7 +86,9 @@ class _Transaction:
 class TransactionChecker:
     """See the module's docstring. `feed` every event, then ask for the `verdict`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_requests: bool = False) -> None:
+        """`has_requests`: the history has a `txn-commit` for every commit; else early reads are not looked for."""
+        self._has_requests = has_requests
         self._transactions: dict[str, _Transaction] = {}
         self._visible: dict[str, dict[int, Identity]] = {}
         """By place and offset."""
@@ -127,6 +139,9 @@ class TransactionChecker:
         for place, offset in event["offsets"].items():
             offsets[event["group"], place] = offset
 
+    def _feed_txn_commit(self, event: Mapping[str, Any]) -> None:
+        self._transactions[event["txn"]].is_requested = True
+
     def _feed_txn_end(self, event: Mapping[str, Any]) -> None:
         transaction = self._transactions[event["txn"]]
         transaction.outcome, transaction.ended = event["outcome"], self._time
@@ -162,6 +177,8 @@ class TransactionChecker:
             self._found("unexpected", f"{where}: {_show(identity)} was sent by nobody")
         elif self._whole(transaction).outcome == "aborted":
             self._found("aborted-read", f"{where}: {_show(identity)} was read, and its transaction is aborted")
+        elif self._has_requests and not self._whole(transaction).is_requested:
+            self._found("early-read", f"{where}: {_show(identity)} was read, and nobody has asked for its commit yet")
 
     # The verdict.
 
@@ -205,6 +222,8 @@ class TransactionChecker:
     def _check_order(self, place: str, found: Iterable[Identity]) -> None:
         last: dict[str, int] = {}
         latest_began: tuple[int, str] = (-1, "")
+        latest_of: dict[str, tuple[int, str]] = {}
+        """By owner."""
         for name, number in found:
             transaction = self._transactions.get(name)
             if transaction is None:
@@ -217,6 +236,10 @@ class TransactionChecker:
                 later = f"a record of {latest_began[1]}, which began after the end of {name}"
                 self._found("late", f"{place}: {_show((name, number))} is after {later}")
             latest_began = max(latest_began, (transaction.began, name))
+            latest = max(latest_of.get(transaction.owner, (-1, "")), (transaction.began, name))
+            latest_of[transaction.owner] = latest
+            if latest[1] != name:
+                self._found("late", f"{place}: {_show((name, number))} is after a record of {latest[1]}, its successor")
 
     def _check_circles(self, visible: set[str]) -> None:
         """Edges lead from a transaction to those whose records it read, and to the one before it of its owner."""
@@ -249,8 +272,9 @@ class TransactionChecker:
                 names = ", ".join(map(_show, made))
                 self._found("not-once", f"{source[0]} at {source[1]} was processed {len(made)} times: {names}")
         for place, (start, end) in self._inputs.items():
+            written = self._visible.get(place)
             for offset in range(start, end):
-                if (place, offset) not in outputs:
+                if (place, offset) not in outputs and (written is None or offset in written):
                     self._found("not-once", f"{place} at {offset} was not processed")
 
     def _check_offsets(self, visible: set[str]) -> None:

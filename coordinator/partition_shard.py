@@ -122,7 +122,7 @@ class PartitionShard(Generic[S]):
             self._log,
             log_format.empty,
             waiting_max=host.waiting_max,
-            gather_max=min(DECISION_BYTES_MAX, leader.log.config.message_bytes_max),
+            gather_max=DECISION_BYTES_MAX,
             weigh=_weigh,
             on_failure=host.failed,
         )

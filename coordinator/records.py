@@ -16,8 +16,8 @@ and a newer broker can share a log. A set of partitions is [[topic id, [partitio
 The values are the state itself (`state.py`): nothing has to be translated on replay.
 
 A `Decision` is what one request changes. All its records are in one record batch, so that they commit atomically; a
-batch may hold several whole decisions. `DECISION_BYTES_MAX` bounds one as it is on disk (max.message.bytes of the topic
-is 1 MiB), `RECORDS_BYTES_MAX` before compression.
+batch may hold several whole decisions. `DECISION_BYTES_MAX` bounds one as it is on disk (the log takes 1 MiB of a
+coordinator), `RECORDS_BYTES_MAX` before compression.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ from tidelog.world.disk import Buffer
 PREFIX = Struct(">qii")
 """Base offset, batch length and leader epoch: replaces the first 16 bytes."""
 PREFIX_BYTES = PREFIX.size
-MARKER_BYTES_MAX = 128
-"""A marker is appended whatever `max.message.bytes` is: without it the transaction would stay open."""
+COORDINATOR_BYTES_MAX = 1 << 20
+"""Batches of coordinators are appended up to this size, whatever `max.message.bytes` is: without a marker, or the
+record of a decision, a transaction would stay open."""
 CheckTransaction = Callable[[BatchHeader], None]
 
 
@@ -153,7 +154,8 @@ def admit(
     """The batches in `data`, ready to be written.
 
     `is_coordinator`: the caller is a coordinator of the cluster. It may write control batches (transaction markers) and
-    records of any time: no client has chosen it, and the clock may have jumped since the record was made.
+    records of any time: no client has chosen it, and the clock may have jumped since the record was made. Its records
+    are not inspected: they have keys, and a codec that every reader knows.
 
     A call with several batches has at most one of each producer id, since each is checked against the state before the
     call. A duplicate whose offsets are no longer known is accepted only alone: its answer, which clients treat as an
@@ -168,7 +170,7 @@ def admit(
     admitted: list[AdmittedBatch] = []
     seen: set[int] | None = None
     position = 0
-    size_max = max(config.message_bytes_max, MARKER_BYTES_MAX) if is_coordinator else config.message_bytes_max
+    size_max = max(config.message_bytes_max, COORDINATOR_BYTES_MAX) if is_coordinator else config.message_bytes_max
     while position < size:
         header = check_batch(data, position, size_max=size_max, from_client=not is_coordinator)
         end = position + header.size
@@ -214,7 +216,7 @@ def _admit_one(
     if header.attributes & TRANSACTIONAL_BIT and check_transaction is not None:
         check_transaction(header)
     changed = batch
-    if config.needs_decoding:
+    if config.needs_decoding and not is_coordinator:
         rules = record_rules(config)
         if rules != inspected:
             changed = _inspect_inline(batch, header, rules, inline_bytes_max)

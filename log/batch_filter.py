@@ -15,9 +15,10 @@ disagree.
 Transactions: records of aborted ones are removed at once. A marker stays as long as this cleaning found a batch of its
 transaction, then for `delete.retention.ms` more, so that no reader finds data without its end.
 
-A batch without records is dropped, except where its header is still needed; then the bare header stays: - the last
-batch of an active producer: it has the last sequence and epoch, for a replica that rebuilds its state - the last batch
-of a cleaned segment: the file then shows the offset where the next one begins
+A batch without records is dropped, except where its header is still needed; then the bare header stays:
+- the last batch of an active producer: it has the last sequence and epoch, for a replica that rebuilds its state;
+- a claim, until the cleaning has seen a newer one: an older claim that stays must not be the newest of the log;
+- the last batch of a cleaned segment: the file then shows the offset where the next one begins.
 """
 
 from bisect import bisect_right
@@ -43,6 +44,7 @@ class BatchFilter:
         *,
         aborted: Iterable[AbortedTransaction],
         last_batches: Mapping[int, LastBatch],
+        newest_claim: int,
         unfinished: Iterable[int],
         now_ms: int,
         delete_retention_ms: int,
@@ -52,6 +54,7 @@ class BatchFilter:
         self._keys = keys
         self._aborted = AbortedRanges(aborted)
         self._last_batches = last_batches
+        self._newest_claim = newest_claim
         self._now_ms = now_ms
         self._delete_retention_ms = delete_retention_ms
         self._deletes_bound = deletes_bound
@@ -80,7 +83,7 @@ class BatchFilter:
                 self.records_kept += header.count
                 return batch
             kept = None if self._aborted.covers(header) else self._filter_data(header, batch)
-        if kept is None and (is_last_of_segment or self._is_last_of_producer(header)):
+        if kept is None and (is_last_of_segment or self._is_claim(header) or self._is_last_of_producer(header)):
             return batch if header.count == 0 else empty_batch(header)
         return kept
 
@@ -156,6 +159,9 @@ class BatchFilter:
         if is_marked and len(rows) == len(columns):
             return batch
         return _rebuild(columns, rows, horizon)
+
+    def _is_claim(self, header: BatchHeader) -> bool:
+        return bool(header.attributes & CLAIM_BIT) and header.base_offset >= self._newest_claim
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
         last = self._last_batches.get(header.producer_id) if header.has_producer else None

@@ -26,7 +26,7 @@ from crc32c import crc32c
 
 from tidelog.log.batch import decode_columns
 from tidelog.log.batch_filter import AbortedRanges, BatchFilter
-from tidelog.log.batch_header import HEADER_BYTES, BatchHeader, Buffer, check_batch, read_header
+from tidelog.log.batch_header import CLAIM_BIT, HEADER_BYTES, BatchHeader, Buffer, check_batch, read_header
 from tidelog.log.compaction import Checkpoint, CleaningPlan
 from tidelog.log.index import IndexBuilder
 from tidelog.log.key_map import KeyMap
@@ -64,7 +64,7 @@ class CleaningTask:
     """The input of the helper process; picklable.
 
     `aborted`: every aborted transaction with an offset in the plan's segments, also those whose marker is later.
-    `last_batches`: from `ProducerState.last_batches()`.
+    `last_batches`: from `ProducerState.last_batches()`. `newest_claim`: from `map_keys`, for `clean_group`.
     """
 
     path: str
@@ -72,14 +72,17 @@ class CleaningTask:
     aborted: tuple[AbortedTransaction, ...]
     last_batches: Mapping[int, LastBatch]
     limits: CleanerLimits
+    newest_claim: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class KeysMapped:
-    """The key map reached `end_offset`: clean the groups that begin below it; the dirty part then begins there."""
+    """The key map reached `end_offset`: clean the groups that begin below it; the dirty part then begins there.
+    `newest_claim`: offset of the newest claim of the dirty part below that; -1 without one."""
 
     end_offset: Offset
     keys: int
+    newest_claim: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,13 @@ class CleanedGroup:
 
 def map_keys(disk: Disk, task: CleaningTask) -> KeysMapped:
     """Read the keys of the dirty part into a map and write it to a file for `clean_group`."""
-    keys = _read_keys(disk, task)
+    keys, newest_claim = _read_keys(disk, task)
     name = f"{task.path}/{KEY_MAP_NAME}"
     disk.remove(name)
     with closing(disk.open(name, create=True)) as file:
         for chunk in keys.to_chunks():
             file.append(chunk)
-    return KeysMapped(keys.end, len(keys))
+    return KeysMapped(keys.end, len(keys), newest_claim)
 
 
 def clean_group(
@@ -135,6 +138,7 @@ def clean_group(
         keys,
         aborted=task.aborted,
         last_batches=task.last_batches,
+        newest_claim=task.newest_claim,
         unfinished=unfinished,
         now_ms=plan.now_ms,
         delete_retention_ms=plan.delete_retention_ms,
@@ -187,21 +191,26 @@ def discard_cleaned(disk: Disk, path: str) -> None:
             disk.remove(f"{path}/{name}")
 
 
-def _read_keys(disk: Disk, task: CleaningTask) -> KeyMap:
+def _read_keys(disk: Disk, task: CleaningTask) -> tuple[KeyMap, int]:
+    """Return the keys of the dirty part, and the offset of its newest claim."""
     plan, limits = task.plan, task.limits
     keys = KeyMap(bytes_max=limits.key_map_bytes_max, end=plan.end_offset)
     aborted = AbortedRanges(task.aborted)
+    newest_claim = -1
     for segment in plan.segments:
         if segment.next_offset <= plan.first_dirty_offset:
             continue
         for name, position, header, batch in _read_batches(disk, task, segment):
-            if header.next_offset <= plan.first_dirty_offset or header.is_control or aborted.covers(header):
+            if header.next_offset <= plan.first_dirty_offset or header.is_control:
                 continue
-            with _located(name, position):
-                columns = decode_columns(batch, decompressed_bytes_max=limits.decompressed_bytes_max)
-            if not keys.add_batch(Offset(header.base_offset), columns.keys.to_list(), columns.offsets):
-                return keys
-    return keys
+            if not aborted.covers(header):
+                with _located(name, position):
+                    columns = decode_columns(batch, decompressed_bytes_max=limits.decompressed_bytes_max)
+                if not keys.add_batch(Offset(header.base_offset), columns.keys.to_list(), columns.offsets):
+                    return keys, newest_claim
+            if header.attributes & CLAIM_BIT:
+                newest_claim = header.base_offset
+    return keys, newest_claim
 
 
 def _read_batches(

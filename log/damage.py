@@ -12,7 +12,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
-from tidelog.log import log_scan
+from tidelog.log import fallback_notes, log_scan
 from tidelog.log import stored_state as stored
 from tidelog.log.durability import Durability
 from tidelog.log.log_context import LogContext
@@ -97,8 +97,8 @@ class DamageState:
             await self.suspect_task
 
     async def _store_suspect(self) -> None:
-        """Store the durable end of a suspect log. Best effort: the store is on the same device and may fail with it. A
-        full disk is retried."""
+        """Store the durable end of a suspect log. The store is on the same device and may fail with it: then a note
+        in the directory of the log says it, and any error is retried until the log is closed."""
         context, durable_end = self._context, self._durability.durable_end
         is_logged = False
         while True:
@@ -109,9 +109,16 @@ class DamageState:
                 if not is_logged:
                     LOGGER.error("log=%s durable_end=%d is not stored: %s", context.path, durable_end, error)
                 is_logged = True
-                if context.is_closed or not isinstance(error, DiskFullError):
+                if context.is_closed or self._leave_note(durable_end):
                     return
             await asyncio.sleep(SUSPECT_RETRY_S)
+
+    def _leave_note(self, durable_end: int) -> bool:
+        try:
+            fallback_notes.leave(self._context.disk, self._context.path, stored.SUSPECT, durable_end)
+        except StorageError:
+            return False  # both are retried
+        return True
 
     async def scrub(self, base_offset: int, *, has_gaps: bool) -> ScrubResult:
         """As `check`. A segment that fails makes the log damaged."""

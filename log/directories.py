@@ -112,7 +112,11 @@ async def read_directory_id(store: StateStore, fresh: DirectoryId) -> DirectoryI
     """The id of a directory; stores `fresh` if it has none yet."""
     data = store.get(DIRECTORY_ID)
     if data is None:
-        await store.commit({DIRECTORY_ID: encode("directory", {"id": fresh.bytes})})
+        try:
+            await store.commit({DIRECTORY_ID: encode("directory", {"id": fresh.bytes})})
+        except StorageError as error:
+            # Without its number: this process cannot retry it (`retry_resource_errors`), since the store has failed.
+            raise StorageError(str(error), path=error.path) from error
         return fresh
     stored = decode("directory", data).get("id")
     if not isinstance(stored, bytes) or len(stored) != 16:

@@ -148,6 +148,7 @@ async def _clean_groups(
     """The start of the dirty part afterwards, and the result of each group; None if the log has changed."""
     plan, limits = task.plan, task.limits
     mapped = await log.work.run(map_keys, log.disk, task)
+    task = replace(task, newest_claim=mapped.newest_claim)
     dirty = [segment.size for segment in plan.segments if segment.next_offset > plan.first_dirty_offset]
     await _pace(sum(dirty), limits)
     groups: list[CleanedGroup] = []

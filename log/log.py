@@ -251,8 +251,10 @@ class Log:
         return list(self.segments.sealed)
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """Readers of committed data read below this."""
-        return self.producers.last_stable_offset(high_watermark)
+        """Readers of committed data read below this. Not below the log start, although records of an open transaction
+        may be deleted: a reader that begins at the end would be out of range."""
+        stable = self.producers.last_stable_offset(high_watermark)
+        return min(high_watermark, max(stable, self.start_offset))
 
     # Leader epochs and lineage
 

@@ -120,14 +120,16 @@ class LogAppender:
             if admitted[0].duplicate is None:
                 condition.check(end_offset=base_offset, claim=self._state.producers.claim)
         if len(admitted) == 1 and admitted[0].duplicate is None:
-            self._write_admitted(admitted, leader_epoch, now_ms)
+            self._write_admitted(admitted, leader_epoch, now_ms, is_coordinator)
             return AppendInfo(Offset(base_offset), Offset(self._state.segments.end_offset - 1), time)
         fresh = [batch for batch in admitted if batch.duplicate is None]
         if fresh:
-            self._write_admitted(fresh, leader_epoch, now_ms)
+            self._write_admitted(fresh, leader_epoch, now_ms, is_coordinator)
         return _append_info(admitted, base_offset, time)
 
-    def _write_admitted(self, admitted: list[AdmittedBatch], leader_epoch: int, now_ms: int) -> None:
+    def _write_admitted(
+        self, admitted: list[AdmittedBatch], leader_epoch: int, now_ms: int, is_coordinator: bool
+    ) -> None:
         buffers: list[Buffer] = []
         base_offset: int = self._state.segments.end_offset
         offset = base_offset
@@ -136,7 +138,7 @@ class LogAppender:
         segment_bytes = self._state.context.config.segment_bytes
         for batch in admitted:
             data, header = batch.data, batch.header
-            if len(data) > segment_bytes and batch.control is None:
+            if len(data) > segment_bytes and not is_coordinator:
                 raise RecordTooLargeError(
                     f"a batch of {len(data)} bytes does not fit a segment of {segment_bytes} bytes (segment.bytes)"
                 )

@@ -22,10 +22,11 @@ until its owner decides. Recovery does not read sealed segments; `log_scan.scrub
 recovery point and the durable end (a second of traffic) is treated as a torn tail.
 """
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import pairwise
 
+from tidelog.log import fallback_notes
 from tidelog.log import stored_state as stored
 from tidelog.log.config import FlushMode
 from tidelog.log.damage import Damage
@@ -63,6 +64,7 @@ class Recovery:
         state = stored.load_state(self._store, self._log_id)
         if is_new and state == StoredState():
             return await self._begin(state)
+        await self._store_notes(state)
         bases = self._files.bases()
         if "intent" not in state.lost:
             await self._files.finish_changes(state, self._store, self._prefix)
@@ -76,6 +78,20 @@ class Recovery:
         recovered.is_named = not (is_new or is_blank)
         recovered.high_watermark = state.high_watermark_below(recovered.end_offset)
         return recovered
+
+    async def _store_notes(self, state: StoredState) -> None:
+        """Move what a former process could only note in the directory to the state store."""
+        notes = fallback_notes.read(self._disk, self._path)
+        for field in notes:
+            known = state.suspect if field == stored.SUSPECT else state.unsynced
+            notes[field] = notes[field] if known is None else min(known, notes[field])
+        if notes:
+            kinds = fallback_notes.KINDS
+            await self._store.commit(
+                {self._prefix + field: stored.encode_number(kinds[field], offset) for field, offset in notes.items()}
+            )
+            state.suspect = notes.get(stored.SUSPECT, state.suspect)
+            state.unsynced = notes.get(stored.UNSYNCED, state.unsynced)
 
     async def _begin(self, state: StoredState) -> RecoveryResult:
         """Create a new log. Its directory entry is synced with its first records: without them nothing is lost."""
@@ -335,6 +351,8 @@ class Recovery:
             # Create the directory again: the next sync writes it.
             self._disk.remove_directory(self._path)
             self._disk.make_directory(self._path)
+        if is_suspect:
+            fallback_notes.erase(self._disk, self._path)
         infos = await self._make_durable(segments, mark, is_unsynced=is_unsynced)
         end = scan.end_offset
         start = min(self._start(state, bases, mark), end)
@@ -370,7 +388,11 @@ class Recovery:
     async def _make_durable(
         self, segments: list[ActiveSegment], mark: RecoveryMark, *, is_unsynced: bool
     ) -> dict[int, SegmentInfo]:
-        """Restore the indexes of the scanned segments and sync them; returns the infos of the sealed ones."""
+        """Restore the indexes of the scanned segments and sync them; returns the infos of the sealed ones.
+
+        Not covered: if the very first sync of a log was that of a recovery, and failed, the name of its directory may
+        not get to the device later either.
+        """
         infos: dict[int, SegmentInfo] = {}
         files: list[File] = []
         if is_unsynced:
@@ -404,6 +426,8 @@ class Recovery:
             try:
                 await self._store.commit({self._prefix + stored.UNSYNCED: unsynced})
             except StorageError as failure:
+                with suppress(StorageError):  # this process does not open it again: see `UnsyncedError`
+                    fallback_notes.leave(self._disk, self._path, stored.UNSYNCED, recovery_point)
                 raise UnsyncedError(f"{error}; this cannot be stored: {failure}", path=self._path) from error
             raise
 

@@ -256,12 +256,6 @@ class InvalidTransactionStateError(TidelogError):
     code = ErrorCode.INVALID_TXN_STATE
 
 
-class TransactionalIdRefusedError(TidelogError):
-    """The principal may not produce under this transactional id."""
-
-    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-
-
 class TransactionCoordinatorFencedError(TidelogError):
     """The marker is of a transaction coordinator that a newer one has replaced."""
 

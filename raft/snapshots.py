@@ -205,6 +205,12 @@ class SnapshotFiles:
         if snapshot not in self.ids:
             self.ids = sorted([*self.ids, snapshot])
 
+    async def name_again(self, snapshot: SnapshotId) -> None:
+        """Makes the name of a snapshot durable that a former process may have failed to sync: it is visible, but the
+        next sync writes only what changes from now on. After a crash in between the snapshot is gone."""
+        self._disk.rename(self.path_of(snapshot), self.path_of(snapshot) + ".new")
+        await self._name(self.path_of(snapshot) + ".new", snapshot)
+
     async def remove(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
             self._disk.remove(self.path_of(snapshot))

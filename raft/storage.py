@@ -211,6 +211,10 @@ class RaftStorage:
         snapshot = await self._choose_snapshot(log, catalogue)
         if snapshot is None:
             return await self._boot_without_state(catalogue)
+        if snapshot.id not in catalogue and snapshot.id != FIRST_SNAPSHOT:
+            # Received or taken by a process that failed before it could rely on it. The log may restart after it.
+            await self.snapshots.name_again(snapshot.id)
+            await self._catalogue(snapshot.id, snapshot.membership)
         entries, sound_end = await self._read_entries(log, snapshot.id)
         await self._reconcile(log, snapshot, entries, sound_end, max(catalogue).offset)
         self.boot_data = snapshot.data

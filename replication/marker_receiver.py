@@ -143,9 +143,17 @@ class _Outcome:
         return None if error is None else error.code
 
     def forget(self) -> None:
-        if self.wait is None or self.wait.done():
+        if self.wait is None:
             return
-        if self.leader is not None:
-            self.leader.acks.forget(self.wait)
-        else:
+        if self.leader is None:
+            # The caller may have been cancelled: nobody else looks at how it ends.
+            self.wait.add_done_callback(_retrieve)
             self.wait.cancel()
+        elif not self.wait.done():
+            self.leader.acks.forget(self.wait)
+
+
+def _retrieve(wait: asyncio.Future[None]) -> None:
+    error = None if wait.cancelled() else wait.exception()
+    if error is not None and not isinstance(error, TidelogError):
+        raise error

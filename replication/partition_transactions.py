@@ -6,7 +6,8 @@ asks again.
 
     batch of a transaction, after the log has checked epoch and sequence (a repeated batch is acknowledged before)
         open here in the same epoch                      append; another transactional id: INVALID_PRODUCER_ID_MAPPING
-        open here in a lower epoch                       CONCURRENT_TRANSACTIONS: its marker is still to come
+        open here in a lower epoch                       `UnverifiedError`: the coordinator answers when the marker of
+                                                           that transaction is here
         not open, and the coordinator has just said      append, if it is the first of the producer (below)
           that this partition is part of it
         not open otherwise                               `UnverifiedError`: ask, and append again
@@ -23,7 +24,9 @@ asks again.
           otherwise                                      append: it fences late batches of lower epochs
 
 A marker voids what the coordinator has answered about its producer, and the questions that are on their way: they may
-have been answered before the transaction ended.
+have been answered before the transaction ended. A strict marker of epoch m ends a transaction of a lower epoch, so it
+voids only what is known of those: the transaction of epoch m is the next one. An answer is not kept while a transaction
+of another epoch is open here: that is a leader that was replaced, and its successor has the marker.
 
 First batch. A log takes any sequence of a producer that it does not know. If the first batch of a transaction was
 rejected and the next one is verified, that one would be stored without it. So the first batch here has sequence 0
@@ -48,7 +51,7 @@ from tidelog.model.errors import (
     TransactionCoordinatorFencedError,
 )
 from tidelog.model.ids import Offset
-from tidelog.model.transaction_errors import ConcurrentTransactionsError, InvalidProducerIdMappingError
+from tidelog.model.transaction_errors import InvalidProducerIdMappingError
 from tidelog.replication.transaction_messages import Marker
 
 KNOWN_MAX = 10_000
@@ -141,11 +144,8 @@ class PartitionTransactions:
             )
         known = self._known.get(producer_id)
         if self._producers().open_offset(producer_id) is not None:
-            opened = self._producers().epoch_of(producer_id)
-            if opened != epoch:
-                raise ConcurrentTransactionsError(
-                    f"producer {producer_id}: the marker of its transaction of epoch {opened} is still to be written"
-                )
+            if self._producers().epoch_of(producer_id) != epoch:
+                raise UnverifiedError(producer_id, epoch)
             if known is not None and known.transactional_id != transaction.transactional_id:
                 raise InvalidProducerIdMappingError(
                     f"producer {producer_id} writes in a transaction of {known.transactional_id!r}, not of"
@@ -185,10 +185,12 @@ class PartitionTransactions:
     def answered(self, question: Question, number: int) -> None:
         """The coordinator says that this partition is part of the open transaction `number`."""
         self.dropped(question)
-        if question.is_void:
+        producers, producer_id = self._producers(), question.producer_id
+        is_open = producers.open_offset(producer_id) is not None
+        if question.is_void or (is_open and producers.epoch_of(producer_id) != question.epoch):
             return
-        self._known.pop(question.producer_id, None)
-        self._known[question.producer_id] = _Known(question.transaction.transactional_id, question.epoch, number)
+        self._known.pop(producer_id, None)
+        self._known[producer_id] = _Known(question.transaction.transactional_id, question.epoch, number)
         _limit(self._known)
 
     def dropped(self, question: Question) -> None:
@@ -202,8 +204,8 @@ class PartitionTransactions:
     # Markers.
 
     def decide(self, marker: Marker) -> MarkerAction:
-        """Return what the marker changes; raise if it is late. Unless it is late, it voids what is known of its
-        producer: append it at once."""
+        """Return what the marker changes; raise if it is late. Unless it is late, it voids what is known of the
+        transactions that it may end: append it at once."""
         producers, producer_id = self._producers(), marker.producer_id
         written = producers.coordinator_epoch_of(producer_id)
         if marker.coordinator_epoch < written:
@@ -222,14 +224,24 @@ class PartitionTransactions:
                     f"producer {producer_id}: the marker of epoch {marker.epoch}, transaction {marker.number}, is late:"
                     f" a transaction of epoch {epoch} is open"
                 )
-        self._void(producer_id)
+        self._void(producer_id, below=marker.epoch if marker.is_strict else None)
         return MarkerAction.APPEND if is_open or epoch < marker.epoch else MarkerAction.NOTHING
 
-    def _void(self, producer_id: int) -> None:
-        self._known.pop(producer_id, None)
-        self._lowest.pop(producer_id, None)
-        for question in self._questions.pop(producer_id, ()):
-            question.is_void = True
+    def _void(self, producer_id: int, *, below: int | None = None) -> None:
+        """Of epochs below this one; None: of all."""
+
+        def is_over(epoch: int) -> bool:
+            return below is None or epoch < below
+
+        known, lowest = self._known.get(producer_id), self._lowest.get(producer_id)
+        if known is not None and is_over(known.epoch):
+            del self._known[producer_id]
+        if lowest is not None and is_over(lowest[0]):
+            del self._lowest[producer_id]
+        for question in list(self._questions.get(producer_id, ())):
+            if is_over(question.epoch):
+                question.is_void = True
+                self.dropped(question)
 
     # Queries.
 

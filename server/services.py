@@ -30,6 +30,7 @@ from tidelog.services.configs import ConfigService
 from tidelog.services.data import DataServices
 from tidelog.services.forwarding import Forwarder
 from tidelog.services.groups import GroupService
+from tidelog.services.hanging_transactions import HangingTransactions
 from tidelog.services.limits import RequestLimits, ResponseMemory
 from tidelog.services.log_dirs import LogDirService
 from tidelog.services.metadata_cache import MetadataCache
@@ -83,7 +84,10 @@ def broker_services(
     peers = CoordinatorPeers(transactions, tail, world.to_brokers)
     data = DataServices(replicas, limits, options.guard, peers)
     groups = GroupService(coordinator, tail, client, guard=options.guard)
-    transaction_service = TransactionService(transactions, tail, client, groups, peers, guard=options.guard)
+    hanging = HangingTransactions(replicas, transactions.search, options.guard)
+    transaction_service = TransactionService(
+        transactions, tail, client, groups, peers, guard=options.guard, hanging=hanging
+    )
     common = _services(
         *(world, options, client),
         controller=controller,

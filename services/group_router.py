@@ -27,7 +27,7 @@ from tidelog.model.errors import (
     RequestTimedOutError,
     TidelogError,
 )
-from tidelog.model.group_errors import InvalidGroupIdError
+from tidelog.model.group_errors import InvalidGroupIdError, UnknownMemberIdError
 from tidelog.model.ids import PartitionId
 from tidelog.services.internal_topics import InternalTopic
 from tidelog.services.partition_lookup import Ref
@@ -36,6 +36,18 @@ T = TypeVar("T")
 
 OFFSETS_PER_DECISION = 1_000
 """Offsets committed or deleted by one decision: some 10 ms. A larger request becomes several."""
+
+
+class MissingGroupError(UnknownMemberIdError):
+    """A member commits to a group that does not exist."""
+
+
+def kind_of(shard: Shard, group: str) -> str | None:
+    """Return the kind of the group; None if it does not exist."""
+    stored, classic = shard.state.group(group), shard.rounds.get(group)
+    if classic is not None and (classic.members or stored is None):
+        return "classic"
+    return None if stored is None else stored.kind
 
 
 @dataclass(slots=True)

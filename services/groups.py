@@ -64,7 +64,7 @@ from tidelog.model.ids import PartitionId, TopicId
 from tidelog.services.authorization import Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import ends_at_deadline
-from tidelog.services.group_router import GroupCounts, GroupRouter, by_ref, split_in_pieces
+from tidelog.services.group_router import GroupCounts, GroupRouter, MissingGroupError, by_ref, kind_of, split_in_pieces
 from tidelog.services.guard import Guard
 from tidelog.services.partition_lookup import (
     PartitionLookup,
@@ -141,10 +141,6 @@ class MemberHeartbeat:
     """(topic, partitions); None: unchanged."""
     needs_member_id: bool = False
     """The service generates the id of a member that has none."""
-
-
-class MissingGroupError(UnknownMemberIdError):
-    """A member commits to a group that does not exist."""
 
 
 class GroupService:
@@ -363,7 +359,7 @@ class GroupService:
         for _ in range(DISPATCHES_MAX):
             shard = self._router.shard_of(group)
             try:
-                if _kind(shard, group) == CONSUMER:
+                if kind_of(shard, group) == CONSUMER:
                     return await self._leave_consumer_group(shard, group, members)
                 return await self._router.ask(shard, shard.rounds.leave(group, tuple(members)))
             except GroupMigratedError as error:
@@ -434,7 +430,7 @@ class GroupService:
         try:
             committed = await self._router.ask_in_pieces(shard, pieces, (group, member_id), sequence)
         except UnknownMemberIdError as error:
-            if _kind(shard, group) is None:
+            if kind_of(shard, group) is None:
                 raise MissingGroupError(str(error)) from error
             raise
         self.counts.commits += 1
@@ -520,7 +516,7 @@ class GroupService:
     def describe_consumer_group(self, context: RequestContext, group: str) -> GroupDetails:
         """Raises `GroupIdNotFoundError` for a group of another kind."""
         shard = self._shard(context, Operation.DESCRIBE, group)
-        if _kind(shard, group) not in (None, CONSUMER):
+        if kind_of(shard, group) not in (None, CONSUMER):
             raise GroupIdNotFoundError(f"group {group!r} is not a consumer group")
         return _details(shard, group)
 
@@ -569,10 +565,3 @@ def _details(shard: Shard, group: str) -> GroupDetails:
     if classic is None or (details.kind == CONSUMER and not classic.members):
         return details  # generated member ids that nobody uses make no classic group
     return replace(details, state=classic.state.value)
-
-
-def _kind(shard: Shard, group: str) -> str | None:
-    stored, classic = shard.state.group(group), shard.rounds.get(group)
-    if classic is not None and (classic.members or stored is None):
-        return "classic"
-    return None if stored is None else stored.kind

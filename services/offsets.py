@@ -143,7 +143,8 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitProducerId:
-    transactional_id: str | None = None
+    """Of a producer without a transactional id."""
+
     producer_id: int = -1
     producer_epoch: int = -1
 
@@ -363,15 +364,12 @@ class OffsetService:
     # Producers.
 
     async def init_producer_id(self, context: RequestContext, request: InitProducerId) -> tuple[int, int]:
-        """Returns a new producer id and its epoch, also to a client that has one: without transactions nothing depends
-        on the old one."""
+        """Returns a new producer id and its epoch, also to a client that has one: nothing depends on the id of a
+        producer without a transactional id."""
         self._guard.authorize(context, Operation.IDEMPOTENT_WRITE, CLUSTER)
         self._guard.charge(context)
-        if request.transactional_id:
-            # Fatal to every client; one that retried would do so for ever.
-            raise UnsupportedVersionError("this version has no transactions: use a producer without transactional.id")
-        if request.transactional_id is not None or (request.producer_id < 0) != (request.producer_epoch < 0):
-            raise InvalidRequestError("a producer id and its epoch come together, a transactional id is not empty")
+        if (request.producer_id < 0) != (request.producer_epoch < 0):
+            raise InvalidRequestError("a producer id and its epoch come together")
         return await self._deadline(context).wait(self._replicas.producer_ids.next(), "no controller allocated ids"), 0
 
     async def describe_producers(

@@ -15,7 +15,7 @@ leads it. Checks of the records, before the log validates the batches:
     of one batch, if the API allows one only                    INVALID_RECORD
     zstd only if the version of the API has it                  UNSUPPORTED_COMPRESSION_TYPE
     the request names the partition once                        INVALID_REQUEST, for each repetition
-    a condition comes with acks=-1                              INVALID_REQUIRED_ACKS
+    a condition, a transactional id come with acks=-1           INVALID_REQUIRED_ACKS
 
 Transactions (`replication.partition_transactions`). Batches that the coordinator must be asked about first are appended
 after the others of the request, when it has answered for all of them. Until then the request holds up those behind it
@@ -197,6 +197,10 @@ class ProduceService:
         self._guard.authorize(context, Operation.WRITE, Resource(ResourceType.TRANSACTIONAL_ID, transactional_id))
         if self.verifier is None:
             raise UnsupportedVersionError("this broker has no transactions: produce without a transactional id")
+        if request.acks != ACKS_ALL:
+            raise InvalidRequiredAcksError(
+                f"acks={request.acks} in a transaction: a failover could lose a record of a commit; use -1 (all)"
+            )
         return ProducerTransaction(transactional_id, request.transaction_version)
 
     def _find(self, context: RequestContext, item: ProduceItem, request: ProduceRequest) -> PartitionId | TidelogError:

@@ -7,11 +7,15 @@ Requests of a client go to the broker that coordinates the transactional id; ano
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidelog.coordinator.requests import OffsetToCommit
+from tidelog.coordinator.transactions.queries import STATUS_NAMES
 from tidelog.services.partition_lookup import PartitionRef
+
+STATES = frozenset(STATUS_NAMES.values())
+"""Names of `TransactionSummary.status`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +33,17 @@ class InitTransactions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddPartitionsToTransaction:
-    """Of clients of version 1. The reply has an error or None for each partition, in order; with an error of one,
-    nothing is added, and the others have OPERATION_NOT_ATTEMPTED."""
+    """Of clients of version 1, and of brokers. The reply has an error or None for each partition, in order; with an
+    error of one, nothing is added, and the others have OPERATION_NOT_ATTEMPTED."""
 
     transactional_id: str
     producer_id: int
     epoch: int
     partitions: Sequence[PartitionRef]
     verify_only: bool = False
+    version: int = 1
+    is_broker: bool = False
+    """It needs the right of brokers (CLUSTER_ACTION), and none to the transactional id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +102,27 @@ class PrepareTransaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangingTransaction:
+    """A transaction that is open in the log of a partition, as DescribeProducers has shown it."""
+
+    partition: PartitionRef
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    is_commit: bool = False
+    """Rejected: only its coordinator commits a transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionFilter:
     """Empty: all. `statuses` are names as in `TransactionSummary.status`."""
 
     statuses: Sequence[str] = ()
-    producer_ids: Sequence[int] = ()
+    producer_ids: Collection[int] = ()
     longer_than_ms: int = -1
     """Open for longer than this."""
+    pattern: str = ""
+    """RE2, of the whole transactional id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +131,8 @@ class TransactionSummary:
     producer_id: int
     status: str
     """Kafka's names: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort."""
+    members: Sequence[int] = ()
+    """Producer ids of the members of the open transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,10 @@
 """Commits offsets of groups in transactions, on the broker that coordinates the group.
 
-    the producer has pending offsets in this shard      nothing is asked
-    it has none                                         the coordinator of its transaction adds the shard's partition of
-                                                        `__consumer_offsets`, or rejects the producer
+    the producer has pending offsets of this epoch      nothing is asked
+      in this shard
+    it has none, or of a lower epoch                    the coordinator of its transaction adds the shard's partition of
+                                                        `__consumer_offsets` once the transaction before is complete,
+                                                        or rejects the producer
     a marker comes between its answer and the decision  the decision rejects the commit: the answer's number is over
 
 A retry, a lost reply and a cancelled request leave at most a partition without pending offsets in the transaction: its
@@ -15,13 +17,18 @@ from tidelog.coordinator.pending_offsets import UnverifiedTransactionError
 from tidelog.coordinator.requests import CommitPendingOffsets, OffsetToCommit, PartitionErrors
 from tidelog.coordinator.shard import Shard
 from tidelog.model.errors import InvalidRequestError, TidelogError
-from tidelog.model.group_errors import CoordinatorLoadingError, CoordinatorNotAvailableError, NotCoordinatorError
+from tidelog.model.group_errors import (
+    CoordinatorLoadingError,
+    CoordinatorNotAvailableError,
+    NotCoordinatorError,
+    UnknownMemberIdError,
+)
 from tidelog.model.ids import PartitionId
 from tidelog.replication.transaction_messages import AddPartitions, TransactionPeers
 from tidelog.services.authorization import Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import ends_at_deadline
-from tidelog.services.group_router import GroupRouter, by_ref, split_in_pieces
+from tidelog.services.group_router import GroupRouter, MissingGroupError, by_ref, kind_of, split_in_pieces
 from tidelog.services.guard import Guard
 from tidelog.services.partition_lookup import PartitionLookup, PartitionRef, check_named
 from tidelog.services.transaction_requests import CommitOffsetsInTransaction
@@ -56,9 +63,14 @@ class TransactionalOffsets:
             return by_ref(found, {})
         shard = self._router.shard_of(group)
         self._router.check_group_count(shard, group)
-        if request.member_id or request.instance_id or request.member_epoch >= 0:
-            shard.rounds.check_commit(group, request.member_id, request.member_epoch, request.instance_id)
-        committed = await self._commit(shard, request, named)
+        try:
+            if request.member_id or request.instance_id or request.member_epoch >= 0:
+                shard.rounds.check_commit(group, request.member_id, request.member_epoch, request.instance_id)
+            committed = await self._commit(shard, request, named)
+        except UnknownMemberIdError as error:
+            if kind_of(shard, group) is None:
+                raise MissingGroupError(str(error)) from error
+            raise
         counts = self._router.counts
         counts.commits += 1
         counts.committed_offsets += sum(error is None for error in committed.values())
@@ -97,9 +109,10 @@ class TransactionalOffsets:
         pending offsets here or is known to be fenced."""
         shard.check()
         state = shard.runtime.speculative
-        fence = state.fences.get(request.producer_id)
+        fence, pending = state.fences.get(request.producer_id), state.open_transaction(request.producer_id)
         is_fenced = fence is not None and request.epoch < fence.epoch
-        if not must_ask and (is_fenced or request.producer_id in state.open):
+        is_known = pending is not None and request.epoch <= pending.epoch
+        if not must_ask and (is_fenced or is_known):
             return None
         question = AddPartitions(
             transactional_id=request.transactional_id,

@@ -11,11 +11,12 @@ the wait for a reply (`REPLY_S`, then REQUEST_TIMED_OUT: it may be done), and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import coordinator_errors
+from tidelog.coordinator.patterns import compile_pattern
 from tidelog.coordinator.transactions.coordinator import END_WAIT_S, TransactionCoordinator
 from tidelog.coordinator.transactions.queries import describe, matches, status_name
 from tidelog.coordinator.transactions.requests import (
@@ -32,16 +33,25 @@ from tidelog.coordinator.transactions.requests import (
 from tidelog.coordinator.transactions.shard import TransactionShard
 from tidelog.metadata.controller_client import ControllerClient
 from tidelog.metadata.tail import MetadataTail
-from tidelog.model.errors import ErrorCode, InvalidRequestError, RemoteError, RequestTimedOutError, TidelogError
-from tidelog.model.group_errors import CoordinatorNotAvailableError
+from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.model.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    InvalidTopicError,
+    RemoteError,
+    RequestTimedOutError,
+    TidelogError,
+)
+from tidelog.model.group_errors import CoordinatorNotAvailableError, InvalidPatternError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.model.transaction_errors import ConcurrentTransactionsError
 from tidelog.replication.transaction_messages import TransactionPeers
-from tidelog.services.authorization import Operation, Resource, ResourceType
+from tidelog.services.authorization import CLUSTER, Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import ends_at_deadline
 from tidelog.services.groups import GroupService
 from tidelog.services.guard import Guard
+from tidelog.services.hanging_transactions import HangingTransactions
 from tidelog.services.internal_topics import InternalTopic
 from tidelog.services.partition_lookup import PartitionLookup, PartitionRef, check_named
 from tidelog.services.transaction_requests import (
@@ -49,6 +59,7 @@ from tidelog.services.transaction_requests import (
     AddPartitionsToTransaction,
     CommitOffsetsInTransaction,
     EndTransaction,
+    HangingTransaction,
     InitTransactions,
     JoinTransaction,
     MemberDetails,
@@ -80,6 +91,7 @@ class TransactionService:
         peers: TransactionPeers,
         *,
         guard: Guard | None = None,
+        hanging: HangingTransactions,
     ) -> None:
         self.coordinator = coordinator
         self._tail = tail
@@ -87,6 +99,7 @@ class TransactionService:
         self._guard = guard or Guard()
         self._topic = InternalTopic(coordinator, tail, client)
         self._lookup = PartitionLookup(lambda: tail.image, self._guard.authorizer)
+        self._hanging = hanging
         self._offsets = TransactionalOffsets(groups.router, self._lookup, self._guard, peers)
 
     def _admit(self, context: RequestContext, operation: Operation, transactional_id: str) -> None:
@@ -157,26 +170,43 @@ class TransactionService:
             reply: InitReply = await self._ask(shard, shard.submit(asked))
             if not reply.is_ending:
                 return reply
-            waiting = coordinator_errors(shard, shard.wait_for_end(request.transactional_id, end_s))
-            if not request.waits or not await waiting:
-                raise ConcurrentTransactionsError(
-                    f"transactional id {request.transactional_id!r}: the transaction before is being ended: retry"
-                )
+            if request.waits:
+                waiting = shard.wait_for_end(request.transactional_id, end_s)
+                if await coordinator_errors(shard, waiting):
+                    continue
+            raise ConcurrentTransactionsError(
+                f"transactional id {request.transactional_id!r}: the transaction before is being ended: retry"
+            )
 
     @ends_at_deadline
     async def add_partitions(
         self, context: RequestContext, request: AddPartitionsToTransaction
     ) -> list[TidelogError | None]:
-        self._admit(context, Operation.WRITE, request.transactional_id)
+        operation = Operation.WRITE
+        if request.is_broker:
+            self._guard.authorize(context, Operation.CLUSTER_ACTION, CLUSTER)
+            self._guard.charge(context)
+            self._check_name(request.transactional_id)
+            operation = Operation.DESCRIBE
+        else:
+            self._admit(context, operation, request.transactional_id)
         check_named(request.partitions)
-        found = await self._lookup.find_all(context, Operation.WRITE, request.partitions)
+        found = await self._lookup.find_all(context, operation, request.partitions)
+        for ref, where in found.items():
+            if isinstance(where, PartitionId) and self._is_internal(where):
+                # No leader of it takes a marker: the transaction would never end.
+                found[ref] = InvalidTopicError("an internal topic is no part of a transaction")
         if any(isinstance(where, TidelogError) for where in found.values()):
             skipped = RemoteError("another partition has an error", code=ErrorCode.OPERATION_NOT_ATTEMPTED)
             outcomes = {ref: where if isinstance(where, TidelogError) else skipped for ref, where in found.items()}
             return [outcomes[ref] for ref in request.partitions]
         partitions = frozenset(where for where in found.values() if isinstance(where, PartitionId))
-        await self._add(request, partitions, verify_only=request.verify_only)
+        await self._add(request, partitions, version=request.version, verify_only=request.verify_only)
         return [None] * len(request.partitions)
+
+    def _is_internal(self, partition: PartitionId) -> bool:
+        topic = self._tail.image.topics.get(partition.topic_id)
+        return topic is not None and topic.name in INTERNAL_TOPICS
 
     @ends_at_deadline
     async def add_offsets(self, context: RequestContext, request: AddOffsetsToTransaction) -> None:
@@ -191,6 +221,7 @@ class TransactionService:
         request: AddPartitionsToTransaction | AddOffsetsToTransaction,
         partitions: frozenset[PartitionId],
         *,
+        version: int = 1,
         verify_only: bool = False,
     ) -> None:
         await self._submit(
@@ -200,7 +231,7 @@ class TransactionService:
                 epoch=request.epoch,
                 partitions=partitions,
                 now_ms=self.coordinator.now_ms(),
-                version=1,
+                version=version,
                 verify_only=verify_only,
             )
         )
@@ -261,6 +292,12 @@ class TransactionService:
         was_open: bool = await self._ask(shard, shard.submit(request))
         return was_open
 
+    async def abort_hanging(
+        self, context: RequestContext, transactions: Sequence[HangingTransaction]
+    ) -> Sequence[TidelogError | None]:
+        """Abort transactions that no coordinator knows, in the partitions that this broker leads."""
+        return await self._hanging.abort(context, transactions)
+
     @ends_at_deadline
     async def list(
         self, context: RequestContext, request: TransactionFilter
@@ -269,10 +306,11 @@ class TransactionService:
         tasks run in between; the ids of one partition are consistent."""
         self._guard.admit_query(context)
         now_ms = self.coordinator.now_ms()
+        has_name = self._name_filter(request.pattern)
         summaries: list[TransactionSummary] = []
         for shard in list(self.coordinator.leading_shards()):
             async for transactional_id, transaction in sliced(shard.state.ids.items(), IDS_PER_SLICE):
-                if matches(
+                if has_name(transactional_id) and matches(
                     transaction,
                     now_ms=now_ms,
                     statuses=request.statuses,
@@ -284,9 +322,18 @@ class TransactionService:
                             transactional_id=transactional_id,
                             producer_id=transaction.producer_id,
                             status=status_name(transaction),
+                            members=[member.producer_id for member in transaction.members],
                         )
                     )
         return sorted(summaries, key=lambda summary: summary.transactional_id), self.coordinator.loading
+
+    def _name_filter(self, pattern: str) -> Callable[[str], bool]:
+        if not pattern:
+            return lambda _: True
+        longest = self.coordinator.limits.name_length_max
+        if len(pattern) > longest:
+            raise InvalidPatternError(f"a pattern has at most {longest} characters")
+        return compile_pattern(pattern)
 
     @ends_at_deadline
     async def describe(self, context: RequestContext, transactional_id: str) -> TransactionDetails:

@@ -25,6 +25,8 @@ UNSUPPORTED = {
     "interceptor.classes": "interceptors are not supported by the sink",
     "interceptors": "interceptors are not supported by the sink",
     "on_delivery": "a task waits for all of its rows",
+    "transactional.id": "the sink does not write in transactions yet: leave it out",
+    "transactional_id": "the sink does not write in transactions yet: leave it out",
     "path": "save() takes no path: set the option topic",
 }
 
@@ -72,7 +74,7 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
         errors.append(f"includeHeaders={own['includeheaders']}: true or false")
     delivery = own.get("delivery", "at-least-once").lower().replace("_", "-")
     if delivery == "exactly-once":
-        errors.append("delivery=exactly-once: there are no transactions yet: use at-least-once")
+        errors.append("delivery=exactly-once: the sink does not write in transactions yet: use at-least-once")
     elif delivery != "at-least-once":
         errors.append(f"delivery={own['delivery']}: at-least-once")
     try:

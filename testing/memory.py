@@ -42,7 +42,7 @@ FAULTS_MAX = 1_000
 DISK_BYTES = 256 << 20
 FAULT_TIMEOUT_S = 30.0
 LOOK_S = 0.002
-SETTINGS: dict[str, object] = {"offsets.topic.num.partitions": 4}
+SETTINGS: dict[str, object] = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
 """Fewer than in production: a broker opens all of them at the first commit."""
 
 T = TypeVar("T")

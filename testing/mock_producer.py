@@ -26,9 +26,8 @@ from tidelog.client.producer.conditions import Condition
 from tidelog.client.producer.core import acknowledgement_interceptors, run_delivery_callbacks
 from tidelog.client.producer.fast_path import Delivery, DeliveryCallback, ProducerBatch, Row
 from tidelog.client.producer.frontend import ProducerFrontend
-from tidelog.client.producer.transaction_state import State
 from tidelog.client.record import TopicPartition
-from tidelog.model.errors import TidelogError, UnknownTopicOrPartitionError
+from tidelog.model.errors import InvalidRecordError, TidelogError, UnknownTopicOrPartitionError
 from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError
 from tidelog.testing.mock_transactions import MockTransactions, SentRecord
 
@@ -192,8 +191,7 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
         check_timeout(timeout)
         if self._host.is_closed:
             return
-        if self._states.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR) and self._config.transactional_id:
-            self.abort_transaction()
+        self._close_transaction()
         if timeout is None or timeout > 0:
             self.flush(timeout)
         while self.fail_next(ProducerClosedError("this producer was closed", was_sent=True)):
@@ -273,6 +271,8 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
         """What a broker would reject the record with."""
         if condition is None:
             return None
+        if condition.is_claim and self._is_in_transaction:
+            return InvalidRecordError("a claim is one record of an idempotent producer, and no part of a transaction")
         end, claim = self._ends.get(key, 0), self._claims.get(key, -1)
         if condition.fencing_token not in (None, claim):
             return StaleFencingTokenError(f"fencing token {condition.fencing_token}, not {claim}", claim=claim)

@@ -63,6 +63,7 @@ class MockTransactions:
         self._token = b""
         self._member_id = -1
         self._is_prepared = False
+        self._block: object = None
 
     # For tests.
 
@@ -183,12 +184,36 @@ class MockTransactions:
     def _fail_pending(self, error: Exception) -> bool:
         raise NotImplementedError
 
-    def _enter_transaction(self) -> None:
+    def _close_transaction(self) -> None:
+        """As `Transactions.close`: a prepared one stays open."""
+        if self._states.state not in (State.IN_TRANSACTION, State.ABORTABLE_ERROR) or self._is_prepared:
+            return
+        if self._config.transactional_id:
+            block = self._block
+            self.abort_transaction()
+            self._block = block  # its end raises ProducerClosedError
+            return
+        while self._fail_pending(TransactionAbortedError("the member was closed before this was acknowledged")):
+            pass
+        self._end(is_committed=False)
+
+    @property
+    def _is_in_transaction(self) -> bool:
+        return bool(self._config.transactional_id) or self._member_id >= 0
+
+    def _enter_transaction(self, block: object) -> None:
         if self._states.state is State.UNINITIALIZED:
             self.init_transactions()
         if self._states.state is State.ABORTING:
             self.abort_transaction()
         self.begin_transaction()
+        self._block = block
+
+    def _is_open(self, block: object) -> bool:
+        return self._block is block
+
+    def _may_be_committed(self) -> bool:
+        return self._states.may_be_committed
 
     def _check_owner(self, call: str, timeout: float | None = None) -> None:
         self._host.check_open()
@@ -204,16 +229,15 @@ class MockTransactions:
         self._states.is_member = True
 
     def _check_takes_records(self) -> None:
-        is_transactional = bool(self._config.transactional_id) or self._member_id >= 0
-        if is_transactional and (self._is_prepared or not self._states.takes_records):
+        if self._is_in_transaction and (self._is_prepared or not self._states.takes_records):
             raise self._states.rejection("send")
 
     def _keep(self, record: SentRecord) -> None:
-        if self._config.transactional_id or self._member_id >= 0:
+        if self._is_in_transaction:
             self._records.append(record)
 
     def _record_failed(self, error: Exception) -> None:
-        if isinstance(error, TidelogError) and (self._config.transactional_id or self._member_id >= 0):
+        if isinstance(error, TidelogError) and self._is_in_transaction:
             self._states.fail(error)
 
     def _end(self, *, is_committed: bool) -> None:
@@ -223,4 +247,4 @@ class MockTransactions:
             if is_committed:
                 for group, offsets in self._pending_offsets.items():
                     self.offsets.setdefault(group, {}).update(offsets)
-            self._records, self._pending_offsets, self._is_prepared = [], {}, False
+            self._records, self._pending_offsets, self._is_prepared, self._block = [], {}, False, None

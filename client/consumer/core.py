@@ -118,10 +118,7 @@ class ConsumerCore:
         coordinators = self._coordinators = Coordinators(cluster)
         settings = member_settings(config)
         if settings is not None:
-            is_committed = config.isolation == "read_committed"
-            self._offsets = GroupOffsets(
-                cluster, coordinators, settings.group, self._identity, requires_stable=is_committed
-            )
+            self._offsets = GroupOffsets(cluster, coordinators, settings.group, self._identity)
         self._offset_reset = OffsetReset(
             cluster,
             self.subscription,

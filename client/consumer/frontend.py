@@ -51,7 +51,7 @@ class ConsumerFrontend:
             lambda io: create(io, config, self.buffer),
             name="consumer",
             closed_error=ConsumerClosedError,
-            survives_fork=False,
+            survives_fork=lambda _: False,
             at_exit=at_exit,
             acquire=acquire,
         )

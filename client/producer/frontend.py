@@ -76,12 +76,13 @@ class ProducerFrontend:
         # Bytes of a table may go into batches as they are.
         self._is_raw = self._partitioner is DIRECT and not (self._on_send or self._dump_key or self._dump_value)
         self._are_interceptors_closed = False
+        has_id = self._config.transactional_id is not None
         self._host: CoreHost[ProducerCore] = CoreHost(
             self._new_core,
             name="producer",
             closed_error=ProducerClosedError,
-            # A child would fence its parent: it takes another transactional id.
-            survives_fork=self._config.transactional_id is None,
+            # A child would fence its parent, and what it sends would be part of no transaction.
+            survives_fork=lambda core: not (has_id or (core is not None and core.transactions.is_used)),
             on_fork=self._forked,
             at_exit=self._at_exit,
             acquire=self._acquire,

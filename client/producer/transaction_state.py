@@ -86,7 +86,7 @@ _MEMBER_TABLE: dict[tuple[State, Event], State] = {
 _ADVICE = {
     State.UNINITIALIZED: "call init_transactions first",
     State.READY: "call begin_transaction first",
-    State.IN_TRANSACTION: "a transaction is open: commit or abort it first",
+    State.IN_TRANSACTION: "commit or abort it first",
     State.COMMITTING: "the last commit was not confirmed: call commit_transaction again with the same arguments",
     State.ABORTABLE_ERROR: "call abort_transaction first",
     State.ABORTING: "call abort_transaction again: the last abort was not confirmed",

@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tidelog.client.core_host import CoreHost
+from tidelog.client.errors import ForkedError, ProducerClosedError
 from tidelog.client.operations import awaited, blocking
 from tidelog.client.producer.core import ProducerCore
 from tidelog.client.producer.transactions import Transactions
 from tidelog.model.errors import TidelogError
-from tidelog.model.transaction_errors import TransactionAbortableError
+from tidelog.model.transaction_errors import TransactionFatalError
 
 LOGGER = logging.getLogger(__name__)
 
@@ -38,11 +39,20 @@ class TransactionMethods:
         """Return a block that is one transaction: `with producer.transaction(): ...`.
 
         It begins a transaction (and calls `init_transactions` if that was not done), commits at its end, and aborts if
-        an exception leaves it, which is raised then. If the commit fails with TransactionAbortableError, it aborts and
-        raises it. After TransactionTimeoutError, or a cancellation of the commit, the outcome is not known: call
-        `commit_transaction` again to learn it.
+        an exception leaves it, which is raised then. If the commit fails, or is interrupted, before the coordinator was
+        asked, it aborts and raises the error. If the answer is missing (TransactionTimeoutError, Ctrl-C, a
+        cancellation), the outcome is not known; a note of the error says so: call `commit_transaction` again.
+
+        `abort_transaction` or `commit_transaction` inside ends the transaction there; the end of the block does nothing
+        then. Blocks do not nest, and records that other threads send meanwhile are part of the transaction.
         """
         return TransactionBlock(self)
+
+    def _is_open(self, block: object) -> bool:
+        return is_open(self._host, block)
+
+    def _may_be_committed(self) -> bool:
+        return may_be_committed(self._host)
 
     def _run(self, call: Call[T]) -> T:
         return self._host.run(lambda core: call(core.transactions))
@@ -67,15 +77,35 @@ class AsyncTransactionMethods:
         """As `tidelog.Producer.transaction`: `async with producer.transaction(): ...`."""
         return AsyncTransactionBlock(self)
 
+    def _is_open(self, block: object) -> bool:
+        return is_open(self._host, block)
+
+    def _may_be_committed(self) -> bool:
+        return may_be_committed(self._host)
+
     async def _run(self, call: Call[T]) -> T:
         self._callbacks.use_this_loop()
         return await self._host.run_async(lambda core: call(core.transactions))
 
 
+def is_open(host: CoreHost[ProducerCore], block: object) -> bool:
+    """Whether the transaction that this block has begun is open, or its end has no outcome yet. True in a forked child,
+    whose calls raise."""
+    return host.core is None or host.core.transactions.block is block
+
+
+def may_be_committed(host: CoreHost[ProducerCore]) -> bool:
+    return host.core is not None and host.core.transactions.states.may_be_committed
+
+
 class Transactional(Protocol):
     """What a `TransactionBlock` calls."""
 
-    def _enter_transaction(self) -> None: ...
+    def _enter_transaction(self, block: object) -> None: ...
+
+    def _is_open(self, block: object) -> bool: ...
+
+    def _may_be_committed(self) -> bool: ...
 
     def commit_transaction(self) -> bool: ...
 
@@ -89,7 +119,13 @@ class TransactionBlock:
         self._producer = producer
 
     def __enter__(self) -> None:
-        self._producer._enter_transaction()
+        try:
+            self._producer._enter_transaction(self)
+        except TidelogError:
+            raise
+        except BaseException as error:  # Ctrl-C may come after the transaction has begun
+            self._abort(error)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -97,13 +133,18 @@ class TransactionBlock:
         if error is not None:
             self._abort(error)
             return
+        if not self._producer._is_open(self):
+            return
         try:
             self._producer.commit_transaction()
-        except TransactionAbortableError as failure:
-            self._abort(failure)
+        except BaseException as failure:
+            if needs_abort(failure, may_be_committed=self._producer._may_be_committed()):
+                self._abort(failure)
             raise
 
     def _abort(self, error: BaseException) -> None:
+        if not self._producer._is_open(self):
+            return
         try:
             self._producer.abort_transaction()
         except TidelogError as failure:
@@ -117,7 +158,13 @@ class AsyncTransactionBlock:
         self._producer = producer
 
     async def __aenter__(self) -> None:
-        await self._producer._enter_transaction()
+        try:
+            await self._producer._enter_transaction(self)
+        except TidelogError:
+            raise
+        except BaseException as error:  # a cancellation may come after the transaction has begun
+            await self._abort(error)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -125,17 +172,31 @@ class AsyncTransactionBlock:
         if error is not None:
             await self._abort(error)
             return
+        if not self._producer._is_open(self):
+            return
         try:
             await self._producer.commit_transaction()
-        except TransactionAbortableError as failure:
-            await self._abort(failure)
+        except BaseException as failure:
+            if needs_abort(failure, may_be_committed=self._producer._may_be_committed()):
+                await self._abort(failure)
             raise
 
     async def _abort(self, error: BaseException) -> None:
+        if not self._producer._is_open(self):
+            return
         try:
             await self._producer.abort_transaction()
         except TidelogError as failure:
             note_failed_abort(error, failure)
+
+
+def needs_abort(failure: BaseException, *, may_be_committed: bool) -> bool:
+    """Whether a block whose commit has failed, or was interrupted, has to abort."""
+    if isinstance(failure, TransactionFatalError | ProducerClosedError | ForkedError):
+        return False
+    if may_be_committed:
+        failure.add_note("whether the transaction has committed is not known: call commit_transaction again")
+    return not may_be_committed
 
 
 def note_failed_abort(error: BaseException, failure: TidelogError) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from tidelog.client.producer.accumulator import Accumulator
 from tidelog.client.producer.partition_queue import ProducerIdAndEpoch
 from tidelog.client.producer.sender import Sender
 from tidelog.client.producer.transaction_state import Event, State, TransactionStates, as_fatal, is_fatal
-from tidelog.client.record import GroupMetadata, OffsetAndMetadata
+from tidelog.client.record import GroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.model.errors import (
     ErrorCode,
     InvalidTransactionStateError,
@@ -54,6 +54,8 @@ ATTEMPT_MS = 10_000
 CLOSE_S = 5.0
 """How long `close` tries to abort an open transaction; then the coordinator does, after its timeout."""
 MEMBERS_MAX = 10_000
+TOKEN_BYTES_MAX = 1_024
+"""As `coordinator/transactions/limits.py`."""
 
 _INIT = method_named("Transactions", "Init")
 _OFFSETS = method_named("Transactions", "CommitOffsets")
@@ -83,6 +85,8 @@ class Transactions:
         """`batches` counts those that were sent."""
         self.states = TransactionStates()
         self.token = b""
+        self.block: object = None
+        """The block `with transaction()` that has begun the open transaction."""
         self._cluster = cluster
         self._config = config
         self._sender = sender
@@ -100,6 +104,11 @@ class Transactions:
         self._has_offsets = False
         self._is_prepared = False
         self._commit: tuple[tuple[int, ...], bytes] = ((), b"")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this producer is an owner, or has been a member."""
+        return self.states.is_member or bool(self._config.transactional_id)
 
     # The owner.
 
@@ -137,13 +146,14 @@ class Transactions:
             self.states.move(Event.BEGUN)
             self._begin()
 
-    async def enter_transaction(self) -> None:
+    async def enter_transaction(self, block: object) -> None:
         """For `transaction()`: initialize if necessary, finish an abort that was not confirmed, and begin."""
         if self.states.state is State.UNINITIALIZED:
             await self.init_transactions()
         if self.states.state is State.ABORTING:
             await self.abort_transaction()
         await self.begin_transaction()
+        self.block = block
 
     async def send_offsets(self, offsets: OffsetsToSend, group: GroupMetadata, *, timeout: float | None = None) -> None:
         """Commit offsets of a consumer group in this transaction: with its records, or not at all.
@@ -159,10 +169,11 @@ class Transactions:
                 raise TypeError(f"group is what Consumer.group_metadata() returns, not {type(group).__name__}")
             if not self._accepts_more:
                 raise self.states.rejection("send_offsets")
-            if not offsets:
+            checked = read_offsets(offsets)
+            if not checked:
                 return
             try:
-                await self._send_offsets(offsets, group, end_s)
+                await self._send_offsets(checked, group, end_s)
             except TidelogError as error:
                 raise self._failed(error) from error
             except asyncio.CancelledError:
@@ -227,9 +238,9 @@ class Transactions:
         else:
             self.states.may_be_committed = True
         reply = await self._ask("commit_transaction", _END, request, end_s)
-        is_committed = not (reply.was_done and self._is_mine(reply))
-        if not is_committed:
-            # An earlier commit has stored the token, and this transaction is still open.
+        is_committed = not reply.is_earlier
+        if reply.is_earlier and self._is_mine(reply):
+            # This transaction is still open; else its timeout has aborted it.
             request = pb.EndTransactionRequest(transactional_id=self._id, **self._named())
             reply = await self._ask("commit_transaction", _END, request, end_s)
         self.token = token or self.token
@@ -273,7 +284,8 @@ class Transactions:
 
         All records from now on are part of it, until `leave_transaction`. They commit only if the owner names the
         returned id: `commit_transaction(members=[...])`. `label` names the member for people. For a producer without
-        `transactional_id`; each call returns another id. Records sent before are waited for.
+        `transactional_id`; each call returns another id. Records sent before are waited for. Raises
+        TransactionalIdNotFoundError if no producer has ever initialized the id.
         """
         async with self._call("join_transaction", timeout) as end_s:
             if not isinstance(transactional_id, str) or not transactional_id:
@@ -314,8 +326,7 @@ class Transactions:
 
     def record_failed(self, error: Exception) -> None:
         """Called for each batch that fails."""
-        is_active = self.states.is_member or bool(self._config.transactional_id)
-        if is_active and isinstance(error, TidelogError) and self.states.fail(error):
+        if self.is_used and isinstance(error, TidelogError) and self.states.fail(error):
             # Later: the sender reports batches, and is in the middle of that.
             asyncio.get_running_loop().call_soon(self._stop_records)
 
@@ -325,6 +336,7 @@ class Transactions:
         if is_open and self.states.is_member:
             self._drop(TransactionAbortedError("the member was closed before this record was acknowledged"))
         elif is_open and not self._is_prepared:
+            block = self.block
             try:
                 await self.abort_transaction(timeout=CLOSE_S if timeout is None else min(timeout, CLOSE_S))
             except TidelogError as error:
@@ -332,6 +344,7 @@ class Transactions:
                     "transactional_id=%s closed with an open transaction, which aborts after %d ms: %s",
                     *(self._id, self._config.transaction_timeout_ms, error),
                 )
+            self.block = block  # its end raises ProducerClosedError
 
     # Parts.
 
@@ -380,7 +393,7 @@ class Transactions:
 
     def _end(self, reply: pb.EndTransactionResponse) -> None:
         self._identity = ProducerIdAndEpoch(reply.producer_id, reply.producer_epoch, is_transactional=True)
-        self._is_prepared = False
+        self._is_prepared, self.block = False, None
         self.states.move(Event.ENDED)
         self._reject("call begin_transaction first", has_error=False)
 
@@ -417,7 +430,9 @@ class Transactions:
         if self.states.error is not None and not is_abort:
             raise fresh(self.states.error)
 
-    async def _send_offsets(self, offsets: OffsetsToSend, group: GroupMetadata, end_s: float) -> None:
+    async def _send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata, end_s: float
+    ) -> None:
         self._has_offsets = True
         request = pb.CommitTransactionOffsetsRequest(
             transactional_id=self._id,
@@ -427,7 +442,7 @@ class Transactions:
             instance_id=group.instance_id,
             **self._named(),
         )
-        for key, offset in (read_offsets(offsets) or {}).items():
+        for key, offset in offsets.items():
             topic = await self._cluster.topic(key.topic)
             if not 0 <= key.partition < len(topic.partitions):
                 raise UnknownTopicOrPartitionError(f"{key}: '{key.topic}' has {len(topic.partitions)} partitions")
@@ -498,4 +513,6 @@ def checked_members(members: Iterable[int]) -> tuple[int, ...]:
 def checked_token(token: object) -> bytes:
     if not isinstance(token, bytes):
         raise TypeError(f"token is bytes, not {type(token).__name__}")
+    if len(token) > TOKEN_BYTES_MAX:
+        raise ValueError(f"a token of {len(token)} bytes; at most {TOKEN_BYTES_MAX}")
     return token

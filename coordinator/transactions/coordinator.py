@@ -13,6 +13,7 @@ from tidelog.coordinator.partition_coordinator import PartitionCoordinator
 from tidelog.coordinator.partition_shard import coordinator_errors
 from tidelog.coordinator.transactions.limits import TransactionLimits
 from tidelog.coordinator.transactions.marker_sender import MarkerSender
+from tidelog.coordinator.transactions.open_search import OpenTransactionSearch
 from tidelog.coordinator.transactions.peers import TRANSACTIONS_TOPIC
 from tidelog.coordinator.transactions.shard import TransactionCounts, TransactionShard
 from tidelog.coordinator.transactions.wire import (
@@ -67,6 +68,7 @@ class TransactionCoordinator(PartitionCoordinator[TransactionShard]):
             deleted_topics=self.deleted_topics,
             random=replicas.random,
         )
+        self.search = OpenTransactionSearch(self.leading_shards, tail, transport)
         self._transport = transport
         self._receiver = receiver
 
@@ -76,6 +78,7 @@ class TransactionCoordinator(PartitionCoordinator[TransactionShard]):
         self._tail.subscribe(self._metadata_changed)
         self._transport.serve(ADD_PARTITIONS, self._serve_add_partitions)
         self._transport.serve(WRITE_MARKERS, self._serve_markers)
+        self.search.start()
         self.spawn(self._sweep(), name="forget-transactional-ids")
 
     def _new_shard(self, leader: LeaderReplica) -> TransactionShard:

@@ -10,7 +10,7 @@
 A repeated End (its identity is that of before the last end) is answered by the outcome of that end: the same is done;
 the commit of a transaction that timed out gets TRANSACTION_ABORTABLE; else INVALID_TXN_STATE. In version 1 the owner is
 fenced, since no reply would return the new epoch. A commit with the stored token is done in every state, for both, and
-changes nothing.
+changes nothing; the reply says if an earlier transaction has stored it (`is_earlier`).
 
 An abort of nothing raises the epoch: a late batch could open a transaction otherwise, and be part of the next one.
 """
@@ -52,7 +52,8 @@ def end(state: TransactionsState, request: End, limits: TransactionLimits) -> tu
     _check(request, limits)
     is_owner = is_current(before, request)
     if request.token and request.token == before.last_token:
-        return (), _reply(before, was_done=True)
+        is_earlier = is_owner or before.previous_outcome != Status.COMPLETE_COMMIT
+        return (), _reply(before, was_done=True, is_earlier=is_earlier)
     if not is_owner and request.version < 2:
         raise ProducerFencedError(  # it would not learn the new epoch
             f"transactional id {request.transactional_id!r}: epoch {request.epoch} is over; it is {before.owner[1]} now"
@@ -80,8 +81,8 @@ def _check(request: End, limits: TransactionLimits) -> None:
         )
 
 
-def _reply(after: Transaction, *, was_done: bool = False) -> EndReply:
-    return EndReply(producer_id=after.owner[0], epoch=after.owner[1], was_done=was_done)
+def _reply(after: Transaction, *, was_done: bool = False, is_earlier: bool = False) -> EndReply:
+    return EndReply(producer_id=after.owner[0], epoch=after.owner[1], was_done=was_done, is_earlier=is_earlier)
 
 
 def _repeated(before: Transaction, request: End, *, outcome: int) -> EndReply:

@@ -206,7 +206,7 @@ class MarkerSender:
             entries = self._take(queue, queue.fresh, PARTITIONS_PER_CALL)
             if entries:
                 queue.calls += 1
-                self._spawn(self._first_attempt(queue, entries), name=f"markers-{queue.broker}")
+                self._spawn(self._first_attempt(queue, deque(entries)), name=f"markers-{queue.broker}")
 
     def _take(self, queue: _BrokerQueue, source: deque[_Entry], count: int) -> list[_Entry]:
         """Take entries that this queue's broker still leads; others go to their queues, and those that are over go."""
@@ -224,9 +224,12 @@ class MarkerSender:
 
     # Calls.
 
-    async def _first_attempt(self, queue: _BrokerQueue, entries: Sequence[_Entry]) -> None:
+    async def _first_attempt(self, queue: _BrokerQueue, taken: deque[_Entry]) -> None:
         try:
-            await self._attempt(queue, entries)
+            # The metadata may have changed since the entries were taken: a topic may be gone.
+            entries = self._take(queue, taken, len(taken))
+            if entries:
+                await self._attempt(queue, entries)
         finally:
             queue.calls -= 1
         self._send_fresh(queue)
@@ -349,7 +352,7 @@ class MarkerSender:
     def _find_leaders(self, queue: _BrokerQueue, count: int) -> bool:
         image, has_progress = self._image(), False
         unknown: set[UUID] = set()
-        for _ in range(count):
+        for _ in range(min(count, len(queue.failed))):  # `_drop_deleted` may have taken some in between
             entry = queue.failed.popleft()
             if entry.ending.is_over:
                 continue
@@ -375,12 +378,16 @@ class MarkerSender:
             deleted = set()
         finally:
             self._asked = frozenset()
-        for _ in range(len(queue.failed)):
-            entry = queue.failed.popleft()
-            if entry.topic_id in deleted:
-                self._written(entry)
-            else:
-                queue.failed.append(entry)
+        left = len(queue.failed)
+        while left > 0 and deleted:
+            for _ in range(min(left, PARTITIONS_PER_CALL, len(queue.failed))):
+                entry = queue.failed.popleft()
+                if entry.topic_id in deleted:
+                    self._written(entry)
+                else:
+                    queue.failed.append(entry)
+            left -= PARTITIONS_PER_CALL
+            await asyncio.sleep(0)
 
     def _forget_idle(self, queue: _BrokerQueue) -> None:
         """A broker that was removed leaves nothing behind."""

@@ -96,6 +96,15 @@ def all_partitions(transaction: Transaction) -> frozenset[PartitionId]:
     return transaction.partitions.union(*(member.partitions for member in transaction.members))
 
 
+def has_open(transaction: Transaction, producer_id: int, partition: PartitionId) -> bool:
+    """Return whether the partition is part of an open or ending transaction, written by this owner or member."""
+    if not _is_running(transaction):
+        return False
+    if producer_id == transaction.producer_id:
+        return partition in transaction.partitions
+    return any(each.producer_id == producer_id and partition in each.partitions for each in transaction.members)
+
+
 def describe(state: TransactionsState, transactional_id: str) -> Transaction:
     """Return what is known of the id; raise `TransactionalIdNotFoundError`."""
     transaction = state.get(transactional_id)

@@ -119,6 +119,9 @@ class EndReply:
     epoch: int
     was_done: bool = False
     """The token, or the repeated request, was stored before: nothing has changed."""
+    is_earlier: bool = False
+    """With `was_done`: the token is that of an earlier transaction. The sender's is open, if this is its identity, or
+    was aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,10 @@ After each commit, for each changed id:
 
     ONGOING      a deadline is set: the timeout of the transaction, or that of a prepared one
     PREPARE      its markers are sent (`marker_sender`), then `Complete` is submitted until it is committed
-    others       requests that wait for the end of the transaction go on
+    others       requests that wait for the end of the transaction go on, if they have not when it was decided
+
+Requests that wait go on when `Complete` is decided, before it is committed: they are decided on that state, and share
+its append. A reply always waits for the commit of what it rests on.
 
 A new coordinator does the same for each id that it has loaded. So a decision that is committed is carried out, whatever
 ends in between; what is not committed was never decided.
@@ -19,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -85,15 +88,20 @@ class _Machine(TransactionMachine):
     """Tracks the ids that the append in flight changes. A request that needs a producer id has a reply like any other:
     it waits until the state that it was decided on has committed."""
 
-    def __init__(self, limits: TransactionLimits) -> None:
+    def __init__(self, limits: TransactionLimits, on_complete: Callable[[str], None]) -> None:
+        """`on_complete(transactional id)` is called when the end of a transaction is decided."""
         super().__init__(limits)
         self.in_flight: dict[str, None] = {}
+        self._on_complete = on_complete
 
     def decide(self, state: TransactionsState, request: Any, *, offset: Offset) -> tuple[Sequence[Decision], Any]:
         try:
-            return super().decide(state, request, offset=offset)
+            decisions, reply = super().decide(state, request, offset=offset)
         except ProducerIdNeeded:
             return (), _ID_NEEDED
+        if isinstance(request, Complete) and decisions:
+            self._on_complete(request.transactional_id)
+        return decisions, reply
 
     def encode(self, records: Sequence[Decision]) -> list[bytes]:
         entries = super().encode(records)
@@ -109,13 +117,14 @@ class TransactionShard(PartitionShard[TransactionsState]):
     SUBJECT = "transactional id"
 
     def __init__(self, host: TransactionHost, leader: LeaderReplica) -> None:
-        self.machine = _Machine(host.limits)
+        self.machine = _Machine(host.limits, self._wake)
         super().__init__(host, leader, self.machine, TRANSACTIONS)
         self._host = host
         self.endings: dict[str, EndingTransaction] = {}
         """The ids in PREPARE."""
-        self._waiting: dict[str, asyncio.Future[None]] = {}
-        """Of requests that wait until a transaction is complete, by transactional id."""
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        """Of requests that wait until a transaction is complete, by transactional id; each has its own future, so that
+        it goes on in the turn of the event loop that comes before the append."""
         self._written: deque[EndingTransaction] = deque()
         """Those whose markers are written, and whose completion is not submitted yet."""
         self._completing = 0
@@ -139,9 +148,11 @@ class TransactionShard(PartitionShard[TransactionsState]):
             self._host.sender.end(ending)
         self.endings.clear()
         self._written.clear()
-        for waiter in self._waiting.values():
-            waiter.set_exception(error)
-            waiter.exception()  # retrieved, so that the loop does not report it where nobody waits any more
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+                    waiter.exception()  # retrieved, so that the loop does not report it where nobody waits any more
         self._waiting.clear()
         if self._forgetting is not None:
             self._forgetting.cancel()
@@ -188,19 +199,32 @@ class TransactionShard(PartitionShard[TransactionsState]):
                     raise
 
     async def wait_for_end(self, transactional_id: str, end_s: float) -> bool:
-        """Return True once the committed state of the id is not PREPARE, False at `end_s` of the event loop."""
-        transaction = self.state.get(transactional_id)
+        """Return True once the decided state of the id is not PREPARE, False at `end_s` of the event loop."""
+        transaction = self.runtime.speculative.get(transactional_id)
         if transaction is None or not transaction.is_ending:
             return asyncio.get_running_loop().time() < end_s
-        waiter = self._waiting.get(transactional_id)
-        if waiter is None:
-            waiter = self._waiting[transactional_id] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(transactional_id, []).append(waiter)
         try:
             async with asyncio.timeout_at(end_s):
-                await asyncio.shield(waiter)
+                await waiter
         except TimeoutError:
             return False
+        finally:
+            self._forget_waiter(transactional_id, waiter)
         return True
+
+    def _forget_waiter(self, transactional_id: str, waiter: asyncio.Future[None]) -> None:
+        waiters = self._waiting.get(transactional_id, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiting[transactional_id]
+
+    def _wake(self, transactional_id: str) -> None:
+        for waiter in self._waiting.pop(transactional_id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
 
     # Commits.
 
@@ -227,9 +251,7 @@ class TransactionShard(PartitionShard[TransactionsState]):
         former = self.endings.pop(transactional_id, None)
         if former is not None:
             self._host.sender.end(former)
-        waiter = self._waiting.pop(transactional_id, None)
-        if waiter is not None:
-            waiter.set_result(None)
+        self._wake(transactional_id)
 
     def _count(self, transaction: Transaction) -> None:
         counts = self._host.transactions

@@ -2,6 +2,7 @@
 
 transactions/add-partitions    AddPartitions --> AddReply, by the coordinator of the transactional id
 transactions/write-markers     WriteMarkers --> MarkersWritten, by a broker that leads the partitions
+transactions/find-open         FindOpen --> FoundOpen, by every broker (`open_search`)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tidelog.replication.transaction_messages import AddPartitions, AddReply, Ma
 
 ADD_PARTITIONS = "transactions/add-partitions"
 WRITE_MARKERS = "transactions/write-markers"
+FIND_OPEN = "transactions/find-open"
 MESSAGE_BYTES_MAX = 4 << 20
 """Of a request: more than `PARTITIONS_PER_CALL` markers take, and than the partitions of one transaction."""
 
@@ -73,3 +75,34 @@ def decode_written(data: bytes, request: WriteMarkers) -> MarkersWritten:
     if [len(row) for row in reply.errors] != expected:
         raise InvalidRequestError(f"{expected} partitions were to be marked; the answer has {reply.errors!r:.200}")
     return reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindOpen:
+    producer_id: int
+    topic_id: UUID
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundOpen:
+    transactional_id: str = ""
+    """Empty: none of this broker's ids has it open."""
+    shards: tuple[tuple[int, int], ...] = ()
+    """(partition of `__transaction_state`, leader epoch) of all that were searched."""
+
+
+def encode_find_open(request: FindOpen) -> bytes:
+    return encode_message(request)
+
+
+def decode_find_open(data: bytes) -> FindOpen:
+    return decode_message(FindOpen, data)
+
+
+def encode_found_open(reply: FoundOpen) -> bytes:
+    return encode_message(reply)
+
+
+def decode_found_open(data: bytes) -> FoundOpen:
+    return decode_message(FoundOpen, data)

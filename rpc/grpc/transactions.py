@@ -107,7 +107,10 @@ class TransactionsHandlers:
             ),
         )
         return pb.EndTransactionResponse(
-            producer_id=reply.producer_id, producer_epoch=reply.epoch, was_done=reply.was_done
+            producer_id=reply.producer_id,
+            producer_epoch=reply.epoch,
+            was_done=reply.was_done,
+            is_earlier=reply.is_earlier,
         )
 
     # Members.

@@ -22,9 +22,16 @@ KEY = 18
 _SOFTWARE_SINCE = 3
 _FROM_ZERO_SINCE = 4
 """From this version on a feature may begin at level 0; older clients fail on such a row."""
-FIXED_FEATURES = {"eligible.leader.replicas.version": 1, "group.version": 1, "kraft.version": 1}
+FIXED_FEATURES = {
+    "eligible.leader.replicas.version": 1,
+    "group.version": 1,
+    "kraft.version": 1,
+    "transaction.version": 2,
+}
 """Features of Kafka that this version always has, at one level, and that are no feature levels of the cluster: eligible
-leader replicas, the consumer group protocol, dynamic voters."""
+leader replicas, the consumer group protocol, dynamic voters, transactions whose epoch rises with each end."""
+_LOWEST = {"transaction.version": 0}
+"""Lowest level whose clients are served, where it is not the one level: older producers need no newer one."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -76,4 +83,4 @@ def _add_features(response: messages.ApiVersionsResponse, context: Context) -> N
 
 
 def _fixed_ranges() -> dict[str, tuple[int, int]]:
-    return {name: (level, level) for name, level in FIXED_FEATURES.items()}
+    return {name: (_LOWEST.get(name, level), level) for name, level in FIXED_FEATURES.items()}

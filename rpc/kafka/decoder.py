@@ -47,6 +47,8 @@ Decode = Callable[[Buffer, int], Any]
 
 INT32S = tuple(Struct(f">{count}i").unpack_from for count in range(8))
 """Arrays of a few numbers: replicas of a partition, mostly."""
+RARE_NUMBERS = {Kind.INT8: 1, Kind.INT64: 8}
+"""Elements of other arrays of numbers, and their bytes."""
 
 _OBJECTS: dict[str, object] = {
     "INT32S": INT32S,
@@ -287,13 +289,14 @@ class _Decoder:
         source = self._source
         count = self._length("i")
         word = self._null(count, target, nullable=one.nullable(self._version))
-        if one.element is Kind.INT8:
-            with source.block(f"{word} {count} < 0 or {count} > end - pos or {count} > numbers:"):
+        if one.element in RARE_NUMBERS:
+            letter, size = one.element.value, RARE_NUMBERS[one.element]
+            with source.block(f"{word} {count} < 0 or {count} * {size} > end - pos or {count} > numbers:"):
                 self._malformed(one.name, "no count that can be", count)
             with source.block("else:"):
                 source.line(f"numbers -= {count}")
-                source.line(f"{target} = list(unpack_from(f'>{{{count}}}b', data, pos))")
-                source.line(f"pos += {count}")
+                source.line(f"{target} = list(unpack_from(f'>{{{count}}}{letter}', data, pos))")
+                source.line(f"pos += {count} * {size}")
             return
         if one.element is Kind.INT32:
             with source.block(f"{word} {count} < 0 or {count} * 4 > end - pos or {count} > numbers:"):

@@ -28,6 +28,8 @@ _MODULES: tuple[str, ...] = (
     "groups",
     "group_offsets",
     "members",
+    "transactions",
+    "transaction_admin",
     "metadata",
     "topics",
     "configs",

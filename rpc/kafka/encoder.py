@@ -274,8 +274,8 @@ class _Encoder:
             source.line(f"{count} = len({held})")
         self._length("i", count)
         self._pack()
-        if one.element is Kind.INT8:
-            source.line(f"{self._add}(pack(f'>{{len({held})}}b', *{held}))")
+        if one.element in (Kind.INT8, Kind.INT64):
+            source.line(f"{self._add}(pack(f'>{{len({held})}}{one.element.value}', *{held}))")
             return
         if one.element is Kind.INT32:
             source.line(f"{count} = len({held})")

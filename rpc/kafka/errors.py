@@ -55,3 +55,31 @@ def group_code_of(error: TidelogError | None) -> int:
     if isinstance(error, OverloadedError) or (error is not None and error.code is ErrorCode.REQUEST_TIMED_OUT):
         return code(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return code_of(error)
+
+
+_OF_COORDINATORS = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
+"""Retriable errors that every transactional client handles."""
+
+
+def transaction_code_of(error: TidelogError | None, *, knows_fenced: bool = True, knows_abortable: bool = True) -> int:
+    """For transactions, as `group_code_of`. Clients stop at other retriable errors (of controllers, of the network):
+    they get COORDINATOR_LOAD_IN_PROGRESS, after which all of them retry."""
+    if error is None:
+        return NONE
+    if error.code is ErrorCode.PRODUCER_FENCED and not knows_fenced:
+        return code(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if error.code is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
+        return code(ErrorCode.INVALID_TXN_STATE)
+    group_code = group_code_of(error)
+    if error.retriable and group_code == code_of(error) and error.code not in _OF_COORDINATORS:
+        return code(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    return group_code

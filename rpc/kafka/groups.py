@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from tidelog.metadata.image import ClusterImage
-from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError, TransactionalIdRefusedError
+from tidelog.model.errors import ErrorCode, InvalidRequestError, TidelogError
 from tidelog.model.group_errors import CoordinatorNotAvailableError, GroupIdNotFoundError
 from tidelog.model.ids import PartitionId
 from tidelog.rpc.kafka import messages as apis
@@ -88,11 +88,10 @@ async def _find_coordinator(request: FindCoordinatorRequest, context: Context) -
 
 
 async def _coordinators(keys: Sequence[str], key_type: int, context: Context) -> list[Coordinator]:
-    error = _wrong_key(keys, key_type, context.version)
-    brokers: Sequence[int | TidelogError] = [error] * len(keys) if error is not None else ()
-    if keys and error is None:
+    brokers: Sequence[int | TidelogError] = ()
+    if keys:
         try:
-            brokers = await context.services.groups.find_coordinators(context.request, keys)
+            brokers = await _find(keys, key_type, context)
         except TidelogError as rejection:
             brokers = [rejection] * len(keys)
     view = view_of(context.services.image, context.listener)
@@ -100,15 +99,12 @@ async def _coordinators(keys: Sequence[str], key_type: int, context: Context) ->
     return [_coordinator(view, key, broker, context.listener) async for key, broker in pairs]
 
 
-def _wrong_key(keys: Sequence[str], key_type: int, version: int) -> TidelogError | None:
+async def _find(keys: Sequence[str], key_type: int, context: Context) -> list[int | TidelogError]:
     if key_type == OF_A_TRANSACTION:
-        # librdkafka, which uses the older versions, retries any other code until its caller's timeout. Java's client
-        # fails on any code, and shows the message only of codes without an exception class.
-        kind = InvalidRequestError if version >= KEYS_SINCE else TransactionalIdRefusedError
-        return kind("this cluster has no transactions: use a producer without transactional.id")
-    if key_type != OF_A_GROUP:
-        return InvalidRequestError(f"there are no coordinators of type {key_type} here, only those of groups (0)")
-    return None
+        return await context.services.transactions.find_coordinators(context.request, keys)
+    if key_type == OF_A_GROUP:
+        return await context.services.groups.find_coordinators(context.request, keys)
+    raise InvalidRequestError(f"there are no coordinators of type {key_type} here: use 0 (group) or 1 (transaction)")
 
 
 def _coordinator(view: BrokersView, key: str, broker: int | TidelogError, listener: str) -> Coordinator:
@@ -116,7 +112,7 @@ def _coordinator(view: BrokersView, key: str, broker: int | TidelogError, listen
         return _no_coordinator(key, broker)
     endpoint = view.reachable.get(broker)
     if endpoint is None:
-        message = f"broker {broker}, which coordinates the group, cannot be reached by listener {listener!r} now"
+        message = f"broker {broker}, which coordinates it, cannot be reached by listener {listener!r} now"
         return _no_coordinator(key, CoordinatorNotAvailableError(message))
     return Coordinator(key=key, node_id=endpoint.broker, host=endpoint.host, port=endpoint.port)
 

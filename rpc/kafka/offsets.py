@@ -1,4 +1,4 @@
-"""Offsets and producers: ListOffsets, OffsetForLeaderEpoch, DeleteRecords, DescribeProducers, InitProducerId.
+"""Offsets and producers: ListOffsets, OffsetForLeaderEpoch, DeleteRecords, DescribeProducers.
 
 Each partition has its row, with its error if it failed. A request is a consumer's, whatever replica id it carries: the
 latest offset is the high watermark, never the log end.
@@ -34,7 +34,6 @@ from tidelog.services.offsets import (
     LATEST_TIERED,
     MAX_TIMESTAMP,
     EpochQuery,
-    InitProducerId,
     OffsetQuery,
     PartitionQuery,
     RecordDeletion,
@@ -186,31 +185,9 @@ def _producer(state: service.ProducerState) -> messages.ProducerState:
     )
 
 
-async def init_producer_id(request: messages.InitProducerIdRequest, context: Context) -> DeferredResponse:
-    return DeferredResponse(lambda: _init_producer_id(request, context))
-
-
-async def _init_producer_id(
-    request: messages.InitProducerIdRequest, context: Context
-) -> messages.InitProducerIdResponse:
-    init = InitProducerId(
-        transactional_id=request.transactional_id,
-        producer_id=request.producer_id,
-        producer_epoch=request.producer_epoch,
-    )
-    try:
-        producer_id, epoch = await context.services.data.offsets.init_producer_id(context.request, init)
-    except TidelogError as error:
-        # Clients retry COORDINATOR_LOAD_IN_PROGRESS; they do not handle errors of controllers.
-        error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.retriable else error.code
-        return messages.InitProducerIdResponse(error_code=code(error_code), producer_epoch=-1)
-    return messages.InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
-
-
 HANDLERS: dict[int, Entry] = {
     apis.LIST_OFFSETS.key: Entry(list_offsets),
     apis.OFFSET_FOR_LEADER_EPOCH.key: Entry(offset_for_leader_epoch),
     apis.DELETE_RECORDS.key: Entry(delete_records),
     apis.DESCRIBE_PRODUCERS.key: Entry(describe_producers),
-    apis.INIT_PRODUCER_ID.key: Entry(init_producer_id),
 }

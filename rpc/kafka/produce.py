@@ -30,6 +30,8 @@ _IDS_SINCE = 13
 _ZSTD_SINCE = 7
 _TRANSACTIONS_V2_SINCE = 12
 """Clients that send it let the leader add the partition to the transaction (KIP-890)."""
+_ABORTABLE_SINCE = 11
+"""Clients know TRANSACTION_ABORTABLE."""
 _NOT_VERIFIED = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -98,12 +100,17 @@ def code_of_failure(error: TidelogError, version: int) -> int:
 
     A request by name has UNKNOWN_TOPIC_OR_PARTITION for a topic that was just deleted. A leader of an older epoch is
     no leader. As Kafka, a broker that cannot ask the transaction coordinator has too few replicas: that is retried
-    without a look for another leader.
+    without a look for another leader. A fenced producer has INVALID_PRODUCER_EPOCH: it hears PRODUCER_FENCED from its
+    coordinator, when it ends the transaction.
     """
     if isinstance(error, UnknownTopicIdError) and version < _IDS_SINCE:
         return code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if isinstance(error, FencedLeaderEpochError):
         return code(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    if error.code is ErrorCode.PRODUCER_FENCED:
+        return code(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if error.code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_SINCE:
+        return code(ErrorCode.INVALID_TXN_STATE)
     is_old = version < _TRANSACTIONS_V2_SINCE
     if error.code in _NOT_VERIFIED or (is_old and error.code is ErrorCode.CONCURRENT_TRANSACTIONS):
         return code(ErrorCode.NOT_ENOUGH_REPLICAS)

@@ -154,6 +154,7 @@ def _array(
 array = partial(_array, Kind.STRUCT)
 int32_array = partial(_array, Kind.INT32)
 int8_array = partial(_array, Kind.INT8)
+int64_array = partial(_array, Kind.INT64)
 string_array = partial(_array, Kind.STRING)
 
 

@@ -361,21 +361,27 @@ class EndTransactionResponse(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     WAS_DONE_FIELD_NUMBER: _builtins.int
+    IS_EARLIER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     """What the owner uses from now on."""
     producer_epoch: _builtins.int
     was_done: _builtins.bool
     """The token, or this request, was stored before: nothing has changed."""
+    is_earlier: _builtins.bool
+    """With was_done: the token is that of an earlier transaction. The sender's is not committed by it: it is still open if
+    the producer id and epoch are the sender's, else it was aborted.
+    """
     def __init__(
         self,
         *,
         producer_id: _builtins.int = ...,
         producer_epoch: _builtins.int = ...,
         was_done: _builtins.bool = ...,
+        is_earlier: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "was_done", b"was_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_earlier", b"is_earlier", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "was_done", b"was_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

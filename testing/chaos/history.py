@@ -6,7 +6,8 @@ Events have the form that `tidelog.verify` reads, with the topic beside the part
     {"event": "error", "at_ms", "what"}         the client has reported an error
     {"event": "end", "at_ms"}                   the worker has closed its client and ends
 
-`at_ms` is the machine's monotonic clock, which all processes share.
+`at_ms` is the machine's monotonic clock, which all processes share. Workers of pipelines and readers of committed data
+note the events of `tidelog.client.transaction_history` with `at_ns`, by which they are merged (`TransactionLog`).
 """
 
 from __future__ import annotations
@@ -120,6 +121,52 @@ class MemberLog(Log):
 
     def _event(self, event: str, one: TopicPartition, **facts: Any) -> None:
         self.note(event, member=self._member, topic=one[0], partition=one[1], **facts)
+
+
+class TransactionLog(Log):
+    """Notes what a worker of a pipeline does, each before it is done or after it is confirmed; and what a reader of
+    committed data gets. A worker that is killed leaves a transaction without an end: its outcome is unknown."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path)
+        self._name = name
+
+    def _event(self, event: str, **facts: Any) -> None:
+        self.note(event, at_ns=time.monotonic_ns(), **facts)
+
+    def begin(self, txn: str, owner: str) -> None:
+        self._event("txn-begin", txn=txn, owner=owner)
+
+    def sending(self, txn: str, number: int, place: str, source: tuple[str, int]) -> None:
+        self._event("txn-send", txn=txn, number=number, place=place, source=source)
+
+    def offsets(self, txn: str, group: str, offsets: Mapping[str, int]) -> None:
+        self._event("txn-offsets", txn=txn, group=group, offsets=offsets)
+
+    def ended(self, txn: str, outcome: str) -> None:
+        self._event("txn-end", txn=txn, outcome=outcome)
+
+    def saw(self, records: Iterable[Read]) -> None:
+        rows: dict[TopicPartition, list[tuple[int, str, int]]] = {}
+        for topic, partition, offset, value in records:
+            rows.setdefault((topic, partition), []).append((offset, *parse_output(value)))
+        for (topic, partition), found in rows.items():
+            self._event("saw", reader=self._name, place=place_of(topic, partition), records=found)
+
+
+def place_of(topic: str, partition: int) -> str:
+    return f"{topic}-{partition}"
+
+
+def output_of(txn: str, number: int) -> bytes:
+    """The value of record `number` of a transaction."""
+    return f"{txn} {number}".encode()
+
+
+def parse_output(value: bytes | None) -> tuple[str, int]:
+    """Return transaction and number; a foreign value gets a name that no transaction has."""
+    txn, _, number = (value or b"").partition(b" ")
+    return (txn.decode(), int(number)) if number.isdigit() and txn.isascii() else (f"unreadable-{value!r}", 0)
 
 
 class Tail:

@@ -82,14 +82,14 @@ class Judgement:
             topic = where.rpartition(": ")[2]
             place = f"{named[2]}/{topic}-{anomaly.partition}" if named else ""
             at_ms = self.acked_ms.get((place, int(named[1]))) if named else None
-            self._say(f"{anomaly.kind}: {where}-{anomaly.partition}: {anomaly.what}", at_ms)
+            self.say(f"{anomaly.kind}: {where}-{anomaly.partition}: {anomaly.what}", at_ms)
 
     def add_words(self, kind: str, words: Iterable[str]) -> None:
         for text in words:
             self.counts[kind] += 1
-            self._say(text)
+            self.say(text)
 
-    def _say(self, text: str, at_ms: int | None = None) -> None:
+    def say(self, text: str, at_ms: int | None = None) -> None:
         if len(self.words) < SHOWN_MAX:
             self.words.append(text)
         if len(self.marks) < MARKS_MAX:

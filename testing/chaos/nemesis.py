@@ -20,11 +20,17 @@ Pause = Callable[[], None]
 
 class Nemesis:
     def __init__(
-        self, target: Target, view: ClusterView, groups: Sequence[str], timeline: Timeline, pause: Pause
+        self,
+        target: Target,
+        view: ClusterView,
+        coordinated: Sequence[tuple[str, str]],
+        timeline: Timeline,
+        pause: Pause,
     ) -> None:
+        """`coordinated`: what coordinators are chosen by, each a topic of coordinators and a key of it."""
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
-        self._target, self._view, self._groups = target, view, groups
+        self._target, self._view, self._coordinated = target, view, coordinated
         self._timeline, self._pause = timeline, pause
         self._healthy_since_s: float | None = time.monotonic()
 
@@ -94,8 +100,8 @@ class Nemesis:
         found: int | None = None
         if fault.target == LEADER:
             found = self._view.leader(fault.pick)
-        elif fault.target == COORDINATOR:
-            found = self._view.coordinator(self._groups[fault.pick % len(self._groups)])
+        elif fault.target == COORDINATOR and self._coordinated:
+            found = self._view.coordinator(*self._coordinated[fault.pick % len(self._coordinated)])
         elif fault.target == CONTROLLER:
             found = self._view.controller()
         if found is None or found not in self._target.nodes:

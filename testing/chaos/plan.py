@@ -8,8 +8,8 @@
 
 A target may have more kinds. A fault strikes one node, so that a majority always runs, except for kinds that say
 otherwise. `target` says how the node is chosen when the time comes: any node, the leader of a partition, the
-coordinator of a group, the active controller. `pick` is the index of that node, partition or group. The plan is the
-same for the same seed; which node it strikes depends on the run.
+coordinator of a group or of a transactional id, the active controller. `pick` is the index of that node, partition,
+group or id. The plan is the same for the same seed; which node it strikes depends on the run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Fault:
         return f"{self.kind}{where} seconds={self.seconds:.1f}"
 
 
-def draw(random: Random, kinds: Mapping[str, Kind] = KINDS) -> Iterator[Fault]:
+def draw(random: Random, kinds: Mapping[str, Kind] = KINDS, *, quiet_share: float = QUIET_SHARE) -> Iterator[Fault]:
     """Faults without end. The share of quiet time is kept by what was drawn so far, so it holds for any length. Without
     a kind there is quiet time only."""
     quiet_s = busy_s = 0.0
@@ -75,7 +75,7 @@ def draw(random: Random, kinds: Mapping[str, Kind] = KINDS) -> Iterator[Fault]:
     weights = [kinds[name].weight for name in names]
     while True:
         kind = random.choices(names, weights)[0] if names else QUIET
-        if quiet_s < QUIET_SHARE * (quiet_s + busy_s) and random.random() < 0.5:
+        if quiet_s < quiet_share * (quiet_s + busy_s) and random.random() < 0.5:
             kind = QUIET
         fault = Fault(
             kind,

@@ -1,7 +1,8 @@
 """One chaos run, from the first node to the verdict.
 
 start      nodes, topics, producers, readers; every group has been given a record
-strike     faults of the plan until the time is over; readers that are stuck are named meanwhile
+strike     faults of the plan until the time is over; readers that are stuck are named meanwhile. Workers of pipelines
+           (`pipelines`) are struck at the same time, by a plan of their own
 heal       all nodes run and all replicas are in sync; producers flush and end; every group reads to the end
 judge      every topic is read once more, and all histories are checked
 """
@@ -15,12 +16,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tidelog.coordinator.coordinator import OFFSETS_TOPIC
+from tidelog.coordinator.transactions.peers import TRANSACTIONS_TOPIC
 from tidelog.model.errors import TidelogError
 from tidelog.testing.chaos.checks import Progress
 from tidelog.testing.chaos.figures import FigureCounter, Figures, Window
 from tidelog.testing.chaos.judge import Judgement, ReadFailedError, judge, read_events, read_last
 from tidelog.testing.chaos.nemesis import TICK_S, Nemesis
-from tidelog.testing.chaos.plan import draw
+from tidelog.testing.chaos.pipeline_run import PipelineRun
+from tidelog.testing.chaos.plan import QUIET_SHARE, draw
 from tidelog.testing.chaos.report import Page, render
 from tidelog.testing.chaos.target import ClusterView, Target
 from tidelog.testing.chaos.timeline import Timeline
@@ -44,6 +48,10 @@ class Options:
     alone: int = 3
     clients: Sequence[str] = READERS
     group_prefix: str = ""
+    pipelines: Sequence[str] = ()
+    """Clients of transactional pipelines (`pipelines.PIPELINES`)."""
+    quiet_share: float = QUIET_SHARE
+    """Of the time, without faults."""
 
 
 @dataclass(slots=True)
@@ -59,6 +67,8 @@ class Report:
     figures: Figures = field(default_factory=Figures)
     groups: list[str] = field(default_factory=list)
     """Their names."""
+    pipelines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Figures of each pipeline."""
     facts: dict[str, object] = field(default_factory=dict)
     """What the target says of itself."""
     failures: list[str] = field(default_factory=list)
@@ -86,6 +96,7 @@ class Report:
             "latency_ms": None if latency is None else asdict(latency),
             "failed_sends": self.failed_sends,
             "client_errors": self.client_errors,
+            **({"pipelines": self.pipelines} if self.pipelines else {}),
             "failures": self.failures,
             **self.facts,
             "is_good": self.is_good,
@@ -129,29 +140,46 @@ def _run_on(target: Target, view: ClusterView, options: Options, timeline: Timel
         clients=options.clients,
         prefix=options.group_prefix,
     )
-    groups = report.groups = sorted({spec.group for spec in rows if spec.group})
+    pipelines = PipelineRun(target, options.path, options.pipelines, options.group_prefix)
+    pipelines.create_topics(view)
+    groups = sorted({spec.group for spec in rows if spec.group})
+    report.groups = sorted({*groups, *pipelines.groups.values()})
     progress = Progress(groups, target.topics, stuck_s=STUCK_S, recovery_s=RECOVERY_S)
-    with Workers.started(rows, options.path, progress, target.wrapper) as workers:
+    with (
+        Workers.started([*rows, *pipelines.readers], options.path, progress, target.wrapper) as workers,
+        pipelines.started(timeline.note),
+    ):
 
         def pause() -> None:
             for stuck in workers.look(healthy_s=nemesis.healthy_s, at_s=timeline.at_s):
                 timeline.mark(str(stuck))
 
-        nemesis = Nemesis(target, view, groups, timeline, pause)
-        _start(nemesis, progress, timeline, report)
+        coordinated = [(OFFSETS_TOPIC, group) for group in report.groups]
+        coordinated += [(TRANSACTIONS_TOPIC, spec.transactional_id) for spec in pipelines.rows]
+        nemesis = Nemesis(target, view, coordinated, timeline, pause)
+        _start(nemesis, progress, pipelines, timeline, report)
+        began_s = timeline.at_s
+        pipelines.begin_faults(Random(f"{options.seed} clients"))
         _strike(options, target, nemesis, timeline)
+        pipelines.end_faults()
         ended_s = timeline.at_s
-        ends = _heal(view, nemesis, workers, progress, timeline, report)
+        ends = _heal(target, view, nemesis, workers, progress, timeline, report)
+        report.failures += pipelines.finish(view, workers, ends)
         _describe(report, nemesis, workers, progress)
+        report.faults |= dict(sorted(pipelines.processes.counts.items()))
     report.figures = _figures(rows, timeline, ended_s)
-    return _judge(target, options, rows, ends, timeline, report)
+    judgement = _judge(target, options, rows, ends, timeline, report)
+    pipelines.judge(judgement, ends, _window(timeline, began_s, ended_s), _majority_lost(timeline))
+    report.pipelines = {client: asdict(figures) for client, figures in pipelines.figures.items()}
+    _conclude(judgement, timeline, report)
+    return judgement
 
 
-def _start(nemesis: Nemesis, progress: Progress, timeline: Timeline, report: Report) -> None:
+def _start(nemesis: Nemesis, progress: Progress, pipelines: PipelineRun, timeline: Timeline, report: Report) -> None:
     end_s = time.monotonic() + START_S
-    while silent := progress.silent_groups():
+    while silent := progress.silent_groups() + pipelines.silent():
         if time.monotonic() > end_s:
-            report.failures.append(f"not-started: {', '.join(silent)} were given nothing in {START_S:.0f} s")
+            report.failures.append(f"not-started: {', '.join(silent)} have done nothing in {START_S:.0f} s")
             break
         nemesis.wait(TICK_S)
     timeline.note("all groups read")
@@ -159,7 +187,7 @@ def _start(nemesis: Nemesis, progress: Progress, timeline: Timeline, report: Rep
 
 def _strike(options: Options, target: Target, nemesis: Nemesis, timeline: Timeline) -> None:
     end_s = time.monotonic() + options.minutes * 60
-    for fault in draw(Random(options.seed), target.kinds):
+    for fault in draw(Random(options.seed), target.kinds, quiet_share=options.quiet_share):
         if time.monotonic() + fault.seconds > end_s:
             break
         nemesis.strike(fault)
@@ -168,7 +196,13 @@ def _strike(options: Options, target: Target, nemesis: Nemesis, timeline: Timeli
 
 
 def _heal(
-    view: ClusterView, nemesis: Nemesis, workers: Workers, progress: Progress, timeline: Timeline, report: Report
+    target: Target,
+    view: ClusterView,
+    nemesis: Nemesis,
+    workers: Workers,
+    progress: Progress,
+    timeline: Timeline,
+    report: Report,
 ) -> dict[tuple[str, int], int]:
     """The end of every partition, which every group has been given; those that have not are stuck."""
     nemesis.recover()
@@ -176,7 +210,7 @@ def _heal(
     workers.stop("producer")
     end_s = time.monotonic() + CATCH_UP_S
     try:
-        ends = view.ends()
+        ends = view.ends(target.topics)
     except TidelogError as error:
         report.failures.append(f"not-readable: the ends of the partitions: {error}")
         ends, end_s = progress.ends, time.monotonic()
@@ -207,8 +241,11 @@ def _figures(rows: Iterable[WorkerSpec], timeline: Timeline, ended_s: float) -> 
     for spec in rows:
         for event in read_events(Path(spec.history)):
             counter.feed(spec.group or spec.name, event)
-    spans = [span for span in timeline.spans if span.loses_majority]
-    return counter.figures([_window(timeline, span.begin_s, span.ready_s) for span in spans])
+    return counter.figures(_majority_lost(timeline))
+
+
+def _majority_lost(timeline: Timeline) -> list[Window]:
+    return [_window(timeline, span.begin_s, span.ready_s) for span in timeline.spans if span.loses_majority]
 
 
 def _window(timeline: Timeline, begin_s: float, end_s: float) -> Window:
@@ -229,6 +266,10 @@ def _judge(
         except ReadFailedError as error:
             report.failures.append(f"not-readable: {error}")
     judgement: Judgement = judge(options.path, rows, ends)
+    return judgement
+
+
+def _conclude(judgement: Judgement, timeline: Timeline, report: Report) -> None:
     if not judgement.is_complete:
         report.failures.append("not-complete: a topic was not read from start to end")
     if not any(report.acknowledged.values()):
@@ -237,4 +278,3 @@ def _judge(
     report.words = judgement.words
     for text in judgement.words:
         timeline.note(text)
-    return judgement

@@ -8,7 +8,6 @@ from typing import Protocol, Self
 
 import tidelog
 from tidelog.client.admin.values import TopicDescription
-from tidelog.coordinator.coordinator import OFFSETS_TOPIC
 from tidelog.coordinator.hashing import partition_for
 from tidelog.model.errors import TidelogError
 from tidelog.testing.chaos.plan import Fault, Kind
@@ -71,6 +70,7 @@ class ClusterView:
 
     def __init__(self, bootstrap: str, topics: Mapping[str, int]) -> None:
         self.topics = topics
+        """Those that `leader` chooses from, and `is_whole` looks at."""
         self._bootstrap = bootstrap
         self.admin = tidelog.Admin(bootstrap)
 
@@ -87,9 +87,10 @@ class ClusterView:
         topic, number = places[pick % len(places)]
         return self._leader_of(self._described(topic), number)
 
-    def coordinator(self, group: str) -> int | None:
-        found = self._described(OFFSETS_TOPIC)
-        return None if found is None else self._leader_of(found, partition_for(group, len(found.partitions)))
+    def coordinator(self, topic: str, key: str) -> int | None:
+        """Of a group, whose `topic` is `OFFSETS_TOPIC`, or of a transactional id (`TRANSACTIONS_TOPIC`)."""
+        found = self._described(topic)
+        return None if found is None else self._leader_of(found, partition_for(key, len(found.partitions)))
 
     def controller(self) -> int | None:
         try:
@@ -117,9 +118,9 @@ class ClusterView:
             for topic in found
         )
 
-    def ends(self) -> dict[tuple[str, int], int]:
-        """The end of every partition."""
+    def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
+        """The end of every partition of these topics."""
         with tidelog.Consumer(self._bootstrap, default_api_timeout_ms=120_000) as consumer:
-            places = [(topic, number) for topic, count in self.topics.items() for number in range(count)]
+            places = [(topic, number) for topic, count in topics.items() for number in range(count)]
             found = consumer.end_offsets(*(tidelog.TopicPartition(*place) for place in places))
         return {(one.topic, one.partition): offset for one, offset in found.items()}

@@ -37,6 +37,16 @@ def main(text: str) -> None:
         from tidelog.testing.chaos.producers import run_producer
 
         run_producer(spec, is_over)
+    elif spec.role == "pipeline":
+        from tidelog.testing.chaos.pipeline_worker import run_pipeline
+
+        code = run_pipeline(spec, is_over)
+        if code:
+            os._exit(code)  # a thread still reads stdin, which an ordinary end does not survive
+    elif spec.role == "committed-reader":
+        from tidelog.testing.chaos.committed_reader import run_committed_reader
+
+        run_committed_reader(spec, is_over)
     else:
         from tidelog.testing.chaos.readers import run_reader
 

@@ -7,14 +7,18 @@ from dataclasses import asdict, dataclass, field
 
 CLOSE_S = 60.0
 EXIT_NOT_CLOSED = 3
+EXIT_FENCED = 4
+"""Of a pipeline's worker that was replaced."""
 TIDELOG, CLASSIC, CONSUMER, AIOKAFKA = "tidelog", "classic", "consumer", "aiokafka"
 """Clients: ours; librdkafka under each of its group protocols; aiokafka, which has the classic one only."""
+CONFLUENT = "confluent"
+"""librdkafka as the client of a pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     role: str
-    """"producer" or "reader"."""
+    """"producer", "reader", "pipeline" or "committed-reader"."""
     client: str
     name: str
     bootstrap: str
@@ -28,6 +32,10 @@ class WorkerSpec:
     """The client commits in the background, as most programs let it; otherwise the reader commits and waits."""
     rate: int = 0
     """Records a second of a producer."""
+    transactional_id: str = ""
+    """Of a pipeline's worker."""
+    outputs: dict[str, int] = field(default_factory=dict)
+    """Partitions of the topics that a pipeline writes."""
 
     def text(self) -> str:
         return json.dumps(asdict(self))

@@ -27,9 +27,10 @@ def specs(
     target: Target, path: Path, *, rate: int, alone: int, clients: Sequence[str], prefix: str = ""
 ) -> list[WorkerSpec]:
     """A producer of each client; of each kind of reader one alone in its group (`alone` of the consumer protocol, each
-    in its own group), and one group of two. `rate` is of all producers together; `prefix` is of the groups' names."""
+    in its own group), and one group of two. Without `clients` a producer of ours only. `rate` is of all producers
+    together; `prefix` is of the groups' names."""
     # librdkafka's producer has no group protocol: the reader of either one brings it.
-    wanted = {CLASSIC if client == CONSUMER else client for client in clients}
+    wanted = {CLASSIC if client == CONSUMER else client for client in clients} or {TIDELOG}
     producers = [client for client in PRODUCERS if client in wanted]
     rows: list[WorkerSpec] = []
 

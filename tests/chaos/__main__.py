@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from chaos.lab import KINDS, LabOptions, lab
+from tidelog.testing.chaos.pipelines import PIPELINES
+from tidelog.testing.chaos.plan import QUIET_SHARE
 from tidelog.testing.chaos.run import Options, Report, run
 from tidelog.testing.chaos.workers import READERS
 
@@ -35,15 +37,27 @@ def main() -> int:
     parser.add_argument("--path", type=Path, help="instead of build/chaos-SEED")
     parser.add_argument("--rate", type=int, default=150, help="records a second, of all producers together")
     parser.add_argument("--alone", type=int, default=3, help="consumer-protocol readers, each alone in its group")
-    parser.add_argument("--clients", default=",".join(READERS), help="readers: %(default)s")
+    parser.add_argument("--clients", default=",".join(READERS), help="readers, or none: %(default)s")
+    parser.add_argument("--pipelines", default="", help=f"transactional pipelines, with {','.join(PIPELINES)}")
+    parser.add_argument("--quiet", type=float, default=QUIET_SHARE, help="share of the time without faults")
     parser.add_argument("--kinds", default=",".join(KINDS), help="faults: %(default)s")
     parser.add_argument("--small", action="store_true", help="three nodes on loopback, faults of processes only")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     path = options.path or Path("build") / f"chaos-{options.seed}"
     kinds = _names(parser, options.kinds, tuple(KINDS))
-    clients = _names(parser, options.clients, READERS)
-    chosen = Options(options.seed, options.minutes, path, options.rate, options.alone, clients)
+    clients = () if options.clients == "none" else _names(parser, options.clients, READERS)
+    pipelines = _names(parser, options.pipelines, PIPELINES) if options.pipelines else ()
+    chosen = Options(
+        options.seed,
+        options.minutes,
+        path,
+        options.rate,
+        options.alone,
+        clients,
+        pipelines=pipelines,
+        quiet_share=options.quiet,
+    )
     print(f"seed {chosen.seed}, {chosen.minutes:g} minutes; {chosen.path} has what happens", flush=True)
     try:
         with lab(LabOptions(path, options.seed, kinds, options.small)) as target:

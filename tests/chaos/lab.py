@@ -44,7 +44,7 @@ VOTERS, SPARE_CONTROLLER = (11, 12, 13), 14
 TOPICS = {"events": 6, "orders": 3}
 READY_S = 300.0
 PORTS = (9192, 9292, 9392, 9092)
-CLUSTER_CONFIG = {"offsets.topic.num.partitions": "8"}
+CLUSTER_CONFIG = {"offsets.topic.num.partitions": "8", "transaction.state.log.num.partitions": "8"}
 KINDS: Mapping[str, Kind] = {
     **PROCESS_KINDS,
     **DISK_KINDS,

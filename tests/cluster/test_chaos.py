@@ -44,10 +44,11 @@ def processes_of(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.requirement("a:X3-36")
 def test_short_chaos_run_is_good_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "run"
     # This seed begins with a short kill.
-    clients = ("--clients", "tidelog,classic", "--alone", "1")
+    clients = ("--clients", "tidelog,classic", "--alone", "1", "--pipelines", "tidelog")
     process = chaos(
         path, "--small", "--minutes", "0.1", "--seed", "1519", "--rate", "60", "--kinds", "kill,freeze", *clients
     )
@@ -62,6 +63,11 @@ def test_short_chaos_run_is_good_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert set(report["acknowledged"]) == {"confluent-producer", "tidelog-producer"}
     assert all(report["acknowledged"].values())
     assert (report["lost"], report["duplicated"], report["reordered"], report["stuck_readers"]) == (0, 0, 0, [])
+    pipeline = report["pipelines"]["tidelog"]
+    assert pipeline["records"] == sum(report["acknowledged"].values()), "each input has one output"
+    assert pipeline["reads"] == pipeline["records"], "a reader of committed data got each of them, once"
+    assert pipeline["committed"] > 0
+    assert any(kind.endswith("-client") for kind in report["faults"]), "workers of the pipeline were struck, too"
     assert processes_of(path) == []
 
 

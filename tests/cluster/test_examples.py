@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.clients.committed import values
 from support.clusters import commands
+from support.clusters.waiting import until
 
+import tidelog
 from tidelog.testing import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-COVERED = {"produce.py", "consume_group.py", "admin.py", "bulk_arrow.py", "asyncio_example.py", "ledger.py"}
+COVERED = {
+    "produce.py",
+    "consume_group.py",
+    "consume_transform_produce.py",
+    "admin.py",
+    "bulk_arrow.py",
+    "asyncio_example.py",
+    "ledger.py",
+    "lock.py",
+}
+ORDERS = 10_000
 
 
 @pytest.fixture
@@ -80,6 +96,79 @@ def test_tables_go_in_and_come_out(bootstrap: str) -> None:
         "read 20000 rows of 4 partitions",
         f"sum of the values: {sum(range(20_000))}",
         "streamed 20000 rows",
+    ]
+
+
+@contextmanager
+def started(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def await_line(process: subprocess.Popen[str], start: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start):
+            return
+    raise AssertionError(f"it has ended with {process.wait()}, without a line {start!r}")
+
+
+@pytest.mark.requirement("a:H-01", "a:H-03", "a:T-18", "a:X3-36", "b:EX-38")
+def test_a_pipeline_that_is_killed_in_open_transactions_processes_each_order_once(bootstrap: str) -> None:
+    name = "consume_transform_produce.py"
+    with started(name, bootstrap) as process:
+        await_line(process, "ready")
+        with tidelog.Producer(bootstrap) as producer:
+            orders = [f"order {number}" for number in range(ORDERS)]
+            producer.send_many("example-incoming", values=orders).result(60)
+        await_line(process, "committed")
+        stop_in_transaction(process, bootstrap)
+        process.send_signal(signal.SIGKILL)
+    with started(name, bootstrap) as process, tidelog.Admin(bootstrap) as admin:
+        await_line(process, "committed")
+        stop_in_transaction(process, bootstrap)
+        assert admin.abort_transaction("example-invoicing-1")
+        process.send_signal(signal.SIGCONT)
+        await_line(process, "aborted")
+        await_line(process, "committed")
+        stop_in_transaction(process, bootstrap)
+        process.send_signal(signal.SIGKILL)
+    with started(name, bootstrap) as process:
+        until(lambda: len(values(bootstrap, "example-invoices")) >= ORDERS, "all orders are processed")
+        process.send_signal(signal.SIGINT)
+        await_line(process, "asked to stop")
+        assert process.wait(30) == 0
+    assert sorted(values(bootstrap, "example-invoices")) == sorted(f"invoice of {order}".encode() for order in orders)
+    with tidelog.Admin(bootstrap) as admin:
+        assert sum(row.lag or 0 for row in admin.group_lag("example-invoicing")) == 0
+
+
+def stop_in_transaction(process: subprocess.Popen[str], bootstrap: str) -> None:
+    """Stop it, again and again until a transaction is open then."""
+
+    def is_open() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        with tidelog.Admin(bootstrap) as admin:
+            state = admin.describe_transaction("example-invoicing-1").state
+        if state != "Ongoing":
+            process.send_signal(signal.SIGCONT)
+        return state == "Ongoing"
+
+    until(is_open, "it is stopped in a transaction")
+
+
+def test_one_of_many_programs_holds_the_lock_and_one_that_lost_it_changes_nothing(bootstrap: str) -> None:
+    assert run("lock.py", bootstrap) == [
+        "first holds the lock",
+        "second does not get it while first holds it",
+        "second holds the lock",
+        "first has lost the lock: its update was not stored",
+        "updates: ['of first', 'of second']",
     ]
 
 

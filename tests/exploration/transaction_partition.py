@@ -50,7 +50,7 @@ class Question:
     number: int
     """The reply has it: an answer is to one question."""
     is_void: bool = False
-    """A marker has arrived since."""
+    """A marker has arrived since, which may have ended the transaction."""
 
 
 @dataclass
@@ -122,8 +122,9 @@ class PartitionLeader:
             if is_of_next and (marker.is_strict or self.checks_answers):
                 return LATE
             self.results[producer.open_tag] = marker.is_commit
-        if marker.producer_id in self.questions:
-            self.questions[marker.producer_id].is_void = True
+        question = self.questions.get(marker.producer_id)
+        if question is not None and (not marker.is_strict or question.batch.epoch < marker.epoch):
+            question.is_void = True
         if marker.epoch > producer.epoch:
             producer.epoch, producer.next_sequence = marker.epoch, 0
         producer.coordinator_epoch = marker.coordinator_epoch

@@ -16,11 +16,9 @@ from confluent_kafka import (
     ElectionType,
     KafkaError,
     KafkaException,
-    Producer,
     TopicCollection,
     TopicPartition,
 )
-from support.async_tests import asyncio_test
 from support.clusters.waiting import until
 from support.interop.clients import (
     DEADLINE_S,
@@ -318,23 +316,3 @@ def test_kcat_lists_the_cluster(cluster: LocalCluster) -> None:
     assert f'topic "{topic}" with 2 partitions:' in said
     for number in (1, 2, 3):
         assert f"broker {number} at localhost:{cluster.ports(number).kafka}" in said
-
-
-def test_a_transactional_producer_of_librdkafka_is_refused_at_once(cluster: LocalCluster) -> None:
-    producer: Any = Producer({"bootstrap.servers": cluster.kafka_bootstrap, "transactional.id": "t"})
-    with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(DEADLINE_S)
-    error = refused.value.args[0]
-    assert error.fatal(), "not a time-out, after which it would be tried again"
-    assert "this cluster has no transactions: use a producer without transactional.id" in error.str()
-
-
-@asyncio_test
-async def test_a_transactional_producer_of_aiokafka_is_refused_at_once(cluster: LocalCluster) -> None:
-    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=cluster.kafka_bootstrap, transactional_id="t")
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            with pytest.raises(aiokafka.errors.KafkaError):
-                await producer.start()
-    finally:
-        await producer.stop()

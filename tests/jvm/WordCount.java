@@ -8,7 +8,10 @@ import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.kstream.Produced;
 
-/** Counts words: a repartition topic, a changelog topic and a state store, as Streams makes them. */
+/**
+ * Counts words: a repartition topic, a changelog topic and a state store, as Streams makes them. A sixth argument is the
+ * processing guarantee.
+ */
 public class WordCount {
     public static void main(String[] args) throws Exception {
         Properties settings = new Properties();
@@ -19,6 +22,9 @@ public class WordCount {
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, "500");
         settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
         settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
+        if (args.length > 5) {
+            settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[5]);
+        }
         StreamsBuilder builder = new StreamsBuilder();
         builder.<String, String>stream(args[3])
             .flatMapValues(line -> Arrays.asList(line.split(" ")))

@@ -14,6 +14,7 @@ from tidelog.client.admin.verification import AGREE
 from tidelog.log.batch import ControlKind, encode_control
 from tidelog.log.segment import INDEX, LOG, SUFFIXES, TIME_INDEX
 from tidelog.model.ids import NodeId
+from tidelog.replication.partition_transactions import ProducerTransaction
 from tidelog.replication.replica import ReplicaConfig
 from tidelog.replication.scrubbing import Scrubbing
 
@@ -52,7 +53,9 @@ class Rotting:
         async def append(found: RunningBroker) -> None:
             leader = found.replicas.leader_of(self.orders)
             assert leader is not None
-            leader.append(data, is_coordinator=True)
+            transaction = ProducerTransaction("t", version=1)
+            leader.transactions.answered(leader.transactions.ask(transaction, 9, 0), number)
+            leader.append(data, transaction=transaction)
             leader.append(marker, is_coordinator=True)
 
         self.cluster.on_broker(self.cluster.leader(self.orders), append)

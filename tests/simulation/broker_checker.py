@@ -239,6 +239,8 @@ class ReplicaChecker:
         self._leaders: dict[tuple[PartitionId, int], tuple[LeaderReplica, str]] = {}
         """Of each leader epoch: the one role that leads it, and on which broker."""
         self._compared: dict[tuple[str, int, PartitionId], tuple[Log, int]] = {}
+        self.on_committed: Callable[[str, KnownPartition, bytes], None] = lambda _who, _known, _batch: None
+        """Called with each batch of a partition when a replica first shows it as committed."""
         self.shadows = ReplicaShadows(fail, committed, self.partitions)
         self._damaged: dict[Replica, Log] = {}
         """Replicas whose logs were damaged when they were looked at last."""
@@ -378,6 +380,7 @@ class ReplicaChecker:
         if base == known.end or known.end < base <= known.deleting:
             known.batches.append((base, batch))
             known.end = following
+            self.on_committed(who, known, batch)
             self._check_once(who, known, batch)
             return
         if base > known.end:

@@ -202,7 +202,7 @@ class BrokerStack(MetadataStack):
         """Called after every event of this process."""
         simulation, loop = self._simulation, app.context.node.loop
         look, check_invariants = simulation.replica_checker.look, simulation.invariants.watcher(app)
-        product, groups = simulation.product_checker, simulation.groups
+        product, groups, looked_at = simulation.product_checker, simulation.groups, simulation.looked_at
 
         def check() -> None:
             if loop.is_dead:
@@ -211,6 +211,7 @@ class BrokerStack(MetadataStack):
             if product is not None:
                 product.look(app)
             check_invariants()
+            looked_at(app)
             if groups is not None:
                 groups.checker.look(app)
 

@@ -204,8 +204,9 @@ def all_defects() -> tuple[Defect, ...]:
     from simulation.kafka_defects import DEFECTS as KAFKA_DEFECTS
     from simulation.metadata_defects import DEFECTS as METADATA_DEFECTS
     from simulation.product_defects import DEFECTS as PRODUCT_DEFECTS
+    from simulation.transactions_defects import DEFECTS as TRANSACTIONS_DEFECTS
 
-    broker_stacks = (*BROKER_DEFECTS, *PRODUCT_DEFECTS, *GROUPS_DEFECTS, *KAFKA_DEFECTS)
+    broker_stacks = (*BROKER_DEFECTS, *PRODUCT_DEFECTS, *GROUPS_DEFECTS, *KAFKA_DEFECTS, *TRANSACTIONS_DEFECTS)
     return (*DEFECTS, *METADATA_DEFECTS, *broker_stacks, *INVARIANT_DEFECTS)
 
 

@@ -16,6 +16,7 @@ from tidelog.client.consumer.subscription_state import Position
 from tidelog.coordinator import consumer_group, offsets, partition_shard
 from tidelog.coordinator.coordinator import GroupCoordinator
 from tidelog.coordinator.partition_log import PartitionLog
+from tidelog.coordinator.partition_shard import PartitionShard
 from tidelog.coordinator.records import decode_batch
 from tidelog.coordinator.requests import Heartbeat
 from tidelog.coordinator.shard import Shard
@@ -42,7 +43,7 @@ async def _append_without_waiting(self: Any, data: bytes, *, at: Any, epoch: Any
     self._on_commit(at, end)
 
 
-_submit = Shard.submit
+_submit = PartitionShard.submit
 
 
 async def _assigned_at_once(self: Any, request: Any, *, is_own: bool = False) -> Any:
@@ -178,7 +179,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "assignment_sent_early", "groups", "a member gets its assignment before the decision has committed",
-        _on(Shard, "submit", _assigned_at_once),
+        _on(PartitionShard, "submit", _assigned_at_once),
     ),
     Defect(
         "groups_load_part", "groups", "a new coordinator leaves out the last batch of the log",

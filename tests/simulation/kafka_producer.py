@@ -28,11 +28,11 @@ from tidelog.log.batch import encode_columns
 from tidelog.model.errors import ErrorCode, TransportError
 from tidelog.rpc.kafka import messages as apis
 from tidelog.rpc.kafka.messages.data import (
-    InitProducerIdRequest,
     PartitionProduceData,
     ProduceRequest,
     TopicProduceData,
 )
+from tidelog.rpc.kafka.messages.transactions import InitProducerIdRequest
 
 if TYPE_CHECKING:
     from tidelog.model.ids import NodeId

@@ -22,6 +22,8 @@ from tidelog.world.simulated.disk import SimDevice
 from tidelog.world.simulated.store import SimStoreDevice
 
 FIRST_LAB_STEP = 5_000
+CONTROLLER = "data"
+"""The disk of a controller."""
 HARMLESS = {
     errno.ENOSPC: ("append", "create", "make directory", "commit"),
     errno.EDQUOT: ("append", "create", "make directory", "commit"),
@@ -98,7 +100,7 @@ def fail_calls_everywhere(nemesis: Nemesis, draw: Random) -> Undo:
     nemesis.trace(f"{errno.errorcode[number]} at {share:.0%} of the calls of {[s.name for s in victims]}")
     devices: list[Device] = []
     for station in victims:
-        labels = nemesis.simulation.stack.labels if station in nemesis.simulation.brokers else ("data",)
+        labels = nemesis.simulation.stack.labels if station in nemesis.simulation.brokers else (CONTROLLER,)
         for label in labels:
             devices += _devices(station, label)
     for device in devices:
@@ -110,6 +112,30 @@ def fail_calls_everywhere(nemesis: Nemesis, draw: Random) -> Undo:
         for device in devices:
             if device.on_call is hooks[id(device)]:
                 device.on_call = None
+
+    return undo
+
+
+def fail_controller_calls(nemesis: Nemesis, draw: Random) -> Undo | None:
+    """Any error number at any call of one controller. Its process ends where it cannot go on, and starts again."""
+    nemesis = _lab(nemesis)
+    simulation = nemesis.simulation
+    station = simulation.cluster.station(draw.choice(simulation.controllers))
+    if not station.is_up or not simulation.is_whole() or not simulation.can_lose_voter():
+        return None
+    device, store = _devices(station, CONTROLLER)
+    number, share = draw.choice(ERRORS), draw.choice((0.02, 0.2, 1.0))
+    nemesis.trace(f"{errno.errorcode[number]} at {share:.0%} of the calls to {CONTROLLER} of {station.name}")
+    _fail_calls(device, number, draw, None, share)
+    _fail_calls(store, number, draw, None, share)
+    # No other voter is harmed meanwhile (`is_whole`).
+    device.fail("of the lab", number=number)
+
+    def undo() -> None:
+        device.on_call = store.on_call = None
+        device.faults.clear()
+        store.faults.clear()
+        station.start()
 
     return undo
 
@@ -254,6 +280,7 @@ def wipe_disk(nemesis: Nemesis, draw: Random) -> Undo | None:
 LAB_FAULTS: tuple[FaultRow, ...] = (
     ("fail_calls", 4, fail_calls),
     ("fail_calls_everywhere", 2, fail_calls_everywhere),
+    ("fail_controller_calls", 2, fail_controller_calls),
     ("remount_read_only", 2, remount_read_only),
     ("kill_helpers", 3, kill_helpers),
     ("jump_clock", 3, jump_clock),

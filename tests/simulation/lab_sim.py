@@ -1,10 +1,14 @@
-"""Runs of the brokers' stack with the faults of the lab on top: `STACK=lab`. Other stacks keep their seeds."""
+"""Runs of other stacks with the faults of the lab on top: `STACK=lab`. Those stacks keep their seeds.
+
+Most seeds have a cluster of `STACK=brokers`, each third one has the consumer groups of `STACK=groups`.
+"""
 
 from collections.abc import Collection
 from random import Random
 
 from simulation.broker_shape import BEGIN_S, BrokerShape, draw_broker_shape
 from simulation.broker_sim import BrokerSimulation
+from simulation.groups_sim import GroupsSimulation, draw_groups_shape
 from simulation.lab_faults import LAB_FAULTS, draw_lab_plan
 from simulation.nemesis import PlanStep
 from simulation.raft_sim import run_simulation
@@ -12,7 +16,9 @@ from simulation.run_result import Result
 from tidelog.world.simulated import SimWorld
 
 
-class LabSimulation(BrokerSimulation):
+class _WithLabFaults(BrokerSimulation):
+    """Mixed into a simulation of brokers."""
+
     def __init__(self, world: SimWorld, seed: int, shape: BrokerShape, *, only: Collection[int] | None = None) -> None:
         super().__init__(world, seed, shape, only=only)
         self.nemesis.add(LAB_FAULTS)
@@ -22,6 +28,17 @@ class LabSimulation(BrokerSimulation):
         return [*super()._draw_plan(draw), *lab]
 
 
+class LabSimulation(_WithLabFaults):
+    pass
+
+
+class LabGroupsSimulation(_WithLabFaults, GroupsSimulation):
+    processing_s = 160.0
+    """Members that were cut off for long have much to process, on disks that may be slow."""
+
+
 def run_lab_seed(seed: int, *, only: Collection[int] | None = None) -> Result:
-    shape = draw_broker_shape(seed)
-    return run_simulation(seed, shape, lambda world: LabSimulation(world, seed, shape, only=only))
+    has_groups = seed % 3 == 1
+    shape = draw_groups_shape(seed) if has_groups else draw_broker_shape(seed)
+    kind = LabGroupsSimulation if has_groups else LabSimulation
+    return run_simulation(seed, shape, lambda world: kind(world, seed, shape, only=only))

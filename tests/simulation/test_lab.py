@@ -13,7 +13,8 @@ from simulation.seeds import ROOT
 PACKAGES = ("log", "raft", "metadata", "replication", "coordinator", "services", "server")
 ENCODERS = {"encode"}
 """Attributes that name the function when they run: `snapshot_bytes` in the product."""
-SEEDS = (2, 3)
+SEEDS = (2, 3, 4)
+"""The last one has consumer groups."""
 
 
 def _runs() -> set[str]:

@@ -20,17 +20,25 @@ class TransactionHistory:
 
     def __init__(self, fail: Fail) -> None:
         self.committed = self.aborted = self.unknown = self.joint = 0
-        self.tokens_found = 0
-        """Commits that a later life has found by their token."""
-        self._checker = TransactionChecker()
+        self.tokens_found = self.inside = 0
+        """Commits that a later life has found by their token; records that transactions have read."""
+        self._checker = TransactionChecker(has_requests=True)
         self._fail = fail
         self._found = 0
+        self._unnamed: dict[str, None] = {}
+        """Members that no owner has named so far."""
 
     def begin(self, name: str, owner: str) -> None:
         self._feed({"event": "txn-begin", "txn": name, "owner": owner})
 
+    def begin_member(self, name: str) -> None:
+        self._unnamed[name] = None
+        self.begin(name, name)
+
     def part(self, name: str, of: str) -> None:
+        """The commit of `of` is going to name this member."""
         self.joint += 1
+        self._unnamed.pop(name, None)
         self._feed({"event": "txn-part", "txn": name, "of": of})
 
     def send(self, name: str, number: int, place: str, source: tuple[str, int] | None) -> None:
@@ -40,7 +48,13 @@ class TransactionHistory:
         self._feed({"event": "txn-offsets", "txn": name, "group": group, "offsets": offsets})
 
     def read_inside(self, name: str, records: Iterable[tuple[str, int]]) -> None:
-        self._feed({"event": "txn-saw", "txn": name, "records": list(records)})
+        records = list(records)
+        self.inside += len(records)
+        self._feed({"event": "txn-saw", "txn": name, "records": records})
+
+    def commit(self, name: str) -> None:
+        """Its commit is about to be requested."""
+        self._feed({"event": "txn-commit", "txn": name})
 
     def end(self, name: str, outcome: str) -> None:
         setattr(self, outcome, getattr(self, outcome) + 1)
@@ -56,6 +70,8 @@ class TransactionHistory:
     def finish(self, places: Iterable[str], inputs: Mapping[str, int], offsets: Mapping[tuple[str, str], int]) -> None:
         """`places` were read to their ends; all of `inputs` (place: records) are processed; `offsets` are the groups'
         (group, place), as they are stored."""
+        for name in self._unnamed:
+            self._checker.feed({"event": "txn-end", "txn": name, "outcome": "aborted"})
         for place in places:
             self._checker.feed({"event": "saw-all", "place": place})
         for place, end in inputs.items():

@@ -1,35 +1,20 @@
-"""Faults of the runs with transactions: those of the brokers, and those that strike clients and coordinators.
-
-Late and repeated requests are the network's (`Nemesis`): a call that is repeated, or arrives after its caller has given
-up, is what fencing by epoch is for.
-"""
+"""Faults of the runs with transactions: those of the brokers, those that strike clients and coordinators, those that
+wait for a state of a transaction (`transactions_strikes`). Late and repeated requests: `transactions_postman`."""
 
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
 
 from simulation import broker_faults
-from simulation.broker_faults import BrokerNemesis
 from simulation.cluster import Station
 from simulation.nemesis import FaultRow, Nemesis, PlanStep, Undo, block, draw_steps, start_of
-
-if TYPE_CHECKING:
-    from simulation.transactions_sim import TransactionsSimulation
+from simulation.transactions_strikes import STRIKES, simulation_of
 
 CALM = 0.25
 
 
-def _simulation(nemesis: Nemesis) -> TransactionsSimulation:
-    from simulation.transactions_sim import TransactionsSimulation  # it imports this module
-
-    assert isinstance(nemesis, BrokerNemesis)
-    assert isinstance(nemesis.simulation, TransactionsSimulation), "the run has transactions"
-    return nemesis.simulation
-
-
 def _client(nemesis: Nemesis, draw: Random) -> Station:
-    return draw.choice(_simulation(nemesis).struck)
+    return draw.choice(simulation_of(nemesis).struck)
 
 
 def kill_client(nemesis: Nemesis, draw: Random) -> Undo | None:
@@ -53,7 +38,7 @@ def pause_client(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 def cut_off_client(nemesis: Nemesis, draw: Random) -> Undo:
     me = _client(nemesis, draw).node_id
-    brokers = [station.node_id for station in _simulation(nemesis).brokers]
+    brokers = [station.node_id for station in simulation_of(nemesis).brokers]
     some = draw.sample(brokers, draw.choice((1, len(brokers), len(brokers))))
     ways = draw.choice(("both", "both", "to", "from"))
     links = [(me, other) for other in some if ways != "from"] + [(other, me) for other in some if ways != "to"]
@@ -67,7 +52,7 @@ def cut_off_client(nemesis: Nemesis, draw: Random) -> Undo:
 
 def kill_coordinator(nemesis: Nemesis, draw: Random) -> Undo | None:
     """With or without a client that dies at the same time."""
-    stations = [station for station in _simulation(nemesis).coordinators() if station.is_up]
+    stations = [station for station in simulation_of(nemesis).coordinators() if station.is_up]
     if not stations:
         return None
     gone = [draw.choice(stations)]
@@ -86,10 +71,10 @@ def kill_coordinator(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 def strand_coordinator(nemesis: Nemesis, draw: Random) -> Undo | None:
     """Clients reach it, controllers and followers do not, or only controllers: it is replaced and does not know."""
-    stations = _simulation(nemesis).coordinators()
+    stations = simulation_of(nemesis).coordinators()
     if not stations:
         return None
-    station, simulation = draw.choice(stations), _simulation(nemesis)
+    station, simulation = draw.choice(stations), simulation_of(nemesis)
     me = station.node_id
     nodes = [other.node_id for other in simulation.stations if other is not station]
     above = [node for node in simulation.controllers if node != me]
@@ -104,12 +89,13 @@ TRANSACTION_FAULTS: tuple[FaultRow, ...] = (
     ("cut_off_client", 4, cut_off_client),
     ("kill_tx_coordinator", 5, kill_coordinator),
     ("strand_tx_coordinator", 5, strand_coordinator),
+    *STRIKES,
 )
 FAULTS: tuple[FaultRow, ...] = (
     *(row for row in broker_faults.FAULTS if row[0] != "flip_bit"),
     *TRANSACTION_FAULTS,
 )
-LONG = (*broker_faults.LONG, "pause_client", "cut_off_client", "strand_tx_coordinator")
+LONG = (*broker_faults.LONG, "pause_client", "cut_off_client", "strand_tx_coordinator", *(name for name, *_ in STRIKES))
 
 
 def draw_transactions_plan(draw: Random, *, from_s: float, until_s: float) -> list[PlanStep]:
@@ -121,7 +107,7 @@ def draw_transactions_plan(draw: Random, *, from_s: float, until_s: float) -> li
     return draw_steps(
         draw,
         weights,
-        mean_s=draw.choice((0.6, 1.2)),
+        mean_s=draw.choice((0.25, 0.6)),
         first_s=first_s,
         until_s=until_s,
         least_s=0.1,

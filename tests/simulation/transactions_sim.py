@@ -4,13 +4,15 @@
                         transactions
     i111, i112          writers of the input, with the idempotent producer
     t201..t203          pipelines: consume, transform, produce, in transactions
+    t206                in some runs, a pipeline that reads what the others write
     j211                an owner of joint transactions
     k221, k222          its workers
     r231                a reader of committed data
     c103                an operator: makes topics, moves partitions, those of coordinators too
 
 Faults first (`transactions_faults`), then everything is healed and must go on: every input is processed once, no
-transaction is open, readers of committed data reach the end of every partition. See `transactions_checker`.
+transaction is open, readers of committed data reach the end of every partition. See `transactions_checker` and
+`transactions_watch`.
 """
 
 import asyncio
@@ -19,83 +21,95 @@ from dataclasses import replace
 from random import Random
 
 from simulation.broker_checker import KnownPartition, KnownTopic
+from simulation.broker_coverage import on_coordinator
+from simulation.broker_node import BrokerApp
 from simulation.broker_shape import BrokerShape, draw_broker_shape
 from simulation.broker_sim import CONVERGE_S, OPERATOR, BrokerSimulation
 from simulation.cluster import Station
+from simulation.coverage import COORDINATOR
 from simulation.groups_node import bootstrap_of
 from simulation.nemesis import PlanStep
 from simulation.raft_sim import run_simulation
 from simulation.run_result import Result
 from simulation.transactions_checker import TransactionHistory
-from simulation.transactions_faults import draw_transactions_plan
-from simulation.transactions_operator import TransactionsOperator
-from simulation.transactions_plan import TransactionsPlan
-from simulation.transactions_workload import (
-    GROUP,
-    InputWriter,
-    Owner,
-    Pipeline,
-    Reader,
-    Worker,
-    batch_place,
-    place_of,
-)
+from simulation.transactions_clients import place_of
+from simulation.transactions_faults import TRANSACTION_FAULTS, draw_transactions_plan
+from simulation.transactions_joint import ROWS, Owner, Worker, batch_place
+from simulation.transactions_operator import STATE_TOPIC, TransactionsOperator
+from simulation.transactions_plan import TransactionsPlan, draw_transactions
+from simulation.transactions_postman import NAMES, Postman
+from simulation.transactions_watch import TransactionsWatch
+from simulation.transactions_workload import GROUP, SECOND_GROUP, InputWriter, Pipeline, Reader
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
 from tidelog.coordinator.hashing import partition_for
 from tidelog.coordinator.partition_shard import Phase
+from tidelog.coordinator.shard import Shard
+from tidelog.log.housekeeping import cleaner_checkpoint
 from tidelog.metadata.image import Topic
 from tidelog.model.ids import NodeId, PartitionId, TopicId
+from tidelog.world.simulated import SimWorld
 
 BEGIN_S = 2.5
-STATE_TOPIC = "__transaction_state"
-ROWS_OF_BATCH = 9
+SECOND = 206
+LOOK_S, LOOKS_MAX = 0.003, 400
 
 
 def draw_transactions_shape(seed: int) -> BrokerShape:
     draw = Random(f"{seed}/transactions")
-    plan = TransactionsPlan(
-        pipelines=draw.choice((1, 2, 2, 3)),
-        ids=draw.choice((1, 2, 3)),
-        workers=draw.choice((0, 2, 2)),
-        timeout_ms=draw.choice((1_000, 2_000, 4_000)),
-        aborts=draw.choice((0.0, 0.1, 0.3)),
-        restless=draw.choice((0.0, 0.02, 0.1)),
-        partitions=draw.choice((1, 2)),
-    )
+    plan = draw_transactions(draw)
+    base = draw_broker_shape(seed, has_more=False)
     return replace(
-        draw_broker_shape(seed, has_more=False),
+        base,
         stack="transactions",
-        fault_s=BEGIN_S + draw.choice((3.0, 5.0, 8.0)),
-        client_pause_s=draw.choice((0.05, 0.1, 0.2)),
+        fault_s=BEGIN_S + draw.choice((2.0, 3.5, 5.0)),
+        client_pause_s=draw.choice((0.1, 0.2)),
         topics=("plain", "plain", draw.choice(("plain", "weak"))),
-        operations=draw.choice(((0, 0, 0, 1, 4), (2, 2, 2, 1, 1), (0, 0, 4, 1, 1))),
+        operations=draw.choice(((0, 0, 0, 1, 4), (2, 2, 2, 1, 1), (0, 0, 4, 1, 1), (0, 4, 0, 1, 1))),
         deletes=0.0,
+        replica=replace(base.replica, cleaner_backoff_ms=200) if plan.is_compacted else base.replica,
         transactions=plan,
     )
 
 
 class TransactionsSimulation(BrokerSimulation):
+    def __init__(self, world: SimWorld, seed: int, shape: BrokerShape, *, only: Collection[int] | None = None) -> None:
+        super().__init__(world, seed, shape, only=only)
+        self.nemesis.add(TRANSACTION_FAULTS)
+        self._register_features()
+
     def _make_clients(self) -> None:
         self.history = TransactionHistory(self.fail)
+        self.watch = TransactionsWatch(self.fail, may_forget=bool(self.transactions.expiration_ms))
+        self.replica_checker.on_committed = self.watch.marked
+        self.postman = Postman(self.cluster.network, self.world.random("postman"), self.transactions.lateness)
         self.is_steady = False
+        self.fenced = 0
+        """Lives of programs that another instance has ended."""
+        self.lost = 0
+        """Programs that are gone for good."""
+        self.cleaned = 0
+        """Logs of coordinators that the cleaner has cleaned, at the end."""
         self.bootstrap = bootstrap_of(self)
-        draw = self.world.random
-        pause_s = self.shape.client_pause_s
-        writers = [InputWriter(self, number, draw(f"i{number}"), pause_s, self._stored) for number in (111, 112)]
-        pipelines = [Pipeline(self, 201 + at, draw(f"t{201 + at}")) for at in range(self.transactions.pipelines)]
-        self.owners = [Owner(self, 211, draw("j211"))] if self.transactions.workers else []
-        workers = [Worker(self, 221 + at, draw(f"k{221 + at}"), self.owners) for at in range(self.transactions.workers)]
+        draw, plan, pause_s = self.world.random, self.transactions, self.shape.client_pause_s
+        self.writers = [InputWriter(self, at, draw(f"i{at}"), pause_s, self._stored) for at in (111, 112)]
+        numbers = range(201, 201 + plan.pipelines)
+        self.pipelines = [Pipeline(self, at, draw(f"t{at}"), may_rest=at >= 201 + plan.ids) for at in numbers]
+        if plan.is_chained:
+            self.pipelines.append(Pipeline(self, SECOND, draw("t206"), is_second=True))
+        self.owners = [Owner(self, 211, draw("j211"))] if plan.workers else []
+        workers = [Worker(self, 221 + at, draw(f"k{221 + at}"), self.owners) for at in range(plan.workers)]
         self.reader = Reader(self, 231)
-        self.writers = writers
         self.struck: list[Station] = []
         """Machines of clients that the nemesis strikes."""
-        for prefix, programs in (("i", writers), ("t", pipelines), ("j", self.owners), ("k", workers)):
+        for prefix, programs in (("i", self.writers), ("t", self.pipelines), ("j", self.owners), ("k", workers)):
             for program in programs:
                 node = NodeId(program.number)
                 self.struck.append(self.cluster.add(f"{prefix}{node}", node, program.run))
         self.cluster.add("r231", NodeId(231), self.reader.run)
         self.operator = TransactionsOperator(self, self.world.random("operator"), self.fail)
         self.operator_station = self.cluster.add(f"c{OPERATOR}", OPERATOR, self.operator.run)
+        for station in (*self.brokers, *self.struck):
+            self.postman.attach(station)
 
     def _draw_plan(self, draw: Random) -> list[PlanStep]:
         return draw_transactions_plan(draw, from_s=BEGIN_S, until_s=self.shape.fault_s)
@@ -107,10 +121,14 @@ class TransactionsSimulation(BrokerSimulation):
         self.world.scheduler.trace("operator", f"{topic.name} is {topic.topic_id}, with {topic.partitions} partitions")
         self.replica_checker.add(topic, first=first)
 
+    def looked_at(self, app: BrokerApp) -> None:
+        self.watch.look(app)
+
     # What programs need.
 
     async def are_topics_made(self) -> None:
-        while len(self.operator.topics) < len(self.shape.topics):  # noqa: ASYNC110 - on another machine
+        assert isinstance(self.operator, TransactionsOperator), "the one of this run"
+        while not self.operator.is_aged:  # noqa: ASYNC110 - on another machine
             await asyncio.sleep(0.05)
 
     @property
@@ -135,10 +153,22 @@ class TransactionsSimulation(BrokerSimulation):
     def _known(self, topic: KnownTopic, partition: int) -> KnownPartition:
         return self.replica_checker.partitions[PartitionId(TopicId(topic.topic_id), partition)]
 
+    def draw_processed(self, draw: Random) -> tuple[KnownTopic, int, int]:
+        """A partition, and an offset below which every program has read it."""
+        topic = draw.choice((self.input, *self.outputs))
+        number = draw.randrange(topic.partitions)
+        place = place_of(topic.name, number)
+        ends = [] if topic is self.input else [self.reader.positions.get(place, 0)]
+        if topic is self.input:
+            ends.append(self._group_offsets(GROUP).get(place, 0))
+        elif topic is self.outputs[0] and self.transactions.is_chained:
+            ends.append(self._group_offsets(SECOND_GROUP).get(place, 0))
+        return topic, number, min(ends)
+
     # What the nemesis asks.
 
     def coordinators(self) -> list[Station]:
-        """Of transactions, and of the group."""
+        """Of transactions, and of the groups."""
         image, found = self.metadata.image, []
         for name in (STATE_TOPIC, OFFSETS_TOPIC):
             topic = image.topic_named(name)
@@ -150,19 +180,61 @@ class TransactionsSimulation(BrokerSimulation):
 
     def run(self) -> None:
         self._run_faults()
-        self.is_steady = True
+        if self.transactions.has_loss:
+            self._lose_for_good(self.world.random("loss"))
+        self.is_steady = self.postman.is_over = True
         for writer in self._clients():
             writer.is_stopping = True
         self._demand("writes are not answered", lambda: not any(one.busy for one in self._clients()), CONVERGE_S)
         self._scrub()
         self._demand("inputs are not processed", self._is_processed, CONVERGE_S)
+        self._demand("transactions stay open", self._are_all_over, CONVERGE_S)
         self._demand("replicas do not converge", self._has_converged, CONVERGE_S)
         self._demand("readers do not reach the end", self._is_read, CONVERGE_S)
+        self._demand("the second pipeline does not reach the end", self._is_processed_again, CONVERGE_S)
+        self._demand("readers do not reach the end", lambda: self._are_all_over() and self._is_read(), CONVERGE_S)
         self.metadata.advance()
         self._check_logs()
         self.invariants.finish([app for station in self.brokers if (app := self.broker(station)) is not None])
         self._finish()
+        self._count_acts()
         self.world.check()
+
+    def _lose_for_good(self, draw: Random) -> None:
+        """A pipeline whose id nobody else uses goes with its transaction open, and perhaps its coordinator, which comes
+        back. The timeout ends the transaction, and other pipelines do the work."""
+        alone = [one for one in self.pipelines[: self.transactions.ids] if not one.is_second]
+        if len(self.pipelines) - self.transactions.is_chained < 2 or not alone:
+            return
+        gone = draw.choice(alone)
+        if any(other is not gone and other.owner == gone.owner for other in self.pipelines):
+            return
+        for _ in range(LOOKS_MAX):
+            self.world.run_for(LOOK_S)
+            found = [station for station, who in self._open_ids() if who == gone.owner]
+            if found:
+                break
+        else:
+            return
+        self.world.scheduler.trace("nemesis", f"for good: kill t{gone.number}, whose transaction is open")
+        self.lost += 1
+        self.cluster.station(NodeId(gone.number)).kill()
+        if draw.random() < 0.7:
+            found[0].kill()
+            self.world.run_for(draw.choice((0.0, 2.0)))
+            found[0].start()
+        self._demand("partitions are not whole", self._are_whole, CONVERGE_S)
+
+    def _open_ids(self) -> list[tuple[Station, str]]:
+        """Of open transactions that have partitions, with their coordinators."""
+        return [
+            (station, who)
+            for station in self.brokers
+            if (app := self.broker(station)) is not None
+            for shard in app.broker.transactions.leading_shards()
+            for who, one in sorted(shard.state.ids.items())
+            if one.is_open and one.partitions
+        ]
 
     def _ends(self, topics: Sequence[KnownTopic]) -> dict[str, int]:
         ends = {}
@@ -174,48 +246,133 @@ class TransactionsSimulation(BrokerSimulation):
                 ends[place_of(topic.name, number)] = -1 if state is None else state[0]
         return ends
 
-    def _group_offsets(self) -> dict[str, int]:
+    def _group_shard(self, name: str) -> Shard | None:
         topic: Topic | None = self.metadata.image.topic_named(OFFSETS_TOPIC)
         if topic is None:
-            return {}
-        number = partition_for(GROUP, len(topic.partitions))
+            return None
+        number = partition_for(name, len(topic.partitions))
+        if topic.partitions[number].leader < 0:
+            return None
         app = self.broker(self.cluster.station(NodeId(topic.partitions[number].leader)))
         shard = None if app is None else app.coordinator.shards.get(number)
-        group = None if shard is None or shard.phase is not Phase.LEADING else shard.state.group(GROUP)
-        if group is None:
-            return {}
+        return None if shard is None or shard.phase is not Phase.LEADING else shard
+
+    def _group_offsets(self, name: str) -> dict[str, int]:
+        shard = self._group_shard(name)
+        group = None if shard is None else shard.state.group(name)
+        topics = {topic.topic_id: topic.name for topic in self.operator.topics}
         return {
-            place_of(self.input.name, partition.partition): value.offset
-            for partition, value in group.offsets.items()
-            if partition.topic_id == self.input.topic_id
+            place_of(topics[partition.topic_id], partition.partition): value.offset
+            for partition, value in ({} if group is None else group.offsets).items()
+            if partition.topic_id in topics
         }
 
     def _is_processed(self) -> bool:
         self.metadata.advance()
-        offsets = self._group_offsets()
+        offsets = self._group_offsets(GROUP)
         return all(end >= 0 and offsets.get(place, 0) == end for place, end in self._ends([self.input]).items())
+
+    def _is_processed_again(self) -> bool:
+        """The end of a place may be that of a marker: the group has read the last record."""
+        self.metadata.advance()
+        if not self.transactions.is_chained:
+            return True
+        offsets = self._group_offsets(SECOND_GROUP)
+        places = self._ends(self.outputs[:1])
+        return all(offsets.get(place, 0) == self.reader.last.get(place, -1) + 1 for place in places)
 
     def _is_read(self) -> bool:
         ends = self._ends(self.outputs)
         return all(end >= 0 and self.reader.positions.get(place, 0) == end for place, end in ends.items())
 
+    def _are_all_over(self) -> bool:
+        """No coordinator, no partition and no group has anything open."""
+        return not self._open()
+
+    def _open(self) -> list[str]:
+        found, topic = [], self.metadata.image.topic_named(STATE_TOPIC)
+        apps = [app for station in self.brokers if (app := self.broker(station)) is not None]
+        shards = [shard for app in apps for shard in app.broker.transactions.shards.values() if shard.is_leading]
+        if topic is not None and len(shards) != len(topic.partitions):
+            found.append(f"{len(shards)} partitions of {STATE_TOPIC} are led")
+        for shard in shards:
+            found += [who for who, one in sorted(shard.state.ids.items()) if one.is_open or one.is_ending]
+        for name in (GROUP, SECOND_GROUP):
+            group = self._group_shard(name)
+            if group is None:
+                found.append(f"nobody coordinates {name}")
+            elif group.state.open:
+                found.append(f"pending offsets of {sorted(group.state.open)}")
+        for known, partition in self.known_partitions():
+            app = self.broker(self.cluster.station(NodeId(partition.leader)))
+            leader = None if app is None else app.replicas.leader_of(known.partition_id)
+            rows = [] if leader is None else leader.log.producers.open_rows()
+            found += [f"{known}: producer {row.producer_id}, epoch {row.epoch}" for row in rows]
+        return found
+
     def _finish(self) -> None:
         outputs, inputs = self._ends(self.outputs), self._ends([self.input])
-        offsets = {(GROUP, place): offset for place, offset in self._group_offsets().items()}
+        offsets = {}
+        for group in (GROUP, SECOND_GROUP):
+            offsets.update({(group, place): offset for place, offset in self._group_offsets(group).items()})
         for owner in self.owners:
-            inputs[batch_place(owner.owner)] = ROWS_OF_BATCH * owner.committed_batches
+            inputs[batch_place(owner.owner)] = ROWS * owner.committed_batches
+        if self.transactions.is_chained:
+            inputs.update(self._ends(self.outputs[:1]))
         self.history.finish(outputs, inputs, offsets)
+
+    def _describe(self, station: Station) -> str:
+        described = super()._describe(station)
+        return f"open: {self._open()}; {described}" if station is self.stations[0] else described
+
+    # Coverage.
 
     @property
     def counts(self) -> dict[str, int]:
-        history = self.history
+        history, watch, plan = self.history, self.watch.counts, self.transactions
+        names = sorted(set(NAMES.values()))
+        owned = {
+            "joint": history.joint,
+            "tokens found": history.tokens_found,
+            "batches repeated": sum(owner.repeated for owner in self.owners),
+        }
+        assert isinstance(self.operator, TransactionsOperator), "the one of this run"
         return {
             "committed": history.committed,
             "aborted": history.aborted,
             "unknown": history.unknown,
-            "joint": history.joint,
-            "tokens_found": history.tokens_found,
+            "instances fenced": self.fenced,
+            "timeouts": watch["timeouts"],
+            "aborts by a new instance": watch["aborts by a new instance"],
+            "coordinator moves": watch["coordinator moves"],
+            **({"lost for good": self.lost} if plan.has_loss else {}),
+            **(owned if plan.workers else {}),
+            **({"prepared taken over": sum(one.taken_over for one in self.owners)} if plan.prepares else {}),
+            **({"epochs exhausted": watch["epochs exhausted"]} if plan.first_epoch else {}),
+            **({"ids forgotten": watch["ids forgotten"]} if plan.expiration_ms else {}),
+            **({"aborts by an operator": watch["aborts by an operator"]} if plan.has_operator else {}),
+            **({"records deleted": self.operator.deleted} if plan.deletes else {}),
+            **({"logs of coordinators cleaned": self.cleaned} if plan.is_compacted else {}),
+            **({"reads inside": self.history.inside} if plan.probes else {}),
+            **({f"late {name}": self.postman.late[name] for name in names} if plan.lateness else {}),
+            **({f"late {name} refused": self.postman.refused[name] for name in names} if plan.lateness else {}),
         }
+
+    def _count_cleaned(self) -> None:
+        for station in self.brokers:
+            app = self.broker(station)
+            for replica in () if app is None else app.replicas.all():
+                if replica.topic in (STATE_TOPIC, OFFSETS_TOPIC) and replica.log is not None:
+                    self.cleaned += cleaner_checkpoint(replica.log) is not None
+
+    def _register_features(self) -> None:
+        for name in self.counts:
+            self.nemesis.coverage.feature(f"transactions: {name}", (COORDINATOR,), on_coordinator(self))
+
+    def _count_acts(self) -> None:
+        self._count_cleaned()
+        for name, times in self.counts.items():
+            self.nemesis.coverage.acted(f"transactions: {name}", times)
 
 
 def run_transactions_seed(seed: int, *, only: Collection[int] | None = None) -> Result:

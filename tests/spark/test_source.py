@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,29 @@ def no_query_is_left(spark: SparkSession) -> Iterator[None]:
 
 def leader_of(admin: tidelog.Admin, topic: str) -> int:
     return until(lambda: admin.describe_topic(topic).partitions[0].leader or 0, "somebody leads it")
+
+
+@pytest.mark.requirement("a:H-20", "b:J-08", "a:X3-39")
+def test_batches_and_streams_of_committed_data_have_no_aborted_and_no_open_transaction(
+    spark: SparkSession, stream: MakeStream, topic: MakeTopic, bootstrap: str
+) -> None:
+    name = topic("transactional", partitions=2)
+    options = {"subscribe": name, "startingOffsets": "earliest", "isolation.level": "read_committed"}
+    with tidelog.Producer(bootstrap, transactional_id=name) as producer:
+        for number in range(10):
+            with contextlib.suppress(KeyError), producer.transaction():
+                for partition in (0, 1):
+                    producer.send(name, str(number), partition=partition).result(30)
+                if number % 2:
+                    raise KeyError
+        producer.begin_transaction()
+        producer.send(name, "open", partition=0).result(30)
+        sink = Sunk()
+        stream(**{key.replace(".", "__"): value for key, value in options.items()}).run(sink)
+        frame = spark.read.format("tidelog").options(**{"bootstrap.servers": bootstrap, **options}).load()
+        read = [int(bytes(row.value)) for row in frame.collect()]
+        producer.abort_transaction()
+    assert sorted(sink.values) == sorted(read) == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
 
 
 def test_micro_batches_are_bounded_and_a_restart_goes_on_from_the_checkpoint(

@@ -112,7 +112,11 @@ def test_many_rows_arrive_once_and_in_order_per_key(spark: SparkSession, bootstr
             "no cluster at localhost:1",
         ),
         (["'1' AS value"], {"linger.ms": "soon"}, "linger.ms='soon': must be a number"),
-        (["'1' AS value"], {"delivery": "exactly-once"}, "delivery=exactly-once: there are no transactions yet"),
+        (
+            ["'1' AS value"],
+            {"delivery": "exactly-once"},
+            "delivery=exactly-once: the sink does not write in transactions yet",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_before_any_job(

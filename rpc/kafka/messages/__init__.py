@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from tidelog.rpc.kafka.api import Api
-from tidelog.rpc.kafka.messages import admin, cluster, configs, data, groups, metadata, security, topics, versions
+from tidelog.rpc.kafka.messages import (
+    admin,
+    cluster,
+    configs,
+    data,
+    groups,
+    metadata,
+    security,
+    topics,
+    transactions,
+    versions,
+)
 
 PRODUCE = Api(data.ProduceRequest, data.ProduceResponse)
 FETCH = Api(data.FetchRequest, data.FetchResponse)
@@ -25,8 +36,13 @@ API_VERSIONS = Api(versions.ApiVersionsRequest, versions.ApiVersionsResponse)
 CREATE_TOPICS = Api(topics.CreateTopicsRequest, topics.CreateTopicsResponse)
 DELETE_TOPICS = Api(topics.DeleteTopicsRequest, topics.DeleteTopicsResponse)
 DELETE_RECORDS = Api(data.DeleteRecordsRequest, data.DeleteRecordsResponse)
-INIT_PRODUCER_ID = Api(data.InitProducerIdRequest, data.InitProducerIdResponse)
+INIT_PRODUCER_ID = Api(transactions.InitProducerIdRequest, transactions.InitProducerIdResponse)
 OFFSET_FOR_LEADER_EPOCH = Api(data.OffsetForLeaderEpochRequest, data.OffsetForLeaderEpochResponse)
+ADD_PARTITIONS_TO_TXN = Api(transactions.AddPartitionsToTxnRequest, transactions.AddPartitionsToTxnResponse)
+ADD_OFFSETS_TO_TXN = Api(transactions.AddOffsetsToTxnRequest, transactions.AddOffsetsToTxnResponse)
+END_TXN = Api(transactions.EndTxnRequest, transactions.EndTxnResponse)
+WRITE_TXN_MARKERS = Api(transactions.WriteTxnMarkersRequest, transactions.WriteTxnMarkersResponse)
+TXN_OFFSET_COMMIT = Api(transactions.TxnOffsetCommitRequest, transactions.TxnOffsetCommitResponse)
 DESCRIBE_ACLS = Api(security.DescribeAclsRequest, security.DescribeAclsResponse)
 CREATE_ACLS = Api(security.CreateAclsRequest, security.CreateAclsResponse)
 DELETE_ACLS = Api(security.DeleteAclsRequest, security.DeleteAclsResponse)
@@ -52,6 +68,8 @@ UPDATE_FEATURES = Api(admin.UpdateFeaturesRequest, admin.UpdateFeaturesResponse)
 DESCRIBE_CLUSTER = Api(metadata.DescribeClusterRequest, metadata.DescribeClusterResponse)
 DESCRIBE_PRODUCERS = Api(data.DescribeProducersRequest, data.DescribeProducersResponse)
 UNREGISTER_BROKER = Api(admin.UnregisterBrokerRequest, admin.UnregisterBrokerResponse)
+DESCRIBE_TRANSACTIONS = Api(transactions.DescribeTransactionsRequest, transactions.DescribeTransactionsResponse)
+LIST_TRANSACTIONS = Api(transactions.ListTransactionsRequest, transactions.ListTransactionsResponse)
 CONSUMER_GROUP_HEARTBEAT = Api(groups.ConsumerGroupHeartbeatRequest, groups.ConsumerGroupHeartbeatResponse)
 CONSUMER_GROUP_DESCRIBE = Api(groups.ConsumerGroupDescribeRequest, groups.ConsumerGroupDescribeResponse)
 LIST_CONFIG_RESOURCES = Api(admin.ListConfigResourcesRequest, admin.ListConfigResourcesResponse)

@@ -1,5 +1,4 @@
-"""Records and offsets of a log: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords, DescribeProducers,
-InitProducerId."""
+"""Records and offsets of a log: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords, DescribeProducers."""
 
 from __future__ import annotations
 
@@ -333,19 +332,3 @@ class DescribeProducersTopicResponse:
 class DescribeProducersResponse:
     throttle_time_ms: int = s.int32()
     topics: list[DescribeProducersTopicResponse] = s.array(DescribeProducersTopicResponse)
-
-
-@s.message(key=22, versions=(0, 5), flexible_since=2)
-class InitProducerIdRequest:
-    transactional_id: str | None = s.string(nullable_since=0)
-    transaction_timeout_ms: int = s.int32()
-    producer_id: int = s.int64(since=3, default=-1)
-    producer_epoch: int = s.int16(since=3, default=-1)
-
-
-@s.response_to(InitProducerIdRequest)
-class InitProducerIdResponse:
-    throttle_time_ms: int = s.int32()
-    error_code: int = s.int16()
-    producer_id: int = s.int64(default=-1)
-    producer_epoch: int = s.int16()

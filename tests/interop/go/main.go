@@ -2,6 +2,7 @@
 //
 //	interop franz|sarama|kafka-go produce BOOTSTRAP TOPIC COUNT
 //	interop franz|sarama|kafka-go consume BOOTSTRAP TOPIC GROUP COUNT
+//	interop franz|sarama transact BOOTSTRAP TOPIC COUNT
 //	interop kadm groups BOOTSTRAP
 //
 // Each acknowledged and each consumed record is one JSON line on stdout. A record's value is its number.
@@ -99,6 +100,8 @@ func main() {
 	count, err := strconv.Atoi(os.Args[len(os.Args)-1])
 	check(err)
 	switch verb {
+	case "transact":
+		runTransactions(ctx, name, brokers, os.Args[4], count)
 	case "produce":
 		chosen.produce(ctx, brokers, os.Args[4], count)
 	case "consume":

@@ -3,6 +3,7 @@
 //   node client.js produce BOOTSTRAP TOPIC COUNT
 //   node client.js consume BOOTSTRAP TOPIC GROUP COUNT
 //   node client.js reset-offsets BOOTSTRAP TOPIC GROUP
+//   node client.js transact BOOTSTRAP TOPIC COUNT
 //
 // Each acknowledged and each consumed record is one JSON line on stdout. A record's value is its number.
 const { createRequire } = require('node:module')
@@ -29,6 +30,32 @@ async function produce(kafka, topic, count) {
     await pause(PACE_MS)
   }
   await Promise.all(sends)
+  await producer.disconnect()
+}
+
+// Every third transaction is aborted, with negative values, and its records are sent again in the next one.
+async function transact(kafka, topic, count) {
+  const producer = kafka.producer({
+    transactionalId: `${topic}-kafkajs`,
+    idempotent: true,
+    maxInFlightRequests: 1,
+    transactionTimeout: 30000,
+  })
+  await producer.connect()
+  for (let first = 0, round = 0; first < count; round++) {
+    const last = Math.min(first + 10, count)
+    const isCommit = round % 3 !== 2
+    const transaction = await producer.transaction()
+    for (let number = first; number < last; number++) {
+      const message = { key: `key-${number % KEYS}`, value: String(isCommit ? number : -1 - number) }
+      await transaction.send({ topic, acks: -1, messages: [message] })
+      await pause(PACE_MS)
+    }
+    await (isCommit ? transaction.commit() : transaction.abort())
+    if (!isCommit) continue
+    for (let number = first; number < last; number++) emit({ value: number })
+    first = last
+  }
   await producer.disconnect()
 }
 
@@ -70,6 +97,7 @@ async function main() {
     retry: { retries: 100, maxRetryTime: 1000 },
   })
   if (verb === 'produce') await produce(kafka, topic, Number(rest[0]))
+  else if (verb === 'transact') await transact(kafka, topic, Number(rest[0]))
   else if (verb === 'consume') await consume(kafka, topic, rest[0], Number(rest[1]))
   else if (verb === 'reset-offsets') await resetOffsets(kafka, topic, rest[0])
   else throw new Error(`unknown verb ${verb}`)

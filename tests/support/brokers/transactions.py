@@ -14,10 +14,12 @@ from typing import Any
 
 from tidelog.log.batch import encode
 from tidelog.log.columns import Record
+from tidelog.log.log_appender import AppendInfo
 from tidelog.model.errors import InvalidTransactionStateError, TidelogError
 from tidelog.model.ids import PartitionId
 from tidelog.model.transaction_errors import InvalidProducerIdMappingError
 from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.replication.partition_transactions import ProducerTransaction
 from tidelog.replication.transaction_messages import AddPartitions, AddReply, MarkedPartition, Marker
 
 
@@ -105,3 +107,12 @@ def marker_of(
         number=number,
         partitions=(MarkedPartition(partition.topic_id, partition.partition, known),),
     )
+
+
+def append_open(
+    leader: LeaderReplica, data: bytes, producer_id: int, epoch: int, *, transactional_id: str = "app", number: int = 1
+) -> AppendInfo:
+    """Append a batch of a transaction as if its coordinator had just confirmed it."""
+    transaction = ProducerTransaction(transactional_id)
+    leader.transactions.answered(leader.transactions.ask(transaction, producer_id, epoch), number)
+    return leader.append(data, transaction=transaction)

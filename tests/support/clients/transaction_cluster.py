@@ -265,7 +265,10 @@ class TransactionCluster:
             token=request.token,
         )
         return pb.EndTransactionResponse(
-            producer_id=reply.producer_id, producer_epoch=reply.epoch, was_done=reply.was_done
+            producer_id=reply.producer_id,
+            producer_epoch=reply.epoch,
+            was_done=reply.was_done,
+            is_earlier=reply.is_earlier,
         )
 
     def _join(self, request: pb.JoinTransactionRequest) -> pb.JoinTransactionResponse:

@@ -235,6 +235,12 @@ async def fail_sync(story: LogStory, logs: Logs) -> None:
     assert logs.directories[0].failed is not None, "its sync has failed"
 
 
+async def fail_sync_and_store(story: LogStory, logs: Logs) -> None:
+    """The store fails with the disk: a note in the directory says from where on the log is suspect."""
+    story.host.places[0][1]._device.fail("commit")  # type: ignore[union-attr]
+    await fail_sync(story, logs)
+
+
 async def rebuild_index(story: LogStory, logs: Logs) -> None:
     """The index of a sealed segment is gone while the log is open."""
     log = log_of(logs)
@@ -262,6 +268,11 @@ async def suspect(story: LogStory, logs: Logs) -> None:
     """A sync has failed: the next start rewrites what it trusts."""
     await filled(story, logs)
     await fail_sync(story, logs)
+
+
+async def suspect_by_note(story: LogStory, logs: Logs) -> None:
+    await filled(story, logs)
+    await fail_sync_and_store(story, logs)
 
 
 def _row(name: str, act: Step, fill: Step = filled, **more: object) -> tuple[str, Callable[[], LogStory]]:
@@ -299,8 +310,10 @@ LOG_STORIES: dict[str, Callable[[], LogStory]] = dict(
         _row("change of the flush mode", change_flush_mode),
         _row("change of the lineage", change_lineage),
         _row("failed sync", fail_sync, loses=True),
+        _row("failed sync and failed store", fail_sync_and_store, loses=True),
         _row("rebuild of an index", rebuild_index),
         _row("recovery after a crash", nothing, lose_indexes, opens=True),
         _row("recovery after a failed sync", nothing, suspect, opens=True, loses=True),
+        _row("recovery after a failed sync and a failed store", nothing, suspect_by_note, opens=True, loses=True),
     ]
 )

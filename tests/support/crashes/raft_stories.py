@@ -268,6 +268,26 @@ async def _look_storage(parts: Parts) -> object:
     return boot
 
 
+async def _fill_uncatalogued(parts: Parts) -> None:
+    """The process that received a snapshot past the end of the log ended before it could rely on it."""
+    await _fill_storage(parts)
+    storage, _ = await parts.opened()
+    await storage.snapshots.write(snapshot_id(80, 1), THREE, b"u" * 700)
+
+
+async def _open_and_close(parts: Parts) -> None:
+    storage, _ = await parts.opened()
+    await storage.close()
+
+
+async def _look_uncatalogued(parts: Parts) -> object:
+    storage, boot = await parts.opened()
+    assert (boot.start, boot.start + len(boot.entries)) in ((20, 60), (80, 80)), "without the snapshot, or after it"
+    assert boot.recovering_until is None
+    storage.log.validate()
+    return boot
+
+
 async def _hear(parts: Parts) -> None:
     peers = SeenPeers(parts.store)
     for node in (2, 3):
@@ -354,6 +374,9 @@ def operations() -> list[Operation]:
         "Raft: format": partial(StorageStory, _format, _nothing, _look_formatted),
         "Raft: snapshot, removal of the log's prefix, close": partial(
             StorageStory, _snapshot_and_drop, _fill_storage, _look_storage
+        ),
+        "Raft: start with a snapshot that is not in the catalogue": partial(
+            StorageStory, _open_and_close, _fill_uncatalogued, _look_uncatalogued
         ),
         "Raft: a node is heard of": partial(StorageStory, _hear, _format, _look_peers),
         "clean stop of a broker": partial(StorageStory, _stop_clean, _nothing, _look_clean_stop),

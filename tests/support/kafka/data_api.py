@@ -12,7 +12,7 @@ from typing import Any, cast
 from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker
 from tidelog.metadata.image import ClusterImage
 from tidelog.model.ids import PartitionId
-from tidelog.rpc.kafka import fetch, offsets, produce
+from tidelog.rpc.kafka import fetch, offsets, produce, transactions
 from tidelog.rpc.kafka.api import Api
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.fetch_sessions import FetchSessions
@@ -39,7 +39,7 @@ from tidelog.services.services import BrokerServices
 
 BROKERS = (11, 12, 13)
 LISTENER = "CLIENT"
-HANDLERS: dict[int, Entry] = {**produce.HANDLERS, **fetch.HANDLERS, **offsets.HANDLERS}
+HANDLERS: dict[int, Entry] = {**produce.HANDLERS, **fetch.HANDLERS, **offsets.HANDLERS, **transactions.HANDLERS}
 
 
 class Services:

@@ -17,9 +17,9 @@ from support.brokers.cluster import RunningBroker
 from support.groups.cluster import GroupCluster
 from support.kafka.server import NO_SESSIONS
 from tidelog.metadata.image import ClusterImage
-from tidelog.model.errors import ErrorCode
+from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.ids import NodeId
-from tidelog.rpc.kafka.dispatch import build
+from tidelog.rpc.kafka.dispatch import Table, build, failure
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.group_offsets import HANDLERS as OFFSETS
 from tidelog.rpc.kafka.groups import HANDLERS as GROUPS
@@ -58,15 +58,20 @@ class Services:
 class GroupApi:
     """Of one broker. A request without a version goes in the highest that is served."""
 
+    table: Table = TABLE
+
     def __init__(self, cluster: GroupCluster, broker: int, *, listener: str = "CLIENT", **limits: int) -> None:
         self.cluster = cluster
         self.broker = broker
         self.limits = RequestLimits(**limits)
-        self._services = cast(BrokerServices, Services(cluster.brokers[NodeId(broker)]))
+        self._services = self.services_of(cluster.brokers[NodeId(broker)])
         memory = ConnectionMemory(ResponseMemory(self.limits), self.limits)
         self._origin = Origin(
             listener=listener, peer="10.0.0.9:4711", host="10.0.0.9", memory=memory, fetch_sessions=NO_SESSIONS
         )
+
+    def services_of(self, broker: RunningBroker) -> BrokerServices:
+        return cast(BrokerServices, Services(broker))
 
     @property
     def groups(self) -> GroupService:
@@ -75,17 +80,22 @@ class GroupApi:
     async def call(self, request: object, version: int | None = None, client_id: str | None = "app") -> Any:
         """On the broker's own loop."""
         api = _BY_REQUEST[type(request)]
-        served = TABLE[api.key]
+        served = self.table[api.key]
         version = served.high if version is None else version
         data = b"".join(api.encode_request(version, request))
         context = Context(self._services, self._origin, version, 1, client_id)
-        answer = await served.handle(api.decode_request(version, data), context)
-        if isinstance(answer, DeferredResponse):
-            later = answer
-            try:
-                answer = await later.respond()
-            finally:
-                later.abandon()
+        try:
+            answer = await served.handle(api.decode_request(version, data), context)
+            if isinstance(answer, DeferredResponse):
+                later = answer
+                try:
+                    answer = await later.respond()
+                finally:
+                    later.abandon()
+        except TidelogError as error:
+            answer = failure(served, version, error.code, str(error))
+            if answer is None:
+                raise
         return api.decode_response(version, b"".join(api.encode_response(version, answer)))
 
     def ask(self, request: object, version: int | None = None, client_id: str | None = "app") -> Any:

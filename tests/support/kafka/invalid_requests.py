@@ -22,11 +22,13 @@ from tidelog.metadata.config_table import TABLES, Scope
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.kafka.headers import request_frame
 from tidelog.rpc.kafka.messages import APIS
+from tidelog.rpc.kafka.messages.data import ProduceRequest
 from tidelog.rpc.kafka.messages.groups import (
     ConsumerGroupHeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
 )
+from tidelog.rpc.kafka.messages.transactions import InitProducerIdRequest
 from tidelog.rpc.kafka.schema import DEFAULTS, FIELDS, Field, Kind
 
 T = TypeVar("T")
@@ -91,7 +93,7 @@ class Strange:
         if self.draw.random() < 0.03:
             return cls()
         made = self._struct(cls, version)
-        if self._is_calm and hasattr(made, "transactional_id"):
+        if self._is_calm and isinstance(made, ProduceRequest | InitProducerIdRequest):
             made.transactional_id = None
         if self._is_calm and self.draw.random() < 0.8:
             self._as_member(made, version)

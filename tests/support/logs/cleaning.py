@@ -5,7 +5,7 @@ index, hands both in, and swaps the new files for the old ones. Reading goes thr
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
@@ -70,6 +70,7 @@ def clean(disk: Disk, task: CleaningTask) -> CleaningResult:
     """Clean the whole plan, without the swaps. On an error no file is left."""
     try:
         mapped = map_keys(disk, task)
+        task = replace(task, newest_claim=mapped.newest_claim)
         groups: list[CleanedGroup] = []
         for group in task.plan.groups_below(mapped.end_offset):
             unfinished = groups[-1].unfinished if groups else frozenset()
@@ -121,6 +122,7 @@ class CleanableLog:
         epoch: int = 0,
         transactional: bool = False,
         timestamp_type: TimestampType = TimestampType.CREATE,
+        is_claim: bool = False,
     ) -> int:
         """Append one batch; returns its base offset."""
         sequence = self.sequences.get(producer, 0) if producer >= 0 else -1
@@ -140,6 +142,7 @@ class CleanableLog:
                 producer_epoch=epoch if producer >= 0 else -1,
                 base_sequence=sequence,
                 is_transactional=transactional,
+                is_claim=is_claim,
                 timestamp_type=timestamp_type,
             )
         )

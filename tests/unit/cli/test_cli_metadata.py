@@ -195,6 +195,16 @@ class TestDamage:
         assert "fails its CRC" in err
         assert files.snapshot.read_bytes() == bytes(data)
 
+    def test_damage_is_named_also_if_the_path_is_not_there(self, capsys: Capture, files: Files) -> None:
+        files.write_controller(with_snapshot=False)
+        data = bytearray(files.segment.read_bytes())
+        data[-1] ^= 1
+        files.segment.write_bytes(data)
+        code, out, err = run(capsys, "show", "--data", str(files.path), "/users/7")
+        assert (code, out) == (1, "")
+        assert SEGMENT in err
+        assert "/users has no '7'" in err
+
     @pytest.mark.case("R19")
     def test_a_flipped_bit_in_the_log_is_named_with_its_place(self, capsys: Capture, files: Files) -> None:
         files.write_controller(with_snapshot=False)

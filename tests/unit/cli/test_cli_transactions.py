@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -60,6 +62,8 @@ def test_list_shows_the_ids_that_match(admin: MockAdmin, capsys: Capture) -> Non
         assert run("list", *arguments, "--output", "json") == 0
         rows = checked("list", capsys)["transactions"]
         assert rows == [{"transactional_id": "payments", "producer_id": 1_001, "state": "Ongoing", "coordinator": 1}]
+    assert run("list", "--state", "PrepareAbort") == 0
+    assert capsys.readouterr().err == "tidelog: no transactional id matches\n"
     assert run("list", "--open-for", "soon") == 2
     assert "use a duration like 90s or 15m" in capsys.readouterr().err
 
@@ -99,6 +103,19 @@ def test_abort_says_what_it_has_done_for_each_id(admin: MockAdmin, capsys: Captu
         {"transactional_id": "payments", "was_open": False, "error": None}
     ]
     assert admin.describe_transaction("payments").state == "CompleteAbort"
+
+
+@pytest.mark.parametrize(("typed", "code", "state"), [(b"n\n", 1, "Ongoing"), (b"y\n", 0, "CompleteAbort")])
+def test_abort_asks_on_a_terminal(
+    admin: MockAdmin, capsys: Capture, monkeypatch: pytest.MonkeyPatch, typed: bytes, code: int, state: str
+) -> None:
+    keyboard, terminal = os.openpty()
+    with os.fdopen(keyboard, "wb", buffering=0) as typing, os.fdopen(terminal, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        typing.write(typed)
+        assert run("abort", "payments") == code
+    assert "abort the open transaction of payments?" in capsys.readouterr().err
+    assert admin.describe_transaction("payments").state == state
 
 
 def test_find_hanging_reports_what_no_coordinator_knows(admin: MockAdmin, capsys: Capture) -> None:

@@ -504,6 +504,23 @@ async def test_a_token_that_is_stored_already_commits_nothing_twice() -> None:
 
 
 @virtual_time_test
+async def test_a_transaction_that_has_timed_out_is_not_the_one_that_stored_its_token() -> None:
+    cluster = TransactionCluster({"t": 1})
+    async with cluster.producer(transactional_id="job") as owner:
+        await owner.init_transactions()
+        await owner.begin_transaction()
+        await owner.send("t", b"first")
+        assert await owner.commit_transaction(token=b"1")
+        await owner.begin_transaction()
+        await owner.send_and_wait("t", b"again")
+        cluster.time_out("job")
+        assert not await owner.commit_transaction(token=b"1")
+        assert (cluster.values("t"), cluster.values("t", ABORTED)) == ([b"first"], [b"again"])
+        await owner.begin_transaction()
+        assert await owner.commit_transaction(token=b"2"), "it goes on with the epoch of the reply"
+
+
+@virtual_time_test
 async def test_a_lost_answer_of_a_commit_with_a_token_is_a_commit() -> None:
     cluster = TransactionCluster({"t": 1})
     async with cluster.producer(transactional_id="job") as owner:

@@ -19,6 +19,10 @@ def send(name: str, number: int, place: str = "out-0", source: tuple[str, int] |
     return {"event": "txn-send", "txn": name, "number": number, "place": place, "source": source}
 
 
+def commit(name: str) -> Event:
+    return {"event": "txn-commit", "txn": name}
+
+
 def end(name: str, outcome: str = "committed") -> Event:
     return {"event": "txn-end", "txn": name, "outcome": outcome}
 
@@ -44,7 +48,7 @@ def offset(value: int) -> Event:
 
 
 def verdict(*events: Event) -> Verdict:
-    checker = TransactionChecker()
+    checker = TransactionChecker(has_requests=any(event["event"] == "txn-commit" for event in events))
     for event in events:
         checker.feed(event)
     return checker.verdict()
@@ -78,6 +82,11 @@ def test_a_good_history_has_no_anomaly() -> None:
         ("aborted-read", (begin("a"), send("a", 0), end("a", "aborted"), saw((0, "a", 0)))),
         ("aborted-read", (begin("a"), send("a", 0), saw((0, "a", 0)), end("a", "aborted"))),
         ("aborted-read", (*ONE, end("a", "aborted"), begin("b", "other"), inside("b", ("a", 0)), end("b"))),
+        ("early-read", (*ONE, begin("b", "other"), commit("b"), saw((0, "a", 0)), commit("a"), end("a"))),
+        (
+            "early-read",
+            (*ONE, begin("b", "other"), commit("b"), inside("b", ("a", 0)), commit("a"), end("a"), end("b")),
+        ),
         ("torn", (*ONE, end("a", "unknown"), saw((0, "a", 0)), saw_all(), saw_all("out-1"))),
         ("lost", (*ONE, end("a"), saw((0, "a", 0)), saw_all(), saw_all("out-1"))),
         ("lost", (*ONE, end("a"), saw_all())),
@@ -86,6 +95,17 @@ def test_a_good_history_has_no_anomaly() -> None:
         (
             "late",
             (begin("a"), send("a", 0), end("a"), begin("b"), send("b", 0), end("b"), saw((0, "b", 0), (1, "a", 0))),
+        ),
+        (
+            "late",
+            (begin("a"), send("a", 0), begin("b"), send("b", 0), end("b"), saw((0, "b", 0), (1, "a", 0))),
+        ),
+        (
+            "not-once",
+            (
+                *(begin("a"), send("a", 0, "mid-0"), end("a"), saw((3, "a", 0), place="mid-0")),
+                {"event": "inputs", "place": "mid-0", "start": 0, "end": 5},
+            ),
         ),
         (
             "circular",
@@ -121,6 +141,12 @@ def test_what_is_not_known_yet_is_no_anomaly() -> None:
     assert kinds(*ONE, end("a", "unknown"), saw_all(), saw_all("out-1")) == set(), "none of it is visible"
     assert kinds(*ONE, end("a", "unknown"), *BOTH_READ) == set(), "all of it is visible"
     assert kinds(*ONE, end("a"), saw((0, "a", 0))) == set(), "nobody has read out-1 to its end"
+
+
+def test_offsets_without_a_visible_record_are_no_inputs() -> None:
+    first = (begin("a"), send("a", 0, "mid-0"), commit("a"), end("a"), saw((3, "a", 0), place="mid-0"))
+    second = (begin("b", "next"), send("b", 0, source=("mid-0", 3)), commit("b"), end("b"), saw((0, "b", 0)))
+    assert kinds(*first, *second, {"event": "inputs", "place": "mid-0", "start": 0, "end": 9}) == set()
 
 
 def test_members_end_with_their_owner() -> None:

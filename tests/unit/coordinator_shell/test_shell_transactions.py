@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.brokers.cluster import RunningBroker
+from support.brokers.cluster import NodeId, RunningBroker
 from support.groups.cluster import BROKERS, GroupCluster
 from test_shell_shards import move_coordinator, replayed
 
@@ -58,6 +58,20 @@ class Peers:
         return AddReply(number=self.number)
 
 
+def marker_of(leader: LeaderReplica, *, epoch: int = 1, number: int = 1, is_commit: bool = True) -> Marker:
+    where = leader.replica.partition_id
+    return Marker(
+        transactional_id="tx",
+        producer_id=7,
+        epoch=epoch,
+        coordinator_epoch=0,
+        is_commit=is_commit,
+        is_strict=True,
+        number=number,
+        partitions=(MarkedPartition(where.topic_id, where.partition, leader.leader_epoch),),
+    )
+
+
 class World:
     def __init__(self, cluster: GroupCluster) -> None:
         self.cluster = cluster
@@ -84,17 +98,7 @@ class World:
     ) -> None:
         leader = leader or self.cluster.shard("billing").leader
         at = self.cluster.coordinator("billing") if at is None else at
-        where = leader.replica.partition_id
-        marker = Marker(
-            transactional_id="tx",
-            producer_id=7,
-            epoch=epoch,
-            coordinator_epoch=0,
-            is_commit=is_commit,
-            is_strict=True,
-            number=number,
-            partitions=(MarkedPartition(where.topic_id, where.partition, leader.leader_epoch),),
-        )
+        marker = marker_of(leader, epoch=epoch, number=number, is_commit=is_commit)
 
         async def work(broker: RunningBroker) -> None:
             await broker.coordinator.write_marker(leader, marker)
@@ -131,6 +135,25 @@ def test_the_first_offset_of_a_transaction_is_announced_to_its_coordinator(world
     world.peers.number = 2
     world.commit(epoch=1)
     assert len(world.peers.asked) == 2
+
+
+def test_offsets_of_the_next_transaction_wait_for_the_marker_of_the_one_before(world: World) -> None:
+    """The coordinator answers when that transaction is complete: the client need not repeat the request."""
+    world.commit()
+    leader, add = world.cluster.shard("billing").leader, world.peers.add_partitions
+    broker = world.cluster.brokers[NodeId(world.cluster.coordinator("billing"))]
+
+    async def complete(request: AddPartitions) -> AddReply:
+        await broker.coordinator.write_marker(leader, marker_of(leader))
+        world.peers.number = 2
+        return await add(request)
+
+    world.peers.add_partitions = complete  # type: ignore[method-assign]
+    assert world.commit(epoch=1, offsets={("orders", 1): OffsetToCommit(5)}) == {("orders", 1): None}
+    assert [asked.epoch for asked in world.peers.asked] == [0, 1]
+    assert world.cluster.committed("billing", ("orders", 0)) == {("orders", 0): 42}
+    world.mark(epoch=2, number=2)
+    assert world.cluster.committed("billing", ("orders", 1)) == {("orders", 1): 5}
 
 
 def test_a_client_of_version_1_has_named_the_group_before(world: World) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from support.brokers.cluster import RunningBroker
 from support.transactions.cluster import TransactionCluster
 
 
@@ -25,3 +28,41 @@ def test_a_commit_makes_records_of_all_partitions_visible_and_an_abort_none() ->
         assert cluster.last_stable(("orders", 0)) == (4, 4)
         shard = cluster.shard_of("app")
         assert cluster.replayed_state(shard) == shard.state
+
+
+def test_a_transaction_that_follows_at_once_begins_in_the_append_that_completes_the_one_before() -> None:
+    with TransactionCluster(seed=2, orders=1) as cluster:
+        app = cluster.owner("app")
+        app.send(("orders", 0), b"one")
+        shard = cluster.shard_of("app")
+        before = shard.runtime.appends
+        for number in range(5):
+            app.end()
+            app.send(("orders", 0), b"%d" % number)  # its leader asks while the markers are on their way
+        assert shard.runtime.appends - before <= 10, "one for each decision, one for each end with the next begin"
+        app.end()
+        cluster.until_idle("app")
+        assert cluster.last_stable(("orders", 0)) == (12, 12)
+        assert cluster.replayed_state(shard) == shard.state
+
+
+def test_nothing_is_left_of_a_wait_for_an_end_that_is_over() -> None:
+    with TransactionCluster(seed=3, orders=1) as cluster:
+        app = cluster.owner("app")
+        app.send(("orders", 0), b"one")
+        shard, leader = cluster.shard_of("app"), cluster.leading(cluster.partition_id("orders", 0))
+        leader.is_paused = True  # it takes no marker
+        app.end()
+
+        async def job(_: RunningBroker) -> list[object]:
+            loop = asyncio.get_running_loop()
+            late = asyncio.ensure_future(shard.wait_for_end("app", loop.time() + 60))
+            cancelled = asyncio.ensure_future(shard.wait_for_end("app", loop.time() + 60))
+            timed_out = await shard.wait_for_end("app", loop.time() + 0.1)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            leader.is_paused = False
+            return [timed_out, cancelled.cancelled(), await late, len(shard._waiting)]
+
+        assert cluster.on_broker(cluster.coordinator_of("app"), job) == [False, True, True, 0]
+        cluster.until_idle("app")

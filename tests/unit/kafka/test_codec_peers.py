@@ -27,6 +27,8 @@ from tidelog.rpc.kafka.wire import ZERO_UUID
 KAFKA_PYTHON_ROOMS = ("admin", "consumer", "metadata", "producer", "sasl")
 AIOKAFKA_ROOMS = ("admin", "commit", "coordination", "fetch", "group", "metadata", "offset", "produce", "transaction")
 UNKNOWN_TO_KAFKA_PYTHON = {64, 68, 69}
+KAFKA_PYTHON_NAMES = {("TxnOffsetCommitRequest", "generation_id_or_member_epoch"): "generation_id"}
+"""Fields that had another name in the definitions of the time."""
 AIOKAFKA_DIFFERS = {
     "OffsetRequest_v4",  # it never sends it: its leader epoch has 8 bytes
     "OffsetRequest_v5",
@@ -71,7 +73,8 @@ def _same(ours: Any, theirs: Any, version: int) -> None:
             continue
         if one.name.endswith("authorized_operations"):  # it has them as a set, or not at all
             continue
-        mine, other = getattr(ours, one.name), getattr(theirs, one.name)
+        name = KAFKA_PYTHON_NAMES.get((type(ours).__name__, one.name), one.name)
+        mine, other = getattr(ours, one.name), getattr(theirs, name)
         if one.kind is Kind.UUID:
             other = ZERO_UUID if other is None else other.bytes
         if one.struct is None or mine is None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from support.brokers.cluster import NodeId, ReplicationCluster, RunningBroker, batch, values_of
+from support.brokers.transactions import append_open
 from support.kafka.data_api import BROKERS, DataWorld, fetch_request, forgotten, produce_request, rows_of, wanted
 
 from tidelog.log.batch import ControlKind, encode_control
@@ -190,7 +191,7 @@ def test_a_transaction_is_read_when_it_has_ended_and_aborted_ones_are_named(worl
         assert leading is not None
         for number, kind in ((5, ControlKind.ABORT), (6, ControlKind.COMMIT), (7, None)):
             data = batch(b"%d" % number, is_transactional=True, producer_id=number, producer_epoch=0, base_sequence=0)
-            leading.append(data)
+            append_open(leading, data, number, 0)
             if kind is not None:
                 marker = encode_control(
                     kind, coordinator_epoch=1, timestamp=1_000, producer_id=number, producer_epoch=0

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 import pytest
 from support.brokers.cluster import NodeId, ReplicationCluster, batch
+from support.brokers.transactions import append_open, transactional
 from support.kafka.data_api import BROKERS, DataWorld
 
 from tidelog.log.batch import Codec, ControlKind, Record, encode, encode_columns, encode_control
 from tidelog.log.read_plans import DECODED_BYTES_INLINE, first_at
 from tidelog.model.errors import ErrorCode, InvalidRequestError, TransportError, WorkFailedError
 from tidelog.replication.partition import LeaderState
+from tidelog.replication.producer_ids import ProducerIds
 from tidelog.rpc.kafka.messages import (
     DELETE_RECORDS,
     DESCRIBE_PRODUCERS,
@@ -27,7 +29,6 @@ from tidelog.rpc.kafka.messages.data import (
     DeleteRecordsTopic,
     DescribeProducersRequest,
     DescribeProducersTopicRequest,
-    InitProducerIdRequest,
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -36,6 +37,7 @@ from tidelog.rpc.kafka.messages.data import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from tidelog.rpc.kafka.messages.transactions import InitProducerIdRequest
 from tidelog.services.limits import RequestLimits
 from tidelog.services.offsets import OffsetService
 
@@ -116,7 +118,7 @@ def test_a_reader_of_committed_data_sees_where_that_ends(world: DataWorld) -> No
 
     async def job(broker: Any) -> None:
         leading = broker.replicas.leader_of(where)
-        leading.append(batch(b"open", is_transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
+        append_open(leading, transactional(b"open", 5, 0), 5, 0)
 
     world.cluster.on_broker(11, job)
     world.cluster.until(lambda: world.cluster.leading(where).high_watermark == 2)
@@ -355,7 +357,7 @@ def test_the_producers_of_a_partition_are_described(world: DataWorld) -> None:
 
     async def job(broker: Any) -> None:
         leading = broker.replicas.leader_of(where)
-        leading.append(batch(b"open", is_transactional=True, producer_id=20, producer_epoch=1, base_sequence=0))
+        append_open(leading, transactional(b"open", 20, 1), 20, 1)
         marker = encode_control(
             ControlKind.ABORT, coordinator_epoch=4, timestamp=1_000, producer_id=25, producer_epoch=0
         )
@@ -437,24 +439,20 @@ def test_producer_ids_are_given_once(world: DataWorld) -> None:
     assert min(ids) >= 0
 
 
-def test_a_transactional_id_is_refused_for_good(world: DataWorld) -> None:
-    for version in (0, 5):
-        answer = producer_id(world, version, "mine")
-        assert (code(answer), answer.producer_id, answer.producer_epoch) == ("UNSUPPORTED_VERSION", -1, -1)
-    assert code(producer_id(world, 5, "")) == "INVALID_REQUEST"
+def test_a_producer_id_and_its_epoch_come_together(world: DataWorld) -> None:
     assert code(producer_id(world, 5, producer_id=4)) == "INVALID_REQUEST"
     assert code(producer_id(world, 5, producer_epoch=4)) == "INVALID_REQUEST"
 
 
 def test_without_a_controller_a_producer_tries_again(world: DataWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def failing(_: OffsetService) -> int:
+    async def failing(_: ProducerIds) -> int:
         raise TransportError("nobody answers")
 
-    async def hanging(_: OffsetService) -> int:
+    async def hanging(_: ProducerIds) -> int:
         await asyncio.sleep(3_600)
         return 1
 
-    async def refusing(_: OffsetService) -> int:
+    async def refusing(_: ProducerIds) -> int:
         raise InvalidRequestError("no")
 
     quick = DataWorld(world.cluster, RequestLimits(admin_timeout_ms=200))
@@ -463,6 +461,6 @@ def test_without_a_controller_a_producer_tries_again(world: DataWorld, monkeypat
         (hanging, "COORDINATOR_LOAD_IN_PROGRESS"),
         (refusing, "INVALID_REQUEST"),
     ):
-        monkeypatch.setattr(OffsetService, "_next_producer_id", outcome)
+        monkeypatch.setattr(ProducerIds, "next", outcome)
         answer = producer_id(quick, 5)
         assert (code(answer), answer.producer_id) == (expected, -1)

@@ -15,7 +15,11 @@ from support.kafka.data_api import BROKERS, DataWorld, produce_request
 from tidelog.log.batch import Codec, Record, encode
 from tidelog.model.errors import ErrorCode, RemoteError, TransportError
 from tidelog.model.group_errors import CoordinatorLoadingError
-from tidelog.model.transaction_errors import ConcurrentTransactionsError, ProducerFencedError
+from tidelog.model.transaction_errors import (
+    ConcurrentTransactionsError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
 from tidelog.replication.transaction_verifier import TransactionVerifier
 from tidelog.rpc.kafka import produce
 from tidelog.rpc.kafka.messages import PRODUCE
@@ -161,8 +165,8 @@ def test_records_are_one_batch_of_the_present_format(world: DataWorld) -> None:
         row = world.produce("format", records)
         assert code(row) == expected, said
         assert said in (row.error_message or "")
-    request = produce_request(("format", 0, batch(b"x")), transactional_id="t")
-    assert rows_of(world.ask(PRODUCE, request, version=12)) == ["UNSUPPORTED_VERSION"], "it reaches no coordinator"
+    request = produce_request(("format", 0, batch(b"x")), transactional_id="")
+    assert rows_of(world.ask(PRODUCE, request, version=12)) == ["INVALID_REQUEST"], "no id is null, not empty"
     assert world.cluster.log(11, where).end_offset == 0
 
 
@@ -179,10 +183,13 @@ def test_a_batch_of_a_transaction_is_added_for_new_clients_and_verified_for_old_
         (ConcurrentTransactionsError("ending"), "NOT_ENOUGH_REPLICAS", "CONCURRENT_TRANSACTIONS"),
         (CoordinatorLoadingError("loading"), "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS"),
         (TransportError("broken"), "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS"),
-        (ProducerFencedError("newer"), "PRODUCER_FENCED", "PRODUCER_FENCED"),
+        (ProducerFencedError("newer"), "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_EPOCH"),
+        (TransactionAbortableError("aborted"), "TRANSACTION_ABORTABLE", "TRANSACTION_ABORTABLE"),
     ):
         coordinator.error = error
         assert rows_of(world.ask(PRODUCE, request, version=11)) == [old]
+        if isinstance(error, TransactionAbortableError):
+            assert rows_of(world.ask(PRODUCE, request, version=10)) == ["INVALID_TXN_STATE"]
         if new is not None:
             assert rows_of(world.ask(PRODUCE, request, version=12)) == [new]
     assert world.cluster.log(11, where).end_offset == 0

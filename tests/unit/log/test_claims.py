@@ -1,13 +1,19 @@
 """The newest claim of a partition, kept with its producer."""
 
+from pathlib import Path
+
 import msgpack
 import pytest
+from support.logs.cleaning import CleanableLog
 
 from tidelog.log.batch import Record, encode, read_header
 from tidelog.log.batch_filter import empty_batch
 from tidelog.log.batch_header import CLAIM_BIT
 from tidelog.log.producers import ProducerState
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import CorruptStateError
+from tidelog.model.transaction_errors import StaleFencingTokenError
+from tidelog.world.real.disk import RealDisk
 
 
 def applied(state: ProducerState, producer: int, offset: int, *, is_claim: bool, now_ms: int = 0) -> None:
@@ -64,6 +70,36 @@ def test_the_producer_of_the_claim_neither_expires_nor_is_evicted() -> None:
     assert state.ids() == [8], "the former one may go"
 
 
+def test_a_log_that_was_compacted_and_rebuilt_never_takes_an_older_claim_for_the_newest(tmp_path: Path) -> None:
+    """Its owner would write again, with a token that was fenced."""
+    log = CleanableLog(RealDisk(tmp_path))
+    for producer in (7, 8):
+        log.put((b"holder of %d" % producer, b"claims"), producer=producer, is_claim=True)
+    newest = log.producers.claim
+    log.put((b"holder of 8", b"writes"), producer=8)  # the claim is neither its newest value nor its last batch
+    log.roll()
+    for now_ms in (100, 200):
+        log.put((b"holder of 8", b"writes on"), producer=8)
+        log.roll()
+        assert log.clean(now_ms, force=True) is not None
+        rebuilt = ProducerState()
+        for batch in log.batches():
+            rebuilt.apply(batch.header, now_ms=0)
+        assert rebuilt.claim == log.producers.claim == newest
+    log.put((b"holder of 9", b"claims"), producer=9, is_claim=True)
+    log.roll()
+    assert log.clean(300, force=True) is not None
+    assert newest not in [batch.header.base_offset for batch in log.batches()], "the former one may go"
+
+
+def test_a_log_whose_newest_claim_retention_has_removed_rejects_every_token() -> None:
+    rebuilt = ProducerState()
+    applied(rebuilt, 7, 5, is_claim=False)  # its claim was before
+    for token in (0, 4, 5, 6):
+        with pytest.raises(StaleFencingTokenError):
+            AppendCondition(fencing_token=token).check(end_offset=6, claim=rebuilt.claim)
+
+
 def test_compaction_keeps_the_mark_of_a_claim() -> None:
     data = encode(
         [Record(3, 1_000, b"k", b"v")],
@@ -74,3 +110,22 @@ def test_compaction_keeps_the_mark_of_a_claim() -> None:
         is_claim=True,
     )
     assert read_header(empty_batch(read_header(data))).attributes & CLAIM_BIT
+
+
+@pytest.mark.parametrize("value", [b"B", None])
+def test_compaction_removes_no_newer_claim_than_it_keeps(tmp_path: Path, value: bytes | None) -> None:
+    """Else a replica that is rebuilt from the log would take an old token for the newest one."""
+    log = CleanableLog(RealDisk(tmp_path))
+    log.put((b"a", b"A"), producer=1, is_claim=True)
+    log.put((b"b", value), producer=2, is_claim=True)
+    log.roll()
+    log.put((b"b", b"later"), producer=2)
+    log.put((b"c", b"C"), producer=3)
+    log.roll()
+    for now_ms in (100, 1 << 40):
+        assert log.clean(now_ms, force=True) is not None
+        rebuilt = ProducerState()
+        for stored in log.batches():
+            rebuilt.apply(stored.header, now_ms=0)
+        assert rebuilt.claim == log.producers.claim == 1
+    assert [key for _, key, _ in log.pairs()] == [b"a", b"b", b"c"]

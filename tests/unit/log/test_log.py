@@ -283,6 +283,19 @@ class TestProducers:
         assert await log.aborted_transactions(5, 6) == []
         assert [read_header(data).base_offset for data in await read_all(log)] == [0, 1, 3, 4, 5], "aborted or not"
 
+    async def test_a_coordinators_batch_is_stored_whatever_the_limits_of_its_topic_are(self, node: SimNode) -> None:
+        log = await open_log(node, replace(SMALL, segment_bytes=200, message_bytes_max=100, cleanup_compact=True))
+        data = batch(1, value=b"x" * 500)
+        with pytest.raises(RecordTooLargeError):
+            log.append(data, leader_epoch=0)
+        assert log.append(data, leader_epoch=0, is_coordinator=True).last_offset == 0
+        log.append(batch(1, value=b"y" * 500), leader_epoch=0, is_coordinator=True)
+        await log.flush()
+        log.validate()
+        assert [len(stored) > 500 for stored in await read_all(log)] == [True, True]
+        with pytest.raises(RecordTooLargeError):
+            log.append(batch(1, value=b"x" * (1 << 20)), leader_epoch=0, is_coordinator=True)
+
     def test_a_lost_transaction_index_is_rebuilt(self, lab: Lab) -> None:
         async def write(node: SimNode) -> None:
             log = await open_log(node)

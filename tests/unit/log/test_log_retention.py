@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 from support.logs.node_logs import Host, SimSite, log_id, pass_time, records_of, replicate_all, write
+from support.logs.single_log import batch
 
+from tidelog.log.batch import ControlKind, encode_control
 from tidelog.log.config import LogConfig
 from tidelog.log.log import Log
 from tidelog.log.logs import Logs
@@ -110,3 +112,22 @@ async def test_a_log_whose_retention_fails_delays_no_other(sim: SimSite, host: H
     pass_time(sim, HOUR_MS + 1)
     sim.machine.disk("disk-0").fail("rename")
     assert list(await logs.housekeeping.expire()) == [log_id(2)]
+
+
+async def test_the_last_stable_offset_is_not_below_the_log_start_if_records_of_an_open_transaction_are_deleted(
+    sim: SimSite, host: Host
+) -> None:
+    logs = await host.open()
+    log = await create(logs)
+    await write(log, 3)
+    log.append(batch(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True), leader_epoch=1)
+    await write(log, 6)
+    replicate_all(logs)
+    assert log.last_stable_offset(log.end_offset) == 3
+    await log.advance_start(8)
+    assert log.last_stable_offset(log.end_offset) == 8, "a reader that begins at the end would be out of range"
+    assert log.last_stable_offset(Offset(8)) == 8
+    control = encode_control(ControlKind.COMMIT, coordinator_epoch=0, timestamp=1, producer_id=7, producer_epoch=1)
+    log.append(control, leader_epoch=1, is_coordinator=True)
+    assert log.last_stable_offset(log.end_offset) == log.end_offset
+    await logs.close()

@@ -193,3 +193,20 @@ def test_a_state_store_that_cannot_be_read_does_not_stop_the_cleaning_of_other_l
         assert await logs.housekeeping.clean_one() is not None, "the other one is cleaned later"
 
     sim.run(main)
+
+
+def test_a_new_directory_whose_store_fails_is_given_up_and_works_after_a_restart(sim: SimSite) -> None:
+    """A store that has failed fails for the rest of the process: to wait for memory was to wait for ever."""
+
+    async def fail_to_start(host: Host) -> None:
+        sim.machine.store("disk-0").fail(number=errno.ENOMEM)
+        logs = await host.open(SMALL)
+        assert logs.directories[0].failed is not None
+        assert logs.directories[1].failed is None
+
+    async def start(host: Host) -> None:
+        logs = await host.open(SMALL)
+        assert [directory.failed for directory in logs.directories] == [None, None]
+
+    sim.run(fail_to_start)
+    sim.run(start)

@@ -21,12 +21,13 @@ from support.raft.storage import (
     store_some,
 )
 
-from tidelog.model.errors import CorruptStateError
+from tidelog.model.errors import CorruptStateError, StorageError
 from tidelog.model.ids import Epoch, Offset
 from tidelog.raft.config import BootState
 from tidelog.raft.messages import Entry, SnapshotChunk, SnapshotId
 from tidelog.raft.snapshots import TRANSFER_BYTES, Snapshot, encode_file
 from tidelog.raft.storage import METADATA_LOG_PATH
+from tidelog.world.simulated import Loss
 
 
 @pytest.fixture(params=["simulated", "real"])
@@ -125,6 +126,37 @@ def test_a_crash_between_installation_and_reset_is_finished_by_the_next_start(
     assert boot.entries == entries
     assert boot.recovering_until is None
     assert host.run(look).entries[: len(entries) + 1] == entries + run_of(9, boot.start + len(entries), 1)
+
+
+def test_a_snapshot_whose_name_could_not_be_synced_is_named_again_before_the_log_restarts_after_it(
+    sim: SimHost,
+) -> None:
+    """The next start sees the name, in memory only. It relied on it, and the next loss of power took all it had."""
+    snapshot = snapshot_id(400, 7)
+    sim.run(store_some)
+
+    async def receive(parts: Parts) -> None:
+        storage, _ = await parts.opened()
+        snapshots = storage.snapshots
+        name = snapshots._name
+
+        async def name_without_sync(source: str, named: SnapshotId) -> None:
+            sim.machine.disk().fail("sync")
+            await name(source, named)
+
+        snapshots._name = name_without_sync  # type: ignore[assignment, method-assign]
+        with pytest.raises(StorageError):
+            await install(storage, snapshot, THREE, b"state")
+
+    async def look(parts: Parts) -> BootState:
+        _, boot = await parts.opened()
+        return boot
+
+    sim.run(receive)
+    assert sim.run(look).snapshot == snapshot
+    sim.machine.lose_power(Loss.ALL)
+    boot = sim.run(look)
+    assert (boot.snapshot, boot.recovering_until) == (snapshot, None)
 
 
 def test_rot_in_front_of_the_start_that_hides_what_follows_makes_the_voter_recover(sim: SimHost) -> None:

@@ -15,7 +15,7 @@ from tidelog.model.errors import (
     TransactionCoordinatorFencedError,
 )
 from tidelog.model.ids import Offset
-from tidelog.model.transaction_errors import ConcurrentTransactionsError, InvalidProducerIdMappingError
+from tidelog.model.transaction_errors import InvalidProducerIdMappingError
 from tidelog.replication import partition_transactions
 from tidelog.replication.partition_transactions import (
     MarkerAction,
@@ -125,16 +125,56 @@ def test_a_foreign_transactional_id_does_not_write_in_an_open_transaction(partit
         partition.write(sequence=1, transaction=ProducerTransaction("other"))
 
 
-def test_a_batch_of_the_next_epoch_waits_for_the_marker_of_the_open_transaction(partition: Partition) -> None:
+def test_a_batch_of_the_next_epoch_is_asked_about_while_the_marker_of_the_open_transaction_is_on_its_way(
+    partition: Partition,
+) -> None:
     partition.confirm()
     partition.write()
-    with pytest.raises(ConcurrentTransactionsError):
+    with pytest.raises(UnverifiedError):
         partition.write(epoch=4)
+    question = partition.transactions.ask(APP, 7, 4)
     partition.marker(MARKER)
-    partition.confirm(epoch=4, number=2)
+    partition.transactions.answered(question, 2)
     partition.write(epoch=4)
     with pytest.raises(InvalidProducerEpochError):
         partition.write(epoch=3, sequence=1)
+
+
+@pytest.mark.case("C1")
+@pytest.mark.parametrize("is_open_for", ["app", "other"])
+def test_an_answer_about_the_next_epoch_does_not_count_while_the_transaction_is_open_here(
+    partition: Partition, is_open_for: str
+) -> None:
+    """A leader that was replaced, and does not know it: the marker went to its successor."""
+    opened = ProducerTransaction(is_open_for)
+    partition.confirm(opened)
+    partition.write(transaction=opened)
+    partition.confirm(epoch=4, number=2)
+    partition.transactions.validate()
+    with pytest.raises(UnverifiedError):
+        partition.write(epoch=4)
+    partition.write(sequence=1, transaction=opened)
+
+
+@pytest.mark.case("C1")
+def test_a_strict_marker_leaves_what_is_known_of_its_own_epoch_and_voids_what_is_below(partition: Partition) -> None:
+    """It ends a transaction of a lower epoch. That of its own epoch is the next one, and other markers end it."""
+    older, newer = partition.transactions.ask(APP, 7, 3), partition.transactions.ask(APP, 7, 4)
+    partition.marker(MARKER)
+    assert (older.is_void, newer.is_void) == (True, False)
+    partition.transactions.answered(newer, 2)
+    partition.marker(MARKER)
+    partition.write(epoch=4)
+    partition.marker(replace(MARKER, epoch=5))
+    with pytest.raises(UnverifiedError):
+        partition.transactions.check(APP, batch(5))
+
+
+@pytest.mark.case("C1")
+def test_a_marker_of_version_1_voids_what_is_known_of_its_epoch(partition: Partition) -> None:
+    question = partition.transactions.ask(OLD, 7, 3)
+    partition.marker(OLD_MARKER)
+    assert question.is_void
 
 
 @pytest.mark.case("C1")

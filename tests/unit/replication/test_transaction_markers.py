@@ -208,6 +208,42 @@ def test_markers_of_group_offsets_go_to_their_shard() -> None:
         assert leader.log.end_offset == before, "it has no control batches"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_group_marker_that_fails_after_its_caller_is_cancelled_is_no_unhandled_error(is_late: bool) -> None:
+    """As in a stop of the broker: the shards end while the calls of coordinators are cancelled. The simulated world
+    reports errors that nobody retrieves."""
+
+    class Groups:
+        def __init__(self) -> None:
+            self.leads_no_more = asyncio.Event()
+
+        async def write_marker(self, leader: LeaderReplica, marker: Marker) -> None:
+            try:
+                await self.leads_no_more.wait()
+            except asyncio.CancelledError:
+                if not is_late:
+                    raise
+            raise CoordinatorLoadingError("leadership was lost")
+
+    with ReplicationCluster(743, brokers=(11,)) as cluster:
+        leader = cluster.leading(cluster.topic("__consumer_offsets", factor=1))
+
+        async def job(found: RunningBroker) -> None:
+            groups = Groups()
+            markers = LeaderMarkers(found.replicas.get, lambda: found.replicas.image, groups)
+            task = asyncio.ensure_future(markers.write_markers(WriteMarkers(markers=(marker_of(leader, 7, 4),))))
+            await asyncio.sleep(0.01)
+            if not is_late:
+                groups.leads_no_more.set()
+                await asyncio.sleep(0)  # the marker has failed, and nobody has looked
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            await asyncio.sleep(0.01)
+
+        cluster.on_broker(11, job)
+
+
 def test_another_internal_topic_takes_no_marker() -> None:
     with ReplicationCluster(739, brokers=(11,)) as cluster:
         state = cluster.topic("__transaction_state", factor=1)

@@ -15,6 +15,7 @@ from test_replica_moves import homes, id_of
 from tidelog.model.errors import (
     CallTimeoutError,
     ErrorCode,
+    InvalidRequiredAcksError,
     InvalidTransactionStateError,
     NotLeaderOrFollowerError,
     TidelogError,
@@ -23,6 +24,8 @@ from tidelog.model.errors import (
 from tidelog.model.group_errors import CoordinatorLoadingError, NotCoordinatorError
 from tidelog.model.ids import PartitionId
 from tidelog.model.transaction_errors import ConcurrentTransactionsError, ProducerFencedError
+from tidelog.replication.marker_receiver import LeaderMarkers
+from tidelog.replication.transaction_messages import WriteMarkers
 from tidelog.replication.transaction_verifier import TransactionVerifier
 from tidelog.services.produce import ProduceItem, ProduceResult
 
@@ -128,14 +131,50 @@ def test_batches_that_do_not_fit_the_open_transaction_get_their_errors() -> None
         assert code(produce(cluster, orders, plain)) is ErrorCode.INVALID_TXN_STATE
         older = transactional(b"late", 7, 2)
         assert code(produce(cluster, orders, older)) is ErrorCode.INVALID_PRODUCER_EPOCH
-        newer = produce(cluster, orders, transactional(b"early", 7, 4))
-        assert code(newer) is ErrorCode.CONCURRENT_TRANSACTIONS
-        assert newer.error is not None
-        assert newer.error.retriable
+        newer = transactional(b"of no transaction", 7, 4)
+        assert code(produce(cluster, orders, newer)) is ErrorCode.INVALID_TXN_STATE
         foreign = produce(cluster, orders, transactional(b"b", 7, 3, 1), transactional_id="other")
         assert code(foreign) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        assert len(coordinator.requests) == 1
+        assert [asked.epoch for asked in coordinator.requests] == [3, 4]
         assert produce(cluster, orders, batch(b"plain"), transactional_id=None).error is None, "others go on"
+
+
+@pytest.mark.case("C1")
+def test_a_batch_of_the_next_transaction_is_stored_when_the_marker_of_the_one_before_is_here() -> None:
+    """The coordinator answers when that transaction is complete: the client need not repeat its batch."""
+    with transactional_cluster(710) as (cluster, orders, coordinator):
+        coordinator.begin("app", producer_id=7, epoch=3)
+        assert produce(cluster, orders, transactional(b"a", 7, 3)).error is None
+        coordinator.begin("app", producer_id=7, epoch=4, number=2)
+        leader, at = cluster.leading(orders), cluster.leader(orders)
+
+        async def job(found: RunningBroker) -> ProduceResult:
+            coordinator.hold()
+            coordinator.was_asked.clear()
+            item = ProduceItem(orders, transactional(b"b", 7, 4))
+            work = data_requests.produce(found.service, [item], transactional_id="app", acks=-1, timeout_ms=5_000)
+            producing = asyncio.ensure_future(work)
+            await coordinator.was_asked.wait()
+            markers = LeaderMarkers(found.replicas.get, lambda: found.replicas.image)
+            await markers.write_markers(WriteMarkers(markers=(marker_of(leader, 7, 4),)))
+            coordinator.release()
+            return (await producing)[0]
+
+        assert cluster.on_broker(at, job).error is None
+        assert len(coordinator.requests) == 2, "the marker of the transaction before voids no answer about this one"
+
+
+def test_a_leader_that_still_has_a_complete_transaction_open_stores_nothing_of_the_next_one() -> None:
+    """It was replaced, and does not know it: the marker went to its successor."""
+    with transactional_cluster(711) as (cluster, orders, coordinator):
+        coordinator.begin("app", producer_id=7, epoch=3)
+        assert produce(cluster, orders, transactional(b"a", 7, 3)).error is None
+        coordinator.begin("app", producer_id=7, epoch=4, number=2)
+        early = produce(cluster, orders, transactional(b"b", 7, 4))
+        assert code(early) is ErrorCode.CONCURRENT_TRANSACTIONS
+        assert early.error is not None
+        assert early.error.retriable
+        assert cluster.log(cluster.leader(orders), orders).end_offset == 1
 
 
 def test_a_request_names_its_transactional_id_or_none() -> None:
@@ -253,6 +292,17 @@ def test_a_marker_that_arrives_before_the_answer_is_used_has_the_coordinator_ask
         assert leader.log.producers.open_offset(7) is None
 
 
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_batch_of_a_transaction_needs_all_acks(acks: int) -> None:
+    """Else a failover loses it, and the transaction is committed without it."""
+    with transactional_cluster(715) as (cluster, orders, coordinator):
+        coordinator.begin("app", producer_id=7, epoch=3)
+        with pytest.raises(InvalidRequiredAcksError, match="-1"):
+            produce(cluster, orders, transactional(b"a", 7, 3), acks=acks)
+        assert cluster.leading(orders).log.end_offset == 0
+        assert coordinator.requests == []
+
+
 def test_the_next_leader_continues_an_open_transaction_from_its_log_alone() -> None:
     with transactional_cluster(713) as (cluster, orders, coordinator):
         coordinator.begin("app", producer_id=7, epoch=3)
@@ -261,7 +311,7 @@ def test_the_next_leader_continues_an_open_transaction_from_its_log_alone() -> N
         cluster.kill(NodeId(cluster.leader(orders)))
         coordinator.error = TransportError("no coordinator")
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
-        result = produce(cluster, orders, transactional(b"b", 7, 3, 1), acks=1)
+        result = produce(cluster, orders, transactional(b"b", 7, 3, 1), timeout_ms=30_000)
         assert result.error is None
         (row,) = cluster.leading(orders).transactions.open_transactions()
         assert (row.producer_id, row.epoch, row.first_offset, row.transactional_id) == (7, 3, 0, "")

@@ -142,12 +142,14 @@ def test_offsets_have_their_outcomes_in_the_order_of_the_request(service: Record
 
 
 def test_end_carries_members_and_token_and_aborts_by_default(service: RecordedService, call: Call) -> None:
-    service.reply = EndReply(producer_id=8, epoch=0, was_done=True)
+    service.reply = EndReply(producer_id=8, epoch=0, was_done=True, is_earlier=True)
     request = pb.EndTransactionRequest(
         transactional_id="t", producer_id=7, producer_epoch=3, is_commit=True, members=[9, 11], token=b"x"
     )
     response = call("end", request)
-    assert (response.producer_id, response.producer_epoch, response.was_done) == (8, 0, True)
+    assert (response.producer_id, response.producer_epoch) == (8, 0)
+    assert response.was_done
+    assert response.is_earlier
     assert service.requests == [
         requests.EndTransaction(
             transactional_id="t", producer_id=7, epoch=3, is_commit=True, members=(9, 11), token=b"x"

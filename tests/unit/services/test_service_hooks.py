@@ -30,6 +30,7 @@ from tidelog.services.data import DataServices
 from tidelog.services.fetch import FetchItem, FetchRequest, FetchService
 from tidelog.services.groups import GroupService, JoinGroup, MemberHeartbeat, OffsetToCommit, SyncGroup
 from tidelog.services.guard import Guard
+from tidelog.services.hanging_transactions import HangingTransactions
 from tidelog.services.limits import RequestLimits
 from tidelog.services.log_dirs import DescribeLogDirs, LogDirService, MoveReplicas, ReplicaMove
 from tidelog.services.metadata_records import MetadataRecords, MetadataRecordService
@@ -54,6 +55,7 @@ from tidelog.services.transaction_requests import (
     AddPartitionsToTransaction,
     CommitOffsetsInTransaction,
     EndTransaction,
+    HangingTransaction,
     InitTransactions,
     JoinTransaction,
     PrepareTransaction,
@@ -157,7 +159,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "OffsetService.offset_for_leader_epoch": lambda s: s.offset_for_leader_epoch(CONTEXT, [EpochQuery(PARTITION, 0)]),
     "OffsetService.range_bytes": lambda s: s.range_bytes(CONTEXT, [OffsetRange(PARTITION, 0, 1)]),
     "OffsetService.delete_records": lambda s: s.delete_records(CONTEXT, [RecordDeletion(PARTITION, 0)]),
-    "OffsetService.init_producer_id": lambda s: s.init_producer_id(CONTEXT, InitProducerId(transactional_id="t")),
+    "OffsetService.init_producer_id": lambda s: s.init_producer_id(CONTEXT, InitProducerId(producer_id=1)),
     "OffsetService.describe_producers": lambda s: s.describe_producers(CONTEXT, [PartitionQuery(PARTITION)]),
     "OffsetService.watch": lambda s: first_watched(s),
     "GroupService.find_coordinators": lambda s: s.find_coordinators(CONTEXT, ["too long"]),
@@ -195,6 +197,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "TransactionService.prepare": lambda s: s.prepare(CONTEXT, PrepareTransaction(**OWNER)),
     "TransactionService.join": lambda s: s.join(CONTEXT, JoinTransaction(transactional_id="t")),
     "TransactionService.abort": lambda s: s.abort(CONTEXT, "t"),
+    "TransactionService.abort_hanging": lambda s: s.abort_hanging(
+        CONTEXT, [HangingTransaction(partition=PARTITION, producer_id=1, epoch=0, coordinator_epoch=0)]
+    ),
     "TransactionService.list": lambda s: s.list(CONTEXT, TransactionFilter()),
     "TransactionService.describe": lambda s: s.describe(CONTEXT, "t"),
 }
@@ -287,7 +292,9 @@ def data_services(guard: Guard) -> dict[type, Any]:
     groups = GroupService(cast(Any, coordinator), cast(Any, replicas), cast(Any, None), guard=guard)
     coordinator.TOPIC, coordinator.spawn = "__transaction_state", starts_nothing
     transactions = TransactionService(
-        cast(Any, coordinator), cast(Any, replicas), cast(Any, None), groups, cast(Any, None), guard=guard
+        *(cast(Any, coordinator), cast(Any, replicas), cast(Any, None), groups, cast(Any, None)),
+        guard=guard,
+        hanging=HangingTransactions(cast(Any, replicas), cast(Any, None), guard),
     )
     return {type(service): service for service in (data.produce, data.fetch, data.offsets, groups, transactions)}
 

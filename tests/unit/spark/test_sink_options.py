@@ -42,7 +42,7 @@ def test_names_are_taken_in_any_case_and_behind_either_prefix() -> None:
         ({}, "no bootstrap address: set bootstrap.servers='host:9292'"),
         ({**SERVERS, "topic": " "}, "topic is empty: set the name of a topic"),
         ({**SERVERS, "includeheaders": "maybe"}, "includeHeaders=maybe: true or false"),
-        ({**SERVERS, "delivery": "exactly-once"}, "delivery=exactly-once: there are no transactions yet"),
+        ({**SERVERS, "delivery": "exactly-once"}, "delivery=exactly-once: the sink does not write in transactions yet"),
         ({**SERVERS, "delivery": "perhaps"}, "delivery=perhaps: at-least-once"),
         ({**SERVERS, "kafka.acks": "1"}, "kafka.acks=1: the sink stores every row at least once"),
         ({**SERVERS, "linger.ms": "soon"}, "linger.ms='soon': must be a number"),
@@ -50,7 +50,7 @@ def test_names_are_taken_in_any_case_and_behind_either_prefix() -> None:
         ({**SERVERS, "kafka.key.serializer": "x"}, "kafka.key.serializer: cast the column instead"),
         ({**SERVERS, "kafka.bootstrap.servers": "other:1"}, "given twice, with two values"),
         ({**SERVERS, "kafka.sasl.mechanism": "PLAIN"}, "connections are not encrypted or authenticated yet"),
-        ({**SERVERS, "kafka.transactional.id": "x"}, "there are no transactions yet"),
+        ({**SERVERS, "kafka.transactional.id": "x"}, "the sink does not write in transactions yet"),
     ],
 )
 def test_a_wrong_option_is_named_in_one_line(given: dict[str, str], reported: str) -> None:

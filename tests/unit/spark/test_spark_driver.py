@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,6 @@ from support.clusters.waiting import until
 
 import tidelog
 from tidelog.client.errors import OptionError
-from tidelog.log.batch import encode_columns
-from tidelog.model.ids import NodeId
 from tidelog.spark.batch_plan import plan_batch
 from tidelog.spark.driver import Driver
 from tidelog.spark.errors import (
@@ -256,45 +255,34 @@ def test_progress_is_the_groups_offsets(memory: MemoryCluster, admin: Any, send:
         assert committed(admin, "laggards") == [10]
 
 
-def test_a_query_of_committed_records_ends_before_an_open_transaction(
+@pytest.mark.requirement("a:H-20", "b:J-08", "a:X3-39")
+def test_a_query_of_committed_records_skips_aborted_ones_and_ends_before_an_open_transaction(
     memory: MemoryCluster, admin: Any, send: Any
 ) -> None:
     admin.create_topic("open", partitions=1)
-    send("open", range(10))
-    with Query(memory, subscribe="open", startingOffsets="earliest") as query:
-        batch = encode_columns(
-            [NOW_MS] * 3,
-            [None] * 3,
-            [b"10", b"11", b"12"],
-            producer_id=5,
-            producer_epoch=0,
-            base_sequence=0,
-            is_transactional=True,
-        )
-
-        async def append() -> None:
-            """Clients have no transactions yet: append to the leader's log."""
-            (leader,) = [
-                leader
-                for broker in nodes.running.values()
-                for leader in broker.replicas.leaders()
-                if leader.replica.topic == "open"
-            ]
-            leader.append(batch)
-
-        def start() -> None:
-            process = nodes.machine(NodeId(node)).node
-            assert process is not None, "the leader runs"
-            process.spawn(append())
-
-        nodes, node = memory._nodes, memory.leader("open") or 0
-        memory._do(start)
-        assert numbers(query.until_rows(13)) == list(range(13))
-    with Query(memory, subscribe="open", startingOffsets="earliest", isolation__level="read_committed") as query:
-        assert numbers(query.until_rows(10)) == list(range(10))
-        assert query.step() is None
+    committed = {"subscribe": "open", "startingOffsets": "earliest", "isolation__level": "read_committed"}
+    with (
+        tidelog.Producer(memory.bootstrap, transactional_id="open") as producer,
+        Query(memory, **committed) as query,
+        Query(memory, subscribe="open", startingOffsets="earliest") as every,
+    ):
+        for number in range(6):
+            with contextlib.suppress(KeyError), producer.transaction():
+                producer.send("open", str(number)).result(30)
+                if number % 2:
+                    raise KeyError
+        producer.begin_transaction()
+        producer.send("open", "6").result(30)
+        send("open", range(7, 9))
+        assert numbers(query.until_rows(3)) == [0, 2, 4]
+        assert query.step() is None, "a transaction is open"
+        assert numbers(every.until_rows(9)) == list(range(9))
+        producer.commit_transaction()
+        assert numbers(query.until_rows(3)) == [6, 7, 8]
         query.driver.freeze()
         assert query.step() is None
+    # Of a batch: each marker has an offset, too.
+    assert TestBatchReads().rows(memory, **committed) == [(0, offset) for offset in (0, 4, 8, 12, 13, 14)]
 
 
 class TestLosses:

@@ -298,6 +298,23 @@ def test_a_token_is_stored_with_the_commit_and_ends_nothing_again() -> None:
     assert (coordinator.transaction.last_token, coordinator.transaction.number) == (b"8", 3)
 
 
+def test_the_reply_to_a_stored_token_says_whether_the_sender_has_stored_it() -> None:
+    coordinator = initialized()
+    coordinator.add(0)
+    coordinator.commit(token=b"7")
+    repeated = coordinator.commit(who=(10, 0), token=b"7")
+    assert (repeated.was_done, repeated.is_earlier) == (True, False)
+    coordinator.complete()
+    coordinator.add(0)
+    still_open = coordinator.commit(who=(10, 1), token=b"7")
+    assert (still_open.epoch, still_open.is_earlier) == (1, True)
+    coordinator.time_out()
+    for _ in range(2):
+        timed_out = coordinator.commit(who=(10, 1), token=b"7")
+        assert (timed_out.epoch, timed_out.was_done, timed_out.is_earlier) == (2, True, True)
+        coordinator.complete()
+
+
 def test_an_end_that_is_repeated_after_a_member_has_opened_the_next_transaction_is_done() -> None:
     coordinator = initialized()
     coordinator.add(0)

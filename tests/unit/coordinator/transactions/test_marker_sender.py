@@ -1,0 +1,121 @@
+"""The sender of markers while the metadata changes under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from support.async_tests import asyncio_test
+
+from tidelog.coordinator.transactions.marker_sender import EndingTransaction, MarkerSender
+from tidelog.metadata.image import ClusterImage, Partition, Topic
+from tidelog.model.ids import NodeId, TopicId
+from tidelog.model.maps import Map
+from tidelog.replication.tasks import ReplicaTasks
+from tidelog.replication.transaction_messages import MarkedPartition, Marker, MarkersWritten, WriteMarkers
+
+ME = NodeId(11)
+
+
+def image_of(topics: dict[int, int]) -> ClusterImage:
+    """Topics by the number of their id, with that many partitions, all led by this broker."""
+    one = Partition(replicas=(11,), directories=(), isr=(11,), leader=11, leader_epoch=0, partition_epoch=0)
+    return ClusterImage(
+        topics=Map(
+            {
+                UUID(int=topic): Topic(UUID(int=topic), f"t{topic}", Map(dict.fromkeys(range(count), one)))
+                for topic, count in topics.items()
+            }
+        )
+    )
+
+
+class OwnTransport:
+    me = ME
+
+
+class Marked:
+    """A sender on a broker that leads every partition, and the controller's word on deleted topics."""
+
+    def __init__(self, topics: dict[int, int]) -> None:
+        self.image = image_of(topics)
+        self.crashes: list[BaseException] = []
+        self.requests: list[WriteMarkers] = []
+        self.written: list[EndingTransaction] = []
+        self.changed = asyncio.Event()
+        self.spawned: list[asyncio.Task[None]] = []
+        self.tasks = ReplicaTasks(ME, self.crashed)
+        self.sender = MarkerSender(
+            transport=OwnTransport(),  # type: ignore[arg-type]
+            receiver=self,
+            image=lambda: self.image,
+            spawn=self.spawn,
+            deleted_topics=self.deleted_topics,
+            random=Random(1),
+        )
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        self.spawned.append(self.tasks.spawn(work, name=name))
+        return self.spawned[-1]
+
+    def crashed(self, error: BaseException) -> None:
+        self.crashes.append(error)
+        self.changed.set()
+
+    def end_written(self, ending: EndingTransaction) -> None:
+        self.written.append(ending)
+        self.changed.set()
+
+    async def write_markers(self, request: WriteMarkers) -> MarkersWritten:
+        self.requests.append(request)
+        return MarkersWritten(errors=tuple((None,) * len(marker.partitions) for marker in request.markers))
+
+    async def deleted_topics(self, topics: Sequence[TopicId]) -> list[TopicId]:
+        return [topic for topic in topics if UUID(int=topic.int) not in self.image.topics]
+
+    def end(self, topic: int, partitions: range) -> EndingTransaction:
+        ending = EndingTransaction("app", 1, self.end_written, begun_s=0.0)
+        marker = Marker(
+            transactional_id="app",
+            producer_id=7,
+            epoch=1,
+            coordinator_epoch=0,
+            is_commit=True,
+            is_strict=True,
+            number=1,
+            partitions=tuple(MarkedPartition(UUID(int=topic), number, -1) for number in partitions),
+        )
+        self.sender.begin(ending, [marker])
+        return ending
+
+    async def until_written(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.written) < count and not self.crashes:
+                self.changed.clear()
+                await self.changed.wait()
+            await asyncio.wait(self.spawned)  # nothing is left to send
+        assert self.crashes == []
+
+
+@asyncio_test
+async def test_a_topic_that_is_deleted_right_before_its_markers_are_sent_ends_its_transaction() -> None:
+    marked = Marked({1: 3, 2: 3})
+    ending = marked.end(1, range(3))
+    await asyncio.sleep(0)
+    assert len(marked.tasks) == 1, "the entries of a call are taken, and the call has not begun"
+    assert marked.requests == []
+    marked.image = image_of({2: 3})
+    marked.sender.metadata_changed()
+    await marked.until_written(1)
+    assert marked.written == [ending]
+
+
+@asyncio_test
+async def test_a_deleted_topic_of_thousands_of_partitions_ends_its_transactions() -> None:
+    marked = Marked({})
+    endings = [marked.end(1, range(first, first + 2_500)) for first in range(0, 10_000, 2_500)]
+    await marked.until_written(len(endings))
+    assert marked.requests == []
