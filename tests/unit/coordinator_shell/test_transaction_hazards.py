@@ -56,9 +56,9 @@ def test_an_operators_marker_does_not_fence_the_coordinator() -> None:
         hanging = HangingTransaction(
             partition=place, producer_id=app.producer_id, epoch=app.epoch, coordinator_epoch=(1 << 31) - 1
         )
-        assert cluster.call(
-            cluster.leader(partition), lambda service: service.abort_hanging(INTERNAL, [hanging])
-        ) == [None]
+        assert cluster.call(cluster.leader(partition), lambda service: service.abort_hanging(INTERNAL, [hanging])) == [
+            None
+        ]
         app.init()
         app.send(place, b"one")
         app.end()
