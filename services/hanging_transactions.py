@@ -117,8 +117,8 @@ def _open_row(leader: LeaderReplica, transaction: HangingTransaction) -> Produce
 
 
 def _marker(leader: LeaderReplica, transaction: HangingTransaction) -> Marker:
-    """Its number is the one that this leader knows, if it knows one: what it identifies is checked already. It raises no
-    coordinator epoch: the markers of the producer's coordinator would be rejected for ever."""
+    """Its number is the one that this leader knows, if it knows one: what it identifies is checked already. It does
+    not raise the coordinator epoch: the markers of the producer's coordinator would be rejected for ever."""
     known = {row.producer_id: row.number for row in leader.transactions.open_transactions()}
     written = max(0, leader.log.producers.coordinator_epoch_of(transaction.producer_id))
     partition = leader.replica.partition_id
