@@ -33,7 +33,7 @@ from tidelog.coordinator.transactions.initializing import is_idle
 from tidelog.coordinator.transactions.limits import TransactionLimits
 from tidelog.coordinator.transactions.machine import TransactionMachine
 from tidelog.coordinator.transactions.marker_sender import EndingTransaction, MarkerSender
-from tidelog.coordinator.transactions.queries import due_ms, markers_to_write
+from tidelog.coordinator.transactions.queries import due_ms, markers_count, markers_to_write
 from tidelog.coordinator.transactions.records import (
     Cause,
     Decision,
@@ -285,7 +285,8 @@ class TransactionShard(PartitionShard[TransactionsState]):
         ending = EndingTransaction(transactional_id, transaction.number, self._markers_written, begun_s=now_s)
         self.endings[transactional_id] = ending
         epoch = self.leader.leader_epoch
-        self._host.sender.begin(ending, markers_to_write(transactional_id, transaction, coordinator_epoch=epoch))
+        markers = markers_to_write(transactional_id, transaction, coordinator_epoch=epoch)
+        self._host.sender.begin(ending, markers, markers_count(transaction))
 
     def _markers_written(self, ending: EndingTransaction) -> None:
         self._written.append(ending)

@@ -59,7 +59,7 @@ class InstantSender:
     def __init__(self) -> None:
         self.begun: list[EndingTransaction] = []
 
-    def begin(self, ending: EndingTransaction, markers: Iterable[Marker]) -> None:
+    def begin(self, ending: EndingTransaction, markers: Iterable[Marker], count: int) -> None:
         self.begun.append(ending)
         ending.on_written(ending)
 
