@@ -26,6 +26,8 @@ R = TypeVar("R")
 
 READ_BYTES = 1 << 20
 RECORDS_AT_A_TIME = 64
+BYTES_AT_A_TIME = 16 << 10
+"""Of values: a record with 10,000 partitions takes as long as thousands of small ones."""
 TURN_S = 0.005
 """Seconds of work before other tasks run."""
 TURN_RECORDS = 4_096
@@ -107,6 +109,7 @@ async def load(leader: LeaderReplica, progress: Progress, log_format: LogFormat[
 
 def _slices(columns: Columns, decode: Callable[[bytes | None, bytes | None], R | None]) -> Iterator[list[R]]:
     records: list[R] = []
+    size = 0
     for offset, raw_key, raw_value in zip(columns.offsets, columns.keys, columns.values, strict=True):
         try:
             record = decode(raw_key, raw_value)
@@ -114,7 +117,8 @@ def _slices(columns: Columns, decode: Callable[[bytes | None, bytes | None], R |
             raise CorruptStateError(f"offset {offset}: {error}") from error
         if record is not None:
             records.append(record)
-        if len(records) >= RECORDS_AT_A_TIME:
+        size += 0 if raw_value is None else len(raw_value)
+        if len(records) >= RECORDS_AT_A_TIME or size >= BYTES_AT_A_TIME:
             yield records
-            records = []
+            records, size = [], 0
     yield records

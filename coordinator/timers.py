@@ -18,6 +18,8 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 
 _SLACK = 64
+DUE_MAX = 500
+"""Deadlines handled in one turn of the event loop."""
 LATE_S = 1.0
 LATE_MAX_S = 10.0
 """About three default heartbeat intervals of a member."""
@@ -98,8 +100,9 @@ class Timers:
             self._arm()
             return
         self._was_put_off = False
-        heap = self._heap
-        while heap and heap[0][0] <= now_s:
+        heap, left = self._heap, DUE_MAX
+        while heap and heap[0][0] <= now_s and left > 0:
+            left -= 1
             _, _, owner, key = heapq.heappop(heap)
             at_s = owner.at(key)
             if at_s is None:

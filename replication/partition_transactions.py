@@ -26,14 +26,16 @@ asks again.
 A marker voids what the coordinator has answered about its producer, and the questions that are on their way: they may
 have been answered before the transaction ended. A strict marker of epoch m ends a transaction of a lower epoch, so it
 voids only what is known of those: the transaction of epoch m is the next one. An answer is not kept while a transaction
-of another epoch is open here: that is a leader that was replaced, and its successor has the marker.
+of another epoch is open here: that is a leader that was replaced, and its successor has the marker. In version 1 the
+next transaction has the same epoch: an answer does not count if a marker of its number has been here, which happens if
+the coordinator that gave it was replaced.
 
 First batch. A log takes any sequence of a producer that it does not know. If the first batch of a transaction was
 rejected and the next one is verified, that one would be stored without it. So the first batch here has sequence 0
 (version 2: each transaction has an epoch of its own), or the lowest sequence that was asked about (version 1).
 
-Invariants (`validate`): at most `KNOWN_MAX` answers; what is known of an open transaction is of its epoch; no void
-question is kept.
+Invariants (`validate`): at most `KNOWN_MAX` answers, and numbers that have ended; what is known of an open transaction
+is of its epoch; no void question is kept.
 """
 
 from __future__ import annotations
@@ -123,7 +125,7 @@ class PartitionTransactions:
     """See the module. `producers` returns the state of the log, which checks epochs and sequences first. It is another
     object after a move of the log to another directory."""
 
-    __slots__ = ("_known", "_lowest", "_producers", "_questions")
+    __slots__ = ("_ended", "_known", "_lowest", "_producers", "_questions")
 
     def __init__(self, producers: Callable[[], ProducerState]) -> None:
         self._producers = producers
@@ -132,6 +134,8 @@ class PartitionTransactions:
         """By producer, those without an answer: one, unless several clients use its id."""
         self._lowest: dict[int, tuple[int, int]] = {}
         """By producer, of version 1: epoch, and lowest sequence that was asked about."""
+        self._ended: dict[int, tuple[int, int]] = {}
+        """By producer, of version 1: epoch and number of the last marker."""
 
     # Batches.
 
@@ -189,6 +193,9 @@ class PartitionTransactions:
         is_open = producers.open_offset(producer_id) is not None
         if question.is_void or (is_open and producers.epoch_of(producer_id) != question.epoch):
             return
+        ended_epoch, ended = self._ended.get(producer_id, (-1, -1))
+        if question.epoch == ended_epoch and number <= ended:
+            return
         self._known.pop(producer_id, None)
         self._known[producer_id] = _Known(question.transaction.transactional_id, question.epoch, number)
         _limit(self._known)
@@ -225,6 +232,9 @@ class PartitionTransactions:
                     f" a transaction of epoch {epoch} is open"
                 )
         self._void(producer_id, below=marker.epoch if marker.is_strict else None)
+        if not marker.is_strict:
+            self._ended[producer_id] = max(self._ended.pop(producer_id, (-1, -1)), (marker.epoch, marker.number))
+            _limit(self._ended)
         return MarkerAction.APPEND if is_open or epoch < marker.epoch else MarkerAction.NOTHING
 
     def _void(self, producer_id: int, *, below: int | None = None) -> None:
@@ -270,11 +280,13 @@ class PartitionTransactions:
             self._void(producer_id)
         self._known.clear()
         self._lowest.clear()
+        self._ended.clear()
 
     def validate(self) -> None:
         """Assert the invariants."""
         assert len(self._known) <= KNOWN_MAX, "answers are limited"
         assert len(self._lowest) <= KNOWN_MAX, "lowest sequences are limited"
+        assert len(self._ended) <= KNOWN_MAX, "numbers that have ended are limited"
         for producer_id, known in self._known.items():
             if self._producers().open_offset(producer_id) is not None:
                 opened = self._producers().epoch_of(producer_id)

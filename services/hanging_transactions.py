@@ -117,14 +117,16 @@ def _open_row(leader: LeaderReplica, transaction: HangingTransaction) -> Produce
 
 
 def _marker(leader: LeaderReplica, transaction: HangingTransaction) -> Marker:
-    """Its number is the one that this leader knows, if it knows one: what it identifies is checked already."""
+    """Its number is the one that this leader knows, if it knows one: what it identifies is checked already. It does
+    not raise the coordinator epoch: the markers of the producer's coordinator would be rejected for ever."""
     known = {row.producer_id: row.number for row in leader.transactions.open_transactions()}
+    written = max(0, leader.log.producers.coordinator_epoch_of(transaction.producer_id))
     partition = leader.replica.partition_id
     return Marker(
         transactional_id="",
         producer_id=transaction.producer_id,
         epoch=transaction.epoch,
-        coordinator_epoch=transaction.coordinator_epoch,
+        coordinator_epoch=min(transaction.coordinator_epoch, written),
         is_commit=False,
         is_strict=False,
         number=known.get(transaction.producer_id, -1),

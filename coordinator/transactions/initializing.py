@@ -122,13 +122,21 @@ def _reply(request: InitProducer, after: Transaction) -> InitReply:
     )
 
 
+def is_idle(transaction: Transaction | None, request: ForgetIdle) -> bool:
+    """Return whether the id may be forgotten."""
+    return (
+        transaction is not None
+        and transaction.updated_ms + request.expiration_ms <= request.now_ms
+        and not (transaction.is_open or transaction.is_ending or transaction.last_token)
+    )
+
+
 def forget_idle(state: TransactionsState, request: ForgetIdle, limits: TransactionLimits) -> tuple[Records, bool]:
     """Forget the ids that are idle since `expiration_ms`. The reply is True if one decision cannot hold all of them."""
     idle = sorted(
         transactional_id
-        for transactional_id, transaction in state.ids.items()
-        if transaction.updated_ms + request.expiration_ms <= request.now_ms
-        and not (transaction.is_open or transaction.is_ending or transaction.last_token)
+        for transactional_id in (state.ids if request.ids is None else request.ids)
+        if is_idle(state.get(transactional_id), request)
     )
     records: list[TransactionRecord] = []
     size = 0

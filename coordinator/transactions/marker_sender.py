@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -38,11 +38,14 @@ from tidelog.replication.transaction_messages import (
     MarkersWritten,
     WriteMarkers,
 )
+from tidelog.world.slicing import sliced
 from tidelog.world.transport import Transport
 
 LOGGER = logging.getLogger(__name__)
 
 PARTITIONS_PER_CALL = 1_000
+ENTRIES_PER_SLICE = 500
+"""Entries put into queues in one turn of the event loop."""
 CALLS_MAX = 4
 """First attempts to one broker at the same time."""
 CALL_TIMEOUT_S = 5.0
@@ -83,6 +86,12 @@ class _Entry:
         """Its `partitions` are not used."""
         self.topic_id = topic_id
         self.partition = partition
+
+
+def _entries(ending: EndingTransaction, markers: Iterable[Marker]) -> Iterator[_Entry]:
+    for marker in markers:
+        for marked in marker.partitions:
+            yield _Entry(ending, marker, marked.topic_id, marked.partition)
 
 
 class _BrokerQueue:
@@ -139,20 +148,26 @@ class MarkerSender:
 
     # Transactions.
 
-    def begin(self, ending: EndingTransaction, markers: Iterable[Marker]) -> None:
-        """Send these markers until `ending.is_over`. Without partitions `on_written` is called at once."""
-        entries = [
-            _Entry(ending, marker, marked.topic_id, marked.partition)
-            for marker in markers
-            for marked in marker.partitions
-        ]
-        ending.left = len(entries)
+    def begin(self, ending: EndingTransaction, markers: Iterable[Marker], count: int) -> None:
+        """Send these markers until `ending.is_over`. `count` is that of their partitions; with 0 `on_written` is
+        called at once."""
+        ending.left = count
         self._endings[ending] = None
+        entries = _entries(ending, markers)
+        if count > ENTRIES_PER_SLICE:
+            self._spawn(self._begin_in_slices(ending, entries), name="begin-markers")
+            return
         image = self._image()
         for entry in entries:
             self._route(entry, image)
-        if not entries:
+        if not count:
             ending.on_written(ending)
+
+    async def _begin_in_slices(self, ending: EndingTransaction, entries: Iterator[_Entry]) -> None:
+        async for entry in sliced(entries, ENTRIES_PER_SLICE):
+            if ending.is_over:
+                return
+            self._route(entry, self._image())
 
     def end(self, ending: EndingTransaction) -> None:
         """Send nothing more of it."""

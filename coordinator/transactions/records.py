@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -38,6 +39,9 @@ EPOCH_MAX = 32_767
 """The highest epoch, which only markers carry. A producer id whose owner would reach it is replaced by a new one."""
 MEMBER_EPOCH = 0
 """Of every member of a joint transaction: it has a producer id of its own, once."""
+
+CACHED_PARTITIONS_MAX = 16
+"""Members with more are packed again with each record: the cache would take too much memory."""
 
 ProducerIdentity = tuple[int, int]
 """(producer id, epoch)."""
@@ -161,11 +165,22 @@ def encode_key(transactional_id: str) -> bytes:
     return bytes(msgpack.packb([int(Kind.TRANSACTION), transactional_id]))
 
 
+def _pack_member(member: Member) -> tuple[int, str, list[Any]]:
+    return member.producer_id, member.label, pack_partitions(member.partitions)
+
+
+_pack_cached = lru_cache(maxsize=1 << 14)(_pack_member)
+"""A record has all members, and most of them did not change."""
+
+
 def _pack(name: str, value: Any) -> Any:
     if name == "partitions":
         return pack_partitions(value)
     if name == "members":
-        return [[member.producer_id, member.label, pack_partitions(member.partitions)] for member in value]
+        return [
+            (_pack_cached if len(member.partitions) <= CACHED_PARTITIONS_MAX else _pack_member)(member)
+            for member in value
+        ]
     return list(value) if isinstance(value, tuple) else value
 
 

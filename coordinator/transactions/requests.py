@@ -154,3 +154,5 @@ class ForgetIdle:
 
     now_ms: int
     expiration_ms: int
+    ids: tuple[str, ...] | None = None
+    """Of these; None: of all."""

@@ -24,14 +24,16 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from tidelog.coordinator.loading import LogFormat, Turns
 from tidelog.coordinator.partition_shard import RETRY_S, PartitionHost, PartitionShard
+from tidelog.coordinator.transactions.initializing import is_idle
 from tidelog.coordinator.transactions.limits import TransactionLimits
 from tidelog.coordinator.transactions.machine import TransactionMachine
 from tidelog.coordinator.transactions.marker_sender import EndingTransaction, MarkerSender
-from tidelog.coordinator.transactions.queries import due_ms, markers_to_write
+from tidelog.coordinator.transactions.queries import due_ms, markers_count, markers_to_write
 from tidelog.coordinator.transactions.records import (
     Cause,
     Decision,
@@ -45,9 +47,9 @@ from tidelog.coordinator.transactions.state import EMPTY, TransactionsState, app
 from tidelog.model.errors import TidelogError
 from tidelog.model.group_errors import NotCoordinatorError
 from tidelog.model.ids import Offset
-from tidelog.model.maps import sorted_items
 from tidelog.model.transaction_errors import ConcurrentTransactionsError
 from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.world.slicing import sliced
 
 LOGGER = logging.getLogger(__name__)
 
@@ -55,6 +57,10 @@ TRANSACTIONS: LogFormat[TransactionsState, TransactionRecord] = LogFormat(EMPTY,
 """A partition of `__transaction_state`."""
 COMPLETIONS_MAX = 500
 """`Complete` requests in progress; the others wait."""
+TIMEOUTS_MAX = 500
+"""The same of `TimeOut`."""
+IDS_PER_SLICE = 500
+"""Ids looked at in one turn of the event loop."""
 _ID_NEEDED = object()
 """The reply to a request that needs a new producer id."""
 
@@ -128,6 +134,9 @@ class TransactionShard(PartitionShard[TransactionsState]):
         self._written: deque[EndingTransaction] = deque()
         """Those whose markers are written, and whose completion is not submitted yet."""
         self._completing = 0
+        self._overdue: deque[tuple[str, tuple[int, int]]] = deque()
+        """Ids whose deadline has passed, with what it counted from."""
+        self._timing_out = 0
         self._forgetting: asyncio.Task[None] | None = None
 
     @property
@@ -138,7 +147,13 @@ class TransactionShard(PartitionShard[TransactionsState]):
 
     async def _begin(self, state: TransactionsState) -> None:
         turns = Turns()
-        for transactional_id, transaction in sorted_items(state.ids):
+        running: list[str] = []  # a heap: sorting 100,000 at once takes too long
+        async for transactional_id, transaction in sliced(state.ids.items(), IDS_PER_SLICE):
+            if transaction.is_open or transaction.is_ending:
+                heappush(running, transactional_id)
+        while running:
+            transactional_id = heappop(running)
+            transaction = state.ids[transactional_id]
             if self.state.get(transactional_id) is transaction:  # else a commit has taken care of it
                 self._carry_out(transactional_id, transaction)
             await turns.maybe_yield()
@@ -148,6 +163,7 @@ class TransactionShard(PartitionShard[TransactionsState]):
             self._host.sender.end(ending)
         self.endings.clear()
         self._written.clear()
+        self._overdue.clear()
         for waiters in self._waiting.values():
             for waiter in waiters:
                 if not waiter.done():
@@ -269,7 +285,8 @@ class TransactionShard(PartitionShard[TransactionsState]):
         ending = EndingTransaction(transactional_id, transaction.number, self._markers_written, begun_s=now_s)
         self.endings[transactional_id] = ending
         epoch = self.leader.leader_epoch
-        self._host.sender.begin(ending, markers_to_write(transactional_id, transaction, coordinator_epoch=epoch))
+        markers = markers_to_write(transactional_id, transaction, coordinator_epoch=epoch)
+        self._host.sender.begin(ending, markers, markers_count(transaction))
 
     def _markers_written(self, ending: EndingTransaction) -> None:
         self._written.append(ending)
@@ -315,10 +332,28 @@ class TransactionShard(PartitionShard[TransactionsState]):
     def _due(self, key: Hashable) -> None:
         assert isinstance(key, str), "timer keys are transactional ids"
         transaction = self.state.get(key)
-        if transaction is not None and transaction.is_open:
-            self._host.spawn(self._time_out(key, transaction), name="transaction-timeout")
+        begun = None if transaction is None else _begin_of_wait(transaction)
+        if begun is not None:
+            self._overdue.append((key, begun))
+            self._time_out_overdue()
+
+    def _time_out_overdue(self) -> None:
+        while self._overdue and self._timing_out < TIMEOUTS_MAX:
+            transactional_id, begun = self._overdue.popleft()
+            transaction = self.state.get(transactional_id)
+            # Meanwhile it may have ended, or have been prepared: then it has another deadline.
+            if transaction is not None and _begin_of_wait(transaction) == begun:
+                self._timing_out += 1
+                self._host.spawn(self._time_out(transactional_id, transaction), name="transaction-timeout")
 
     async def _time_out(self, transactional_id: str, transaction: Transaction) -> None:
+        try:
+            await self._submit_time_out(transactional_id, transaction)
+        finally:
+            self._timing_out -= 1
+            self._time_out_overdue()
+
+    async def _submit_time_out(self, transactional_id: str, transaction: Transaction) -> None:
         due = due_ms(transaction, self.machine.limits)
         assert due is not None, "an open transaction has a deadline"
         # The deadline was counted without this broker's date.
@@ -342,11 +377,16 @@ class TransactionShard(PartitionShard[TransactionsState]):
             self._forgetting = self._host.spawn(self._forget_idle(), name=f"forget-ids-{self.number}")
 
     async def _forget_idle(self) -> None:
-        has_more = True
+        request = ForgetIdle(now_ms=self._host.now_ms(), expiration_ms=self._host.expiration_ms)
+        idle: list[str] = []
+        async for transactional_id, transaction in sliced(self.state.ids.items(), IDS_PER_SLICE):
+            if is_idle(transaction, request):
+                heappush(idle, transactional_id)
         try:
-            while has_more:
-                request = ForgetIdle(now_ms=self._host.now_ms(), expiration_ms=self._host.expiration_ms)
-                has_more = await self.submit(request, is_own=True)
+            while idle:
+                ids = [heappop(idle) for _ in range(min(IDS_PER_SLICE, len(idle)))]
+                while await self.submit(replace(request, ids=tuple(ids)), is_own=True):
+                    pass
         except TidelogError as error:
             LOGGER.info("transactions of partition %d: unused ids stay until the next time: %s", self.number, error)
 

@@ -188,7 +188,7 @@ class OneTransactionalId(RuleBasedStateMachine):
     @invariant()
     def markers_are_those_of_the_model(self) -> None:
         attempt = self.model.open
-        found = queries.markers_to_write(ID, self.coordinator.transaction, coordinator_epoch=4)
+        found = tuple(queries.markers_to_write(ID, self.coordinator.transaction, coordinator_epoch=4))
         if attempt is None or not attempt.ended:
             assert not found
             return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from support.brokers.cluster import RunningBroker
+from support.brokers.transactions import append_open, transactional
 from support.transactions.cluster import TransactionCluster
 
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.services.context import INTERNAL
-from tidelog.services.transaction_requests import AddPartitionsToTransaction, EndTransaction
+from tidelog.services.transaction_requests import AddPartitionsToTransaction, EndTransaction, HangingTransaction
 
 
 def test_a_partition_of_an_internal_topic_is_no_part_of_a_transaction() -> None:
@@ -38,3 +40,27 @@ def test_an_open_transaction_ends_although_its_record_is_over_the_limit_of_topic
         cluster.until_idle("app")
         assert cluster.committed_values(("orders", 0)) == [b"one"]
         assert cluster.state_of("app").last_token == b"t" * 1_000
+
+
+def test_an_operators_marker_does_not_fence_the_coordinator() -> None:
+    """With the coordinator epoch of the request in the log, no marker of the coordinator would be taken any more."""
+    with TransactionCluster(seed=43, orders=1) as cluster:
+        app, place = cluster.owner("app"), ("orders", 0)
+        partition = cluster.partition_id(*place)
+        leader = cluster.leading(partition)
+
+        async def hang(_: RunningBroker) -> None:
+            append_open(leader, transactional(b"lost", app.producer_id, app.epoch), app.producer_id, app.epoch)
+
+        cluster.on_broker(cluster.leader(partition), hang)
+        hanging = HangingTransaction(
+            partition=place, producer_id=app.producer_id, epoch=app.epoch, coordinator_epoch=(1 << 31) - 1
+        )
+        assert cluster.call(cluster.leader(partition), lambda service: service.abort_hanging(INTERNAL, [hanging])) == [
+            None
+        ]
+        app.init()
+        app.send(place, b"one")
+        app.end()
+        cluster.until_idle("app")
+        assert cluster.last_stable(place) == (4, 4)

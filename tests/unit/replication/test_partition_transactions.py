@@ -245,6 +245,23 @@ def test_a_marker_between_question_and_append_voids_the_answer(partition: Partit
         partition.transactions.check(APP, batch())
 
 
+@pytest.mark.case("C1")
+def test_an_answer_of_version_1_about_a_transaction_that_has_its_marker_counts_for_nothing(
+    partition: Partition,
+) -> None:
+    """A coordinator that does not know yet that it was replaced says so: its next transaction has the same epoch."""
+    with pytest.raises(UnverifiedError):
+        partition.write(transaction=OLD)
+    partition.confirm(OLD, number=4)
+    partition.write(transaction=OLD)
+    partition.marker(replace(OLD_MARKER, number=4))
+    partition.confirm(OLD, number=4)
+    with pytest.raises(UnverifiedError):
+        partition.write(sequence=1, transaction=OLD)
+    partition.confirm(OLD, number=5)
+    partition.write(sequence=1, transaction=OLD)
+
+
 def test_an_answer_to_a_leader_epoch_that_is_over_counts_for_nothing(partition: Partition) -> None:
     question = partition.transactions.ask(APP, 7, 3)
     partition.confirm(ProducerTransaction("other"), epoch=5)

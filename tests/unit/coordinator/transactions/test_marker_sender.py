@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any
@@ -11,13 +12,16 @@ from uuid import UUID
 from support.async_tests import asyncio_test
 
 from tidelog.coordinator.transactions.marker_sender import EndingTransaction, MarkerSender
+from tidelog.coordinator.transactions.queries import markers_count, markers_to_write
+from tidelog.coordinator.transactions.records import Member, Status, Transaction
 from tidelog.metadata.image import ClusterImage, Partition, Topic
-from tidelog.model.ids import NodeId, TopicId
+from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.model.maps import Map
 from tidelog.replication.tasks import ReplicaTasks
 from tidelog.replication.transaction_messages import MarkedPartition, Marker, MarkersWritten, WriteMarkers
 
 ME = NodeId(11)
+TURN_S = 0.02
 
 
 def image_of(topics: dict[int, int]) -> ClusterImage:
@@ -88,7 +92,7 @@ class Marked:
             number=1,
             partitions=tuple(MarkedPartition(UUID(int=topic), number, -1) for number in partitions),
         )
-        self.sender.begin(ending, [marker])
+        self.sender.begin(ending, [marker], len(partitions))
         return ending
 
     async def until_written(self, count: int) -> None:
@@ -119,3 +123,27 @@ async def test_a_deleted_topic_of_thousands_of_partitions_ends_its_transactions(
     endings = [marked.end(1, range(first, first + 2_500)) for first in range(0, 10_000, 2_500)]
     await marked.until_written(len(endings))
     assert marked.requests == []
+
+
+@asyncio_test
+async def test_markers_of_10_000_members_are_made_in_short_turns() -> None:
+    marked = Marked({1: 10_000})
+    members = tuple(
+        Member(100 + number, f"task-{number}", frozenset([PartitionId(TopicId(UUID(int=1)), number)]))
+        for number in range(10_000)
+    )
+    transaction = Transaction(producer_id=7, status=int(Status.PREPARE_COMMIT), number=1, members=members)
+    ending = EndingTransaction("app", 1, marked.end_written, begun_s=0.0)
+    markers = markers_to_write("app", transaction, coordinator_epoch=0)
+    began = time.thread_time()
+    marked.sender.begin(ending, markers, markers_count(transaction))
+    assert time.thread_time() - began < TURN_S
+    turns: list[float] = []
+    while len(marked.spawned) == 1:
+        began = time.thread_time()
+        await asyncio.sleep(0)
+        turns.append(time.thread_time() - began)
+    assert max(turns) < TURN_S
+    await marked.until_written(1)
+    assert sum(len(marker.partitions) for request in marked.requests for marker in request.markers) == 10_000
+    assert marked.sender.waiting == 0
