@@ -244,12 +244,15 @@ async def _committed(
 
 
 def _commit_code(error: TidelogError | None, request: messages.TxnOffsetCommitRequest, version: int) -> int:
-    """Before version 6 a member that is not current has ILLEGAL_GENERATION, whatever the protocol of its group is."""
+    """Before version 6 a member that is not current has ILLEGAL_GENERATION, whatever the protocol of its group is. A
+    transaction that has timed out has the code of a Produce request (`produce.code_of_failure`)."""
     if isinstance(error, MissingGroupError) and request.generation_id_or_member_epoch >= 0:
         return code(ErrorCode.GROUP_ID_NOT_FOUND if version >= IDS_SINCE else ErrorCode.ILLEGAL_GENERATION)
     if isinstance(error, StaleMemberEpochError | FencedMemberEpochError) and version < IDS_SINCE:
         return code(ErrorCode.ILLEGAL_GENERATION)
     error_code = _code(error, apis.TXN_OFFSET_COMMIT.key, version)
+    if error_code == code(ErrorCode.TRANSACTION_ABORTABLE) and version >= ENDS_VERSION_2_SINCE:
+        return code(ErrorCode.INVALID_PRODUCER_EPOCH)
     if error_code == code(ErrorCode.UNKNOWN_TOPIC_ID) and version < IDS_SINCE:
         return code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if error_code == code(ErrorCode.CONCURRENT_TRANSACTIONS) and version < ENDS_VERSION_2_SINCE:

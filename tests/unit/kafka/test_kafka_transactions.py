@@ -317,7 +317,10 @@ def test_a_transaction_that_times_out_is_aborted_and_its_producer_goes_on(
     before = owner.epoch
     cluster.until(lambda: cluster.state_of(owner.transactional_id).is_open is False, timeout=30)
     cluster.until_idle(owner.transactional_id)
-    assert owner.send(place, b"late") == "INVALID_PRODUCER_EPOCH"
+    for number in range(2):  # where it has written, and where it has not
+        owner.added.add((place[0], number))
+        assert owner.send((place[0], number), b"late") == "INVALID_PRODUCER_EPOCH"
+    assert owner.commit_offsets("late", {place: 1}, version={1: 4, 2: 5}[protocol]) == "INVALID_PRODUCER_EPOCH"
     if protocol == 2:
         assert owner.end() == "TRANSACTION_ABORTABLE"
         assert owner.end(is_commit=False) == ""
