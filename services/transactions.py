@@ -33,10 +33,19 @@ from tidelog.coordinator.transactions.requests import (
 from tidelog.coordinator.transactions.shard import TransactionShard
 from tidelog.metadata.controller_client import ControllerClient
 from tidelog.metadata.tail import MetadataTail
-from tidelog.model.errors import ErrorCode, InvalidRequestError, RemoteError, RequestTimedOutError, TidelogError
+from tidelog.metadata.topics import INTERNAL_TOPICS
+from tidelog.model.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    InvalidTopicError,
+    RemoteError,
+    RequestTimedOutError,
+    TidelogError,
+)
 from tidelog.model.group_errors import CoordinatorNotAvailableError, InvalidPatternError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.model.transaction_errors import ConcurrentTransactionsError
+from tidelog.replication.marker_receiver import OFFSETS_TOPIC
 from tidelog.replication.transaction_messages import TransactionPeers
 from tidelog.services.authorization import CLUSTER, Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
@@ -184,6 +193,7 @@ class TransactionService:
             self._admit(context, operation, request.transactional_id)
         check_named(request.partitions)
         found = await self._lookup.find_all(context, operation, request.partitions)
+        found = {ref: self._checked(where, is_broker=request.is_broker) for ref, where in found.items()}
         if any(isinstance(where, TidelogError) for where in found.values()):
             skipped = RemoteError("another partition has an error", code=ErrorCode.OPERATION_NOT_ATTEMPTED)
             outcomes = {ref: where if isinstance(where, TidelogError) else skipped for ref, where in found.items()}
@@ -191,6 +201,16 @@ class TransactionService:
         partitions = frozenset(where for where in found.values() if isinstance(where, PartitionId))
         await self._add(request, partitions, version=request.version, verify_only=request.verify_only)
         return [None] * len(request.partitions)
+
+    def _checked(self, where: PartitionId | TidelogError, *, is_broker: bool) -> PartitionId | TidelogError:
+        """Reject a partition that no marker could be written to: its transaction would never end. A broker names the
+        partition of a group whose offsets are committed."""
+        if isinstance(where, TidelogError):
+            return where
+        topic = self._tail.image.topics.get(where.topic_id)
+        if topic is None or topic.name not in INTERNAL_TOPICS or (is_broker and topic.name == OFFSETS_TOPIC):
+            return where
+        return InvalidTopicError(f"{topic.name} is an internal topic: it is no part of a transaction")
 
     @ends_at_deadline
     async def add_offsets(self, context: RequestContext, request: AddOffsetsToTransaction) -> None:

@@ -16,6 +16,7 @@ from itertools import islice
 
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.group_errors import FencedMemberEpochError, StaleMemberEpochError
+from tidelog.model.transaction_errors import TransactionAbortableError
 from tidelog.rpc.kafka import messages as apis
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import NONE, code, transaction_code_of
@@ -279,6 +280,10 @@ async def _end(request: messages.EndTxnRequest, context: Context) -> messages.En
     )
     try:
         reply = await context.services.transactions.end(context.request, ended)
+    except TransactionAbortableError:
+        # The coordinator has aborted it. As in Kafka: Streams creates another producer after this code, and shuts down
+        # after TRANSACTION_ABORTABLE.
+        return messages.EndTxnResponse(error_code=code(ErrorCode.PRODUCER_FENCED))
     except TidelogError as error:
         return messages.EndTxnResponse(error_code=_code(error, apis.END_TXN.key, context.version))
     return messages.EndTxnResponse(error_code=NONE, producer_id=reply.producer_id, producer_epoch=reply.epoch)

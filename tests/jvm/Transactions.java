@@ -24,7 +24,8 @@ import org.apache.kafka.common.serialization.StringSerializer;
  *
  *   end BOOTSTRAP ID TOPIC        commits and aborts: "kept-0", "aborted-1", "kept-2", ...
  *   fence BOOTSTRAP ID TOPIC      prints the exception of the older one of two instances, at commit
- *   slow BOOTSTRAP ID TOPIC       prints the exceptions of two transactions that time out, then commits another one
+ *   slow BOOTSTRAP ID TOPIC       prints the exception of a record after a timeout, commits another transaction, and
+ *                                 prints the exception of a commit after a timeout
  *   open BOOTSTRAP ID TOPIC       begins one and leaves it open; ends when it is told to
  *   copy BOOTSTRAP ID GROUP PROTOCOL SOURCE TARGET   until it is told to end; prints a line for each commit
  */
@@ -112,14 +113,6 @@ public class Transactions {
              Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
             beginAndTimeOut(producer, admin, id, topic);
             try {
-                producer.commitTransaction();
-                System.out.println("committed");
-            } catch (KafkaException error) {
-                System.out.println(name(error));
-            }
-            producer.abortTransaction();
-            beginAndTimeOut(producer, admin, id, topic);
-            try {
                 producer.send(new ProducerRecord<>(topic, 1, null, "late")).get();
                 System.out.println("sent");
             } catch (ExecutionException error) {
@@ -129,7 +122,13 @@ public class Transactions {
             producer.beginTransaction();
             producer.send(new ProducerRecord<>(topic, 0, null, "kept")).get();
             producer.commitTransaction();
-            System.out.println("went on");
+            beginAndTimeOut(producer, admin, id, topic);
+            try {
+                producer.commitTransaction();
+                System.out.println("committed");
+            } catch (KafkaException error) {
+                System.out.println(name(error));
+            }
         }
     }
 
