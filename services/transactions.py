@@ -45,6 +45,7 @@ from tidelog.model.errors import (
 from tidelog.model.group_errors import CoordinatorNotAvailableError, InvalidPatternError
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.model.transaction_errors import ConcurrentTransactionsError
+from tidelog.replication.marker_receiver import OFFSETS_TOPIC
 from tidelog.replication.transaction_messages import TransactionPeers
 from tidelog.services.authorization import CLUSTER, Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
@@ -192,10 +193,7 @@ class TransactionService:
             self._admit(context, operation, request.transactional_id)
         check_named(request.partitions)
         found = await self._lookup.find_all(context, operation, request.partitions)
-        for ref, where in found.items():
-            if isinstance(where, PartitionId) and self._is_internal(where):
-                # No leader of it takes a marker: the transaction would never end.
-                found[ref] = InvalidTopicError("an internal topic is no part of a transaction")
+        found = {ref: self._checked(where, is_broker=request.is_broker) for ref, where in found.items()}
         if any(isinstance(where, TidelogError) for where in found.values()):
             skipped = RemoteError("another partition has an error", code=ErrorCode.OPERATION_NOT_ATTEMPTED)
             outcomes = {ref: where if isinstance(where, TidelogError) else skipped for ref, where in found.items()}
@@ -204,9 +202,15 @@ class TransactionService:
         await self._add(request, partitions, version=request.version, verify_only=request.verify_only)
         return [None] * len(request.partitions)
 
-    def _is_internal(self, partition: PartitionId) -> bool:
-        topic = self._tail.image.topics.get(partition.topic_id)
-        return topic is not None and topic.name in INTERNAL_TOPICS
+    def _checked(self, where: PartitionId | TidelogError, *, is_broker: bool) -> PartitionId | TidelogError:
+        """Reject a partition that no marker could be written to: its transaction would never end. A broker names the
+        partition of a group whose offsets are committed."""
+        if isinstance(where, TidelogError):
+            return where
+        topic = self._tail.image.topics.get(where.topic_id)
+        if topic is None or topic.name not in INTERNAL_TOPICS or (is_broker and topic.name == OFFSETS_TOPIC):
+            return where
+        return InvalidTopicError(f"{topic.name} is an internal topic: it is no part of a transaction")
 
     @ends_at_deadline
     async def add_offsets(self, context: RequestContext, request: AddOffsetsToTransaction) -> None:

@@ -100,18 +100,20 @@ def code_of_failure(error: TidelogError, version: int) -> int:
 
     A request by name has UNKNOWN_TOPIC_OR_PARTITION for a topic that was just deleted. A leader of an older epoch is
     no leader. As Kafka, a broker that cannot ask the transaction coordinator has too few replicas: that is retried
-    without a look for another leader. A fenced producer has INVALID_PRODUCER_EPOCH: it hears PRODUCER_FENCED from its
-    coordinator, when it ends the transaction.
+    without a look for another leader. A fenced producer has INVALID_PRODUCER_EPOCH: it hears from its coordinator why,
+    when it ends the transaction. So has one whose transaction has timed out: Kafka Streams goes on after this code, and
+    ends after TRANSACTION_ABORTABLE, which version 11 has for a partition that was not added.
     """
     if isinstance(error, UnknownTopicIdError) and version < _IDS_SINCE:
         return code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if isinstance(error, FencedLeaderEpochError):
         return code(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    if error.code is ErrorCode.PRODUCER_FENCED:
-        return code(ErrorCode.INVALID_PRODUCER_EPOCH)
-    if error.code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_SINCE:
-        return code(ErrorCode.INVALID_TXN_STATE)
     is_old = version < _TRANSACTIONS_V2_SINCE
+    is_abortable = error.code is ErrorCode.TRANSACTION_ABORTABLE
+    if error.code is ErrorCode.PRODUCER_FENCED or (is_abortable and not is_old):
+        return code(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if is_abortable and version < _ABORTABLE_SINCE:
+        return code(ErrorCode.INVALID_TXN_STATE)
     if error.code in _NOT_VERIFIED or (is_old and error.code is ErrorCode.CONCURRENT_TRANSACTIONS):
         return code(ErrorCode.NOT_ENOUGH_REPLICAS)
     return data_code_of(error)

@@ -16,6 +16,7 @@ from itertools import islice
 
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.group_errors import FencedMemberEpochError, StaleMemberEpochError
+from tidelog.model.transaction_errors import TransactionAbortableError
 from tidelog.rpc.kafka import messages as apis
 from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import NONE, code, transaction_code_of
@@ -244,12 +245,15 @@ async def _committed(
 
 
 def _commit_code(error: TidelogError | None, request: messages.TxnOffsetCommitRequest, version: int) -> int:
-    """Before version 6 a member that is not current has ILLEGAL_GENERATION, whatever the protocol of its group is."""
+    """Before version 6 a member that is not current has ILLEGAL_GENERATION, whatever the protocol of its group is. A
+    transaction that has timed out has the code of a Produce request (`produce.code_of_failure`)."""
     if isinstance(error, MissingGroupError) and request.generation_id_or_member_epoch >= 0:
         return code(ErrorCode.GROUP_ID_NOT_FOUND if version >= IDS_SINCE else ErrorCode.ILLEGAL_GENERATION)
     if isinstance(error, StaleMemberEpochError | FencedMemberEpochError) and version < IDS_SINCE:
         return code(ErrorCode.ILLEGAL_GENERATION)
     error_code = _code(error, apis.TXN_OFFSET_COMMIT.key, version)
+    if error_code == code(ErrorCode.TRANSACTION_ABORTABLE) and version >= ENDS_VERSION_2_SINCE:
+        return code(ErrorCode.INVALID_PRODUCER_EPOCH)
     if error_code == code(ErrorCode.UNKNOWN_TOPIC_ID) and version < IDS_SINCE:
         return code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if error_code == code(ErrorCode.CONCURRENT_TRANSACTIONS) and version < ENDS_VERSION_2_SINCE:
@@ -276,6 +280,10 @@ async def _end(request: messages.EndTxnRequest, context: Context) -> messages.En
     )
     try:
         reply = await context.services.transactions.end(context.request, ended)
+    except TransactionAbortableError:
+        # The coordinator has aborted it. As in Kafka: Streams creates another producer after this code, and shuts down
+        # after TRANSACTION_ABORTABLE.
+        return messages.EndTxnResponse(error_code=code(ErrorCode.PRODUCER_FENCED))
     except TidelogError as error:
         return messages.EndTxnResponse(error_code=_code(error, apis.END_TXN.key, context.version))
     return messages.EndTxnResponse(error_code=NONE, producer_id=reply.producer_id, producer_epoch=reply.epoch)

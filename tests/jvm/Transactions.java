@@ -4,6 +4,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
+import java.util.concurrent.ExecutionException;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.TransactionState;
 import org.apache.kafka.clients.consumer.Consumer;
@@ -23,7 +24,8 @@ import org.apache.kafka.common.serialization.StringSerializer;
  *
  *   end BOOTSTRAP ID TOPIC        commits and aborts: "kept-0", "aborted-1", "kept-2", ...
  *   fence BOOTSTRAP ID TOPIC      prints the exception of the older one of two instances, at commit
- *   slow BOOTSTRAP ID TOPIC       prints the exceptions of a transaction that times out, then commits another one
+ *   slow BOOTSTRAP ID TOPIC       prints the exception of a record after a timeout, commits another transaction, and
+ *                                 prints the exception of a commit after a timeout
  *   open BOOTSTRAP ID TOPIC       begins one and leaves it open; ends when it is told to
  *   copy BOOTSTRAP ID GROUP PROTOCOL SOURCE TARGET   until it is told to end; prints a line for each commit
  */
@@ -93,29 +95,40 @@ public class Transactions {
         }
     }
 
+    private static void beginAndTimeOut(Producer<String, String> producer, Admin admin, String id, String topic)
+            throws Exception {
+        producer.beginTransaction();
+        producer.send(new ProducerRecord<>(topic, 0, null, "lost")).get();
+        long end = System.nanoTime() + WAIT.toNanos();
+        while (admin.describeTransactions(Set.of(id)).description(id).get().state() != TransactionState.COMPLETE_ABORT) {
+            if (System.nanoTime() > end) {
+                throw new IllegalStateException("the transaction is not aborted");
+            }
+            Thread.sleep(100);
+        }
+    }
+
     private static void slow(String bootstrap, String id, String topic) throws Exception {
         try (Producer<String, String> producer = producer(bootstrap, id, 1_500);
              Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
-            producer.beginTransaction();
-            producer.send(new ProducerRecord<>(topic, 0, null, "lost")).get();
-            long end = System.nanoTime() + WAIT.toNanos();
-            while (admin.describeTransactions(Set.of(id)).description(id).get().state() != TransactionState.COMPLETE_ABORT) {
-                if (System.nanoTime() > end) {
-                    throw new IllegalStateException("the transaction is not aborted");
-                }
-                Thread.sleep(100);
+            beginAndTimeOut(producer, admin, id, topic);
+            try {
+                producer.send(new ProducerRecord<>(topic, 1, null, "late")).get();
+                System.out.println("sent");
+            } catch (ExecutionException error) {
+                System.out.println(error.getCause().getClass().getSimpleName());
             }
+            producer.abortTransaction();
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>(topic, 0, null, "kept")).get();
+            producer.commitTransaction();
+            beginAndTimeOut(producer, admin, id, topic);
             try {
                 producer.commitTransaction();
                 System.out.println("committed");
             } catch (KafkaException error) {
                 System.out.println(name(error));
             }
-            producer.abortTransaction();
-            producer.beginTransaction();
-            producer.send(new ProducerRecord<>(topic, 0, null, "kept")).get();
-            producer.commitTransaction();
-            System.out.println("went on");
         }
     }
 

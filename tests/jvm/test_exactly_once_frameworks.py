@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.cluster, pytest.mark.timeout(500)
 
 HERE = Path(__file__).parent
 DEADLINE_S = 180.0
+LINES = 100
 
 
 @pytest.fixture
@@ -32,27 +33,27 @@ def cluster() -> Iterator[LocalCluster]:
         yield made
 
 
-@pytest.mark.requirement("a:H-50", "a:X3-36")
-def test_streams_counts_each_word_exactly_once_through_kills(cluster: LocalCluster, tmp_path: Path) -> None:
-    tools = Tools(cluster.kafka_bootstrap)
-    tools.create("lines", partitions=3)
-    tools.create("counts", partitions=3)
-    command = [
-        *java_command(str(HERE / "WordCount.java")),
-        *(cluster.kafka_bootstrap, "words", str(tmp_path / "state"), "lines", "counts", "exactly_once_v2"),
-    ]
+class WordCounts:
+    """Lines for the program, and all counts that it has ever committed."""
 
-    def say(count: int) -> None:
-        with tidelog.Producer(cluster.bootstrap) as producer:
-            for number in range(count):
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.total = 0
+
+    def say(self) -> None:
+        with tidelog.Producer(self.cluster.bootstrap) as producer:
+            for number in range(LINES):
                 producer.send("lines", f"sea tide{number % 5}".encode(), key=b"%d" % number)
             producer.flush(60)
+        self.total += LINES
 
-    def counts() -> list[tuple[bytes, int]]:
-        """All that were ever committed, in the order of each partition."""
+    def read(self) -> list[tuple[bytes, int]]:
+        """(word, count), in the order of each partition."""
         places = [("counts", number) for number in range(3)]
         rows: list[tuple[bytes, int]] = []
-        with tidelog.Consumer(cluster.bootstrap, isolation="read_committed", auto_offset_reset="earliest") as consumer:
+        with tidelog.Consumer(
+            self.cluster.bootstrap, isolation="read_committed", auto_offset_reset="earliest"
+        ) as consumer:
             consumer.assign(places)
             ends = consumer.end_offsets(*places)
 
@@ -66,32 +67,54 @@ def test_streams_counts_each_word_exactly_once_through_kills(cluster: LocalClust
             until(is_read, "the end of the counts", timeout_s=60)
         return rows
 
-    def wanted(total: int) -> dict[bytes, int]:
-        return {b"sea": total} | {b"tide%d" % number: total // 5 for number in range(5)}
+    def until_counted(self, process: subprocess.Popen[bytes], out: Path) -> None:
+        wanted = {b"sea": self.total} | {b"tide%d" % number: self.total // 5 for number in range(5)}
 
-    def until_counted(process: subprocess.Popen[bytes], out: Path, total: int) -> None:
-        until(
-            lambda: process.poll() is not None or dict(counts()) == wanted(total),
-            f"{total} lines",
-            timeout_s=DEADLINE_S,
-        )
+        def is_counted() -> bool:
+            return process.poll() is not None or dict(self.read()) == wanted
+
+        until(is_counted, f"{self.total} lines", timeout_s=DEADLINE_S)
         assert process.poll() is None, out.read_text()[-4000:]
 
+
+def pause(cluster: LocalCluster, process: subprocess.Popen[bytes]) -> None:
+    """In the middle of a transaction, until it has timed out."""
+    with tidelog.Admin(cluster.bootstrap) as admin:
+        until(lambda: list(admin.list_transactions(states=["Ongoing"])), "an open transaction")
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: not list(admin.list_transactions(states=["Ongoing"])), "its end")
+        process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.requirement("a:H-50", "a:X3-36")
+def test_streams_counts_each_word_exactly_once_through_a_pause_and_kills(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A pause that is longer than the timeout of its transaction does not end Streams."""
+    tools = Tools(cluster.kafka_bootstrap)
+    tools.create("lines", partitions=3)
+    tools.create("counts", partitions=3)
+    command = [
+        *java_command(str(HERE / "WordCount.java")),
+        *(cluster.kafka_bootstrap, "words", str(tmp_path / "state"), "lines", "counts", "exactly_once_v2"),
+    ]
+    words = WordCounts(cluster)
     first, second = tmp_path / "first.log", tmp_path / "second.log"
-    say(100)
+    words.say()
     with running(command, first) as process:
-        until_counted(process, first, 100)
+        words.until_counted(process, first)
+        words.say()
+        pause(cluster, process)
+        words.until_counted(process, first)
         cluster.kill(2)
-        say(100)
-        until_counted(process, first, 200)
+        words.say()
+        words.until_counted(process, first)
         cluster.start(2)
-        say(100)
+        words.say()
         process.send_signal(signal.SIGKILL)  # in the middle of a transaction, probably
-    say(100)
+    words.say()
     with running(command, second) as process:
-        until_counted(process, second, 400)
+        words.until_counted(process, second)
     rising: dict[bytes, list[int]] = {}
-    for word, count in counts():
+    for word, count in words.read():
         rising.setdefault(word, []).append(count)
     assert all(seen == sorted(set(seen)) for seen in rising.values()), "no count is written twice, none goes back"
 

@@ -130,7 +130,7 @@ class KafkaOwner:
         return rows
 
     def send(self, place: Place, value: bytes, *, version: int | None = None, sequence: int | None = None) -> str:
-        if self.protocol == 1 and place not in self.added:
+        if self.protocol == 1 and place not in self.added and version is None:
             assert self.add(place) == [""]
             self.added.add(place)
         number = self.sequences.get(place, 0) if sequence is None else sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -317,10 +318,13 @@ def test_a_transaction_that_times_out_is_aborted_and_its_producer_goes_on(
     before = owner.epoch
     cluster.until(lambda: cluster.state_of(owner.transactional_id).is_open is False, timeout=30)
     cluster.until_idle(owner.transactional_id)
-    assert owner.send(place, b"late") == "INVALID_PRODUCER_EPOCH"
+    for number in range(2):  # where it has written, and where it has not
+        owner.added.add((place[0], number))
+        assert owner.send((place[0], number), b"late") == "INVALID_PRODUCER_EPOCH"
+    assert owner.commit_offsets("late", {place: 1}, version={1: 4, 2: 5}[protocol]) == "INVALID_PRODUCER_EPOCH"
     if protocol == 2:
-        assert owner.end() == "TRANSACTION_ABORTABLE"
-        assert owner.end(is_commit=False) == ""
+        assert owner.end() == "PRODUCER_FENCED", "as Kafka: Streams goes on after it"
+        assert owner.end(is_commit=False) == "", "one that has heard of it by a record goes on"
         assert owner.epoch > before
     else:
         assert owner.end() == "PRODUCER_FENCED"
@@ -374,6 +378,46 @@ def test_a_partition_that_cannot_be_added_keeps_the_others_out(cluster: Transact
     assert not cluster.state_of(owner.transactional_id).is_open
     assert owner.add(place, place) == ["", ""]
     assert cluster.state_of(owner.transactional_id).partitions == {cluster.partition_id(*place)}
+
+
+def test_an_internal_topic_is_no_part_of_a_transaction(cluster: TransactionCluster, place: Place) -> None:
+    """Its marker could never be written, and the transaction would never end."""
+    owner = begun(cluster, f"internal-{place[0]}", 1)
+    assert owner.add_group("internal") == ""
+    assert owner.end(is_commit=False) == ""
+    cluster.until_idle(owner.transactional_id)
+    for topic in ("__transaction_state", "__consumer_offsets"):
+        assert owner.add(place, (topic, 0)) == ["OPERATION_NOT_ATTEMPTED", "INVALID_TOPIC"]
+        assert owner.send((topic, 0), b"never", version=11) == "INVALID_TOPIC"
+    new = begun(cluster, f"internal-2-{place[0]}", 2)
+    assert new.send(("__transaction_state", 0), b"never") == "INVALID_TOPIC"
+    assert batched(new, ("__transaction_state", 0), verify_only=False) == ["INVALID_TOPIC"]
+    assert batched(new, ("__consumer_offsets", 0), verify_only=False) == [""]
+    for each in (owner, new):
+        assert each.end(is_commit=False) in ("", "INVALID_TXN_STATE")
+        cluster.until_idle(each.transactional_id)
+
+
+def test_a_transaction_of_too_many_partitions_is_rejected_and_may_end(
+    cluster: TransactionCluster, place: Place
+) -> None:
+    old, new = begun(cluster, f"large-1-{place[0]}", 1), begun(cluster, f"large-2-{place[0]}", 2)
+    for owner in (old, new):
+        shard = cluster.shard_of(owner.transactional_id)
+        before = shard.machine.limits
+        shard.machine.limits = replace(before, partitions_max=2)
+        try:
+            assert owner.send(place, b"one") == ""
+            if owner is old:
+                assert owner.add(("orders", 0), ("orders", 1)) == ["POLICY_VIOLATION"] * 2
+            else:
+                assert owner.send(("orders", 0), b"one") == ""
+                assert owner.send(("orders", 1), b"one") == "POLICY_VIOLATION"
+        finally:
+            shard.machine.limits = before
+        assert owner.end() == ""
+        cluster.until_idle(owner.transactional_id)
+    assert read(cluster, place) == [b"one", b"one"]
 
 
 def test_a_transaction_of_one_protocol_is_not_ended_by_the_other(cluster: TransactionCluster, place: Place) -> None:

@@ -184,7 +184,7 @@ def test_a_batch_of_a_transaction_is_added_for_new_clients_and_verified_for_old_
         (CoordinatorLoadingError("loading"), "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS"),
         (TransportError("broken"), "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS"),
         (ProducerFencedError("newer"), "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_EPOCH"),
-        (TransactionAbortableError("aborted"), "TRANSACTION_ABORTABLE", "TRANSACTION_ABORTABLE"),
+        (TransactionAbortableError("aborted"), "TRANSACTION_ABORTABLE", "INVALID_PRODUCER_EPOCH"),
     ):
         coordinator.error = error
         assert rows_of(world.ask(PRODUCE, request, version=11)) == [old]

@@ -22,7 +22,7 @@ from tidelog.metadata.topics import AddPartitions, CreateTopics, DeleteTopics, N
 from tidelog.model.errors import ErrorCode, TidelogError, TransportError
 from tidelog.model.group_errors import CoordinatorNotAvailableError, NotCoordinatorError
 from tidelog.model.maps import Map
-from tidelog.services.authorization import AuthorizationFailedError, Operation, Resource
+from tidelog.services.authorization import AuthorizationFailedError, Operation, Resource, ResourceType
 from tidelog.services.cluster import ClusterMetadata, MetadataQuery
 from tidelog.services.configs import ConfigQuery, ConfigResource
 from tidelog.services.context import Api, RequestContext
@@ -364,3 +364,26 @@ def test_a_metadata_response_has_only_topics_that_the_principal_may_describe(is_
     assert list(metadata.topics()) == ([topic] if is_allowed else [])
     for row in (metadata.find("orders"), metadata.find("", topic.topic_id)):
         assert row is topic if is_allowed else row.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize("verify_only", [True, False])
+def test_a_broker_adds_partitions_by_its_own_right_and_not_by_that_to_the_transactional_id(verify_only: bool) -> None:
+    class Right(Hooks):
+        def authorize(self, context: RequestContext, operation: Operation, resource: Resource) -> bool:
+            asked.append((operation, resource.type))
+            return super().authorize(context, operation, resource)
+
+    asked: list[tuple[Operation, ResourceType]] = []
+    request = AddPartitionsToTransaction(
+        **OWNER, partitions=[PARTITION], verify_only=verify_only, version=2, is_broker=True
+    )
+    hooks = Right(is_allowed=True)
+    (error,) = asyncio.run(data_services(Guard(hooks, hooks))[TransactionService].add_partitions(CONTEXT, request))
+    assert error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "it was allowed to ask"
+    assert asked[0] == (Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
+    assert ResourceType.TRANSACTIONAL_ID not in {kind for _, kind in asked}
+    assert hooks.charged
+    denied = Right(is_allowed=False)
+    with pytest.raises(AuthorizationFailedError) as raised:
+        asyncio.run(data_services(Guard(denied, denied))[TransactionService].add_partitions(CONTEXT, request))
+    assert raised.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
