@@ -200,7 +200,7 @@ def test_producers_that_are_killed_and_restarted_lose_nothing_acknowledged(
     print(f"stored twice after restarts: {dict(overlaps)}")
 
 
-@pytest.mark.requirement("b:D-34", "b:J-04", "b:D-16", "a:E-10", "b:EX-16")
+@pytest.mark.requirement("b:D-34", "b:J-04", "b:J-05", "b:D-16", "a:E-10", "a:E-52", "b:EX-16")
 def test_members_that_join_and_die_keep_their_offsets_with_the_results(
     cluster: LocalCluster, admin: tidelog.Admin, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from support.clusters import commands
 from support.clusters.waiting import until
 
 import tidelog
+from tidelog.coordinator.hashing import partition_for
 from tidelog.errors import ProducerFencedError, TransactionAbortableError, TransactionAbortedError
 from tidelog.testing import MemoryCluster
 
@@ -139,7 +140,7 @@ def group_values(cluster: MemoryCluster, topic: str, isolation: Any, wanted: int
     return found
 
 
-@pytest.mark.requirement("a:X3-38", "a:T-20", "b:EX-38")
+@pytest.mark.requirement("a:X3-38", "a:T-20", "a:V-09", "b:EX-38")
 def test_an_open_transaction_holds_back_later_records_until_its_timeout_aborts_it(
     cluster: MemoryCluster, topic: str
 ) -> None:
@@ -160,6 +161,30 @@ def test_an_open_transaction_holds_back_later_records_until_its_timeout_aborts_i
         with producer.transaction():
             producer.send(topic, b"next", partition=0)
     until(lambda: values(cluster.bootstrap, topic) == [b"later", b"next"], "the producer goes on")
+
+
+@pytest.mark.requirement("a:H-40", "a:V-09")
+def test_the_cost_of_a_transaction_is_one_marker_for_each_partition_whatever_its_records(
+    cluster: MemoryCluster, topic: str
+) -> None:
+    places = [tidelog.TopicPartition(topic, number) for number in (0, 1)]
+
+    def ends() -> list[int]:
+        with tidelog.Consumer(cluster.bootstrap) as consumer:
+            found = consumer.end_offsets(*places)
+        return [found[place] for place in places]
+
+    with tidelog.Producer(cluster.bootstrap, transactional_id=topic) as producer:
+        written = [0, 0]
+        for count in (1, 10, 1_000):
+            with producer.transaction():
+                for partition in (0, 1):
+                    producer.send_many(topic, values=[b"x"] * count, partition=partition)
+            written = [before + count + 1 for before in written]
+            until(lambda wanted=tuple(written): ends() == [*wanted], f"one marker after {count} records")  # type: ignore[misc]
+        with producer.transaction():
+            producer.send(topic, b"x", partition=0)
+        until(lambda: ends() == [written[0] + 2, written[1]], "no marker in a partition without records")
 
 
 # A program that ends, or is replaced.
@@ -507,6 +532,8 @@ def test_the_next_coordinator_writes_the_markers_of_a_decision() -> None:
             producer.init_transactions()
             assert "__transaction_state" in [topic.name for topic in admin.list_topics(internal=True)]
             coordinator = coordinator_of(cluster, "a")
+            partitions = len(admin.describe_topic("__transaction_state").partitions)
+            assert coordinator == cluster.leader("__transaction_state", partition_for("a", partitions))
             other = next(broker for broker in cluster.brokers if broker != coordinator)
             admin.create_topic("alone", assignment=[[other]])
             producer.begin_transaction()
