@@ -57,11 +57,27 @@ with tidelog.Producer(BOOTSTRAP, transactional_id=TOPIC) as producer:
         print("in the block", flush=True)
         time.sleep(100)
 """
+IN_AN_ASYNC_BLOCK = """
+import asyncio
+import tidelog
+
+async def main():
+    async with tidelog.aio.Producer(BOOTSTRAP, transactional_id=TOPIC) as producer:
+        async with producer.transaction():
+            await producer.send_and_wait(TOPIC, b"interrupted")
+            print("in the block", flush=True)
+            await asyncio.sleep(100)
+
+asyncio.run(main())
+"""
 
 
-def test_ctrl_c_in_a_block_aborts_before_the_program_ends(cluster: LocalCluster, admin: tidelog.Admin) -> None:
-    topic = make(admin, "interrupted")
-    with program(cluster, IN_A_BLOCK, TOPIC=topic) as process:
+@pytest.mark.parametrize("code", [IN_A_BLOCK, IN_AN_ASYNC_BLOCK], ids=["threads", "asyncio"])
+def test_ctrl_c_in_a_block_aborts_before_the_program_ends(
+    cluster: LocalCluster, admin: tidelog.Admin, code: str, request: pytest.FixtureRequest
+) -> None:
+    topic = make(admin, f"interrupted-{request.node.callspec.id}")
+    with program(cluster, code, TOPIC=topic) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in the block\n"
         assert admin.describe_transaction(topic).state == "Ongoing"
