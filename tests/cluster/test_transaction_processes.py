@@ -148,6 +148,45 @@ def test_a_forked_child_cannot_use_the_transactions_of_its_parent(cluster: Local
     assert sorted(values(cluster.bootstrap, topic)) == [b"member", b"owner", b"parent"]
 
 
+TASK = """
+import time
+import tidelog
+
+with tidelog.Producer(BOOTSTRAP) as member:
+    member.join_transaction(OWNER, label=LABEL)
+    for number in range(100):
+        member.send(TOPIC, f"{LABEL} {number}")
+    member.flush()
+    if not DIES:
+        member_id = member.leave_transaction()
+    print(0 if DIES else member_id, flush=True)
+    if DIES:
+        time.sleep(100)
+"""
+
+
+def test_only_attempts_of_tasks_that_the_owner_names_commit(cluster: LocalCluster, admin: tidelog.Admin) -> None:
+    topic = make(admin, "tasks", 3)
+
+    def attempt(label: str, *, dies: bool) -> int:
+        with program(cluster, TASK, TOPIC=topic, OWNER=topic, LABEL=label, DIES=dies) as process:
+            assert process.stdout is not None
+            return int(process.stdout.readline())  # then it is killed
+
+    with tidelog.Producer(cluster.bootstrap, transactional_id=topic) as owner:
+        owner.init_transactions()
+        attempt("task 1, killed", dies=True)
+        members = [attempt("task 1, again", dies=False), attempt("task 2", dies=False)]
+        attempt("task 2, twice", dies=False)
+        owner.begin_transaction()
+        assert len(admin.describe_transaction(topic).members) == 4
+        assert values(cluster.bootstrap, topic) == []
+        assert owner.commit_transaction(members=members, token=b"job 1")
+        wanted = sorted(f"{label} {number}".encode() for label in ("task 1, again", "task 2") for number in range(100))
+        until(lambda: sorted(values(cluster.bootstrap, topic)) == wanted, "what the named members wrote")
+        assert len(values(cluster.bootstrap, topic, UNCOMMITTED)) == 400
+
+
 def test_an_operator_lists_describes_and_aborts_on_a_terminal(cluster: LocalCluster, admin: tidelog.Admin) -> None:
     topic = make(admin, "operated")
     with tidelog.Producer(cluster.bootstrap, transactional_id=topic) as producer:
