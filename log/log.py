@@ -251,8 +251,9 @@ class Log:
         return list(self.segments.sealed)
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """Readers of committed data read below this."""
-        return self.producers.last_stable_offset(high_watermark)
+        """Readers of committed data read below this. It is not below the start, although `advance_start` may have removed
+        records of an open transaction."""
+        return max(min(self.start_offset, high_watermark), self.producers.last_stable_offset(high_watermark))
 
     # Leader epochs and lineage
 

@@ -350,6 +350,27 @@ def test_a_topic_that_is_deleted_in_a_transaction_does_not_hold_it_up(cluster: M
     until(lambda: values(cluster.bootstrap, topic) == [b"1", b"2"], "the next transaction")
 
 
+def test_records_of_an_open_transaction_may_be_deleted_and_readers_stay_within_the_log(
+    cluster: MemoryCluster, topic: str
+) -> None:
+    place = tidelog.TopicPartition(topic, 0)
+    with (
+        tidelog.Admin(cluster.bootstrap) as admin,
+        tidelog.Producer(cluster.bootstrap, transactional_id=topic) as producer,
+        tidelog.Consumer(cluster.bootstrap, isolation=COMMITTED, auto_offset_reset="none") as consumer,
+    ):
+        with producer.transaction():
+            for value in (b"deleted", b"deleted, too"):
+                producer.send(topic, value, partition=0).result(30)
+            admin.delete_records({place: 2})
+            consumer.assign([place])
+            assert consumer.beginning_offsets(place) == consumer.end_offsets(place) == {place: 2}
+            consumer.seek_to_end()
+            assert consumer.poll(0.2) == [], "an open transaction"
+            producer.send(topic, b"kept", partition=0)
+        assert [record.value for record in until(lambda: consumer.poll(0.2), "the record that is left")] == [b"kept"]
+
+
 def test_a_producer_whose_id_has_expired_ends_and_a_new_one_goes_on() -> None:
     settings = {
         "transactional.id.expiration.ms": 500,
