@@ -40,7 +40,7 @@ class ErrorCode(Enum):
     OUT_OF_ORDER_SEQUENCE_NUMBER = ErrorRow(45, False, "an earlier batch is missing; resend from that one")
     DUPLICATE_SEQUENCE_NUMBER = ErrorRow(46, False, "the batch is older than the last five and was stored before")
     INVALID_PRODUCER_EPOCH = ErrorRow(47, False, "a newer producer uses this id; stop this one")
-    INVALID_TXN_STATE = ErrorRow(48, False, "begin a transaction first")
+    INVALID_TXN_STATE = ErrorRow(48, False, "begin a transaction first, and end it before the next one")
     INVALID_PRODUCER_ID_MAPPING = ErrorRow(
         49, False, "the transactional id has another producer id, or has expired; initialize the producer again"
     )

@@ -100,6 +100,8 @@ class Transactions:
         self._coordinators = Coordinators(cluster, TRANSACTIONS)
         self._group_coordinators = Coordinators(cluster)
         self._lock = asyncio.Lock()
+        self._entering = asyncio.Lock()
+        """One block at a time begins: the next one then knows that a transaction is open."""
         self._batches_before = 0
         self._has_offsets = False
         self._is_prepared = False
@@ -148,12 +150,13 @@ class Transactions:
 
     async def enter_transaction(self, block: object) -> None:
         """For `transaction()`: initialize if necessary, finish an abort that was not confirmed, and begin."""
-        if self.states.state is State.UNINITIALIZED:
-            await self.init_transactions()
-        if self.states.state is State.ABORTING:
-            await self.abort_transaction()
-        await self.begin_transaction()
-        self.block = block
+        async with self._entering:
+            if self.states.state is State.UNINITIALIZED:
+                await self.init_transactions()
+            if self.states.state is State.ABORTING:
+                await self.abort_transaction()
+            await self.begin_transaction()
+            self.block = block
 
     async def send_offsets(self, offsets: OffsetsToSend, group: GroupMetadata, *, timeout: float | None = None) -> None:
         """Commit offsets of a consumer group in this transaction: with its records, or not at all.

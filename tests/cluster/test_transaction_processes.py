@@ -57,11 +57,27 @@ with tidelog.Producer(BOOTSTRAP, transactional_id=TOPIC) as producer:
         print("in the block", flush=True)
         time.sleep(100)
 """
+IN_AN_ASYNC_BLOCK = """
+import asyncio
+import tidelog
+
+async def main():
+    async with tidelog.aio.Producer(BOOTSTRAP, transactional_id=TOPIC) as producer:
+        async with producer.transaction():
+            await producer.send_and_wait(TOPIC, b"interrupted")
+            print("in the block", flush=True)
+            await asyncio.sleep(100)
+
+asyncio.run(main())
+"""
 
 
-def test_ctrl_c_in_a_block_aborts_before_the_program_ends(cluster: LocalCluster, admin: tidelog.Admin) -> None:
-    topic = make(admin, "interrupted")
-    with program(cluster, IN_A_BLOCK, TOPIC=topic) as process:
+@pytest.mark.parametrize("code", [IN_A_BLOCK, IN_AN_ASYNC_BLOCK], ids=["threads", "asyncio"])
+def test_ctrl_c_in_a_block_aborts_before_the_program_ends(
+    cluster: LocalCluster, admin: tidelog.Admin, code: str, request: pytest.FixtureRequest
+) -> None:
+    topic = make(admin, f"interrupted-{request.node.callspec.id}")
+    with program(cluster, code, TOPIC=topic) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in the block\n"
         assert admin.describe_transaction(topic).state == "Ongoing"
@@ -130,6 +146,45 @@ def test_a_forked_child_cannot_use_the_transactions_of_its_parent(cluster: Local
     assert process.returncode == 0, errors
     assert out.splitlines() == ["ForkedError"] * 5 + ["the block of the child ends with an error"]
     assert sorted(values(cluster.bootstrap, topic)) == [b"member", b"owner", b"parent"]
+
+
+TASK = """
+import time
+import tidelog
+
+with tidelog.Producer(BOOTSTRAP) as member:
+    member.join_transaction(OWNER, label=LABEL)
+    for number in range(100):
+        member.send(TOPIC, f"{LABEL} {number}")
+    member.flush()
+    if not DIES:
+        member_id = member.leave_transaction()
+    print(0 if DIES else member_id, flush=True)
+    if DIES:
+        time.sleep(100)
+"""
+
+
+def test_only_attempts_of_tasks_that_the_owner_names_commit(cluster: LocalCluster, admin: tidelog.Admin) -> None:
+    topic = make(admin, "tasks", 3)
+
+    def attempt(label: str, *, dies: bool) -> int:
+        with program(cluster, TASK, TOPIC=topic, OWNER=topic, LABEL=label, DIES=dies) as process:
+            assert process.stdout is not None
+            return int(process.stdout.readline())  # then it is killed
+
+    with tidelog.Producer(cluster.bootstrap, transactional_id=topic) as owner:
+        owner.init_transactions()
+        attempt("task 1, killed", dies=True)
+        members = [attempt("task 1, again", dies=False), attempt("task 2", dies=False)]
+        attempt("task 2, twice", dies=False)
+        owner.begin_transaction()
+        assert len(admin.describe_transaction(topic).members) == 4
+        assert values(cluster.bootstrap, topic) == []
+        assert owner.commit_transaction(members=members, token=b"job 1")
+        wanted = sorted(f"{label} {number}".encode() for label in ("task 1, again", "task 2") for number in range(100))
+        until(lambda: sorted(values(cluster.bootstrap, topic)) == wanted, "what the named members wrote")
+        assert len(values(cluster.bootstrap, topic, UNCOMMITTED)) == 400
 
 
 def test_an_operator_lists_describes_and_aborts_on_a_terminal(cluster: LocalCluster, admin: tidelog.Admin) -> None:

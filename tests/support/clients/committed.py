@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 from typing import Literal
 
 import tidelog
@@ -15,6 +16,7 @@ from tidelog.testing import MemoryCluster
 
 COMMITTED: Literal["read_committed"] = "read_committed"
 UNCOMMITTED: Literal["read_uncommitted"] = "read_uncommitted"
+_names = count(1)
 Isolation = Literal["read_committed", "read_uncommitted"]
 
 
@@ -33,6 +35,29 @@ def values(bootstrap: str, topic: str, isolation: Isolation = COMMITTED) -> list
 
         until(is_at_end, f"the end of {topic}")
     return [record.value or b"" for record in sorted(found, key=lambda record: (record.partition, record.offset))]
+
+
+def new_topic(cluster: MemoryCluster, *, partitions: int = 2, factor: int = 3) -> str:
+    name = f"t{next(_names)}"
+    with tidelog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic(name, partitions=partitions, replication_factor=factor)
+    return name
+
+
+def send_one(producer: tidelog.Producer, topic: str, value: bytes) -> None:
+    """To each of two partitions."""
+    for partition in (0, 1):
+        producer.send(topic, value, partition=partition)
+
+
+def state_of(cluster: MemoryCluster, transactional_id: str) -> str:
+    with tidelog.Admin(cluster.bootstrap) as admin:
+        return admin.describe_transaction(transactional_id).state
+
+
+def coordinator_of(cluster: MemoryCluster, transactional_id: str) -> int:
+    with tidelog.Admin(cluster.bootstrap) as admin:
+        return admin.describe_transaction(transactional_id).coordinator
 
 
 def hang(cluster: MemoryCluster, topic: str, value: bytes, *, producer_id: int = 999_999) -> int:

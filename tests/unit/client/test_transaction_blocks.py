@@ -11,6 +11,7 @@ from support.async_tests import virtual_time_test
 from support.clients.transaction_cluster import ABORTED, TransactionCluster
 
 from tidelog.client.errors import ProducerClosedError, TransactionAbortedError, TransactionTimeoutError
+from tidelog.model.errors import InvalidTransactionStateError
 
 UNKNOWN = "whether the transaction has committed is not known: call commit_transaction again"
 
@@ -84,6 +85,26 @@ async def test_a_block_whose_abort_is_cancelled_is_finished_by_the_next() -> Non
             await producer.send("t", b"next")
         assert cluster.values("t") == [b"next"]
         assert cluster.values("t", ABORTED) == [b"x"]
+
+
+@virtual_time_test
+async def test_blocks_of_two_tasks_do_not_share_a_transaction() -> None:
+    cluster = TransactionCluster({"t": 1})
+    async with cluster.producer(transactional_id="a") as producer:
+
+        async def work(value: bytes) -> None:
+            async with producer.transaction():
+                await producer.send("t", value)
+                await asyncio.sleep(1)
+
+        cluster.hold("Init")
+        asyncio.get_running_loop().call_later(1, cluster.release, "Init")
+        for _ in range(2):  # the first blocks initialize the producer, too
+            outcomes = await asyncio.gather(work(b"first"), work(b"second"), return_exceptions=True)
+            assert outcomes[0] is None
+            assert isinstance(outcomes[1], InvalidTransactionStateError)
+            assert str(outcomes[1]) == "begin_transaction: the producer is in a transaction; commit or abort it first"
+    assert cluster.values("t") == [b"first"] * 2
 
 
 @virtual_time_test

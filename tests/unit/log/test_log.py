@@ -296,6 +296,16 @@ class TestProducers:
         with pytest.raises(RecordTooLargeError):
             log.append(batch(1, value=b"x" * (1 << 20)), leader_epoch=0, is_coordinator=True)
 
+    async def test_the_last_stable_offset_is_not_below_the_start(self, node: SimNode) -> None:
+        log = await open_log(node)
+        log.append(idempotent(0, is_transactional=True, count=3), leader_epoch=0)
+        assert log.last_stable_offset(Offset(3)) == 0
+        await log.advance_start(Offset(2))
+        assert log.last_stable_offset(Offset(3)) == 2
+        assert log.last_stable_offset(Offset(1)) == 1, "nor above the high watermark"
+        log.append(marker(7, ControlKind.COMMIT), leader_epoch=0, is_coordinator=True)
+        assert log.last_stable_offset(Offset(4)) == 4
+
     def test_a_lost_transaction_index_is_rebuilt(self, lab: Lab) -> None:
         async def write(node: SimNode) -> None:
             log = await open_log(node)

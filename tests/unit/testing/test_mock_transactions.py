@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 
 import tidelog
@@ -13,8 +17,9 @@ from tidelog.errors import (
     TransactionFatalError,
     TransactionTimeoutError,
 )
-from tidelog.testing import MockProducer, SentRecord
+from tidelog.testing import MockConsumer, MockProducer, SentRecord
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 GROUP = tidelog.GroupMetadata("g", "m", 1)
 
 
@@ -34,6 +39,34 @@ def test_a_block_commits_its_records_and_offsets() -> None:
         with pytest.raises(InvalidTransactionStateError, match="begin_transaction first"):
             producer.send("orders", b"2")
         assert values(producer.history) == [b"1"]
+
+
+def test_the_pipeline_of_the_examples_runs_with_mocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["consume_transform_produce.py"])
+    pipeline = runpy.run_path(str(EXAMPLES / "consume_transform_produce.py"))
+    consumer = MockConsumer(
+        group="g", auto_offset_reset="earliest", enable_auto_commit=False, isolation="read_committed"
+    )
+    source, target = pipeline["SOURCE"], pipeline["TARGET"]
+    consumer.add_topic(source, partitions=2)
+    for number in range(4):
+        consumer.add_record(source, b"%d" % number, partition=number % 2)
+    consumer.subscribe([source])
+    with consumer, MockProducer(transactional_id="t") as producer:
+        records = consumer.poll(1)
+        producer.raise_in_commit(TransactionAbortableError("the group has moved"))
+        with pytest.raises(TransactionAbortableError):
+            pipeline["process"](records, consumer, producer)
+        assert producer.committed == []
+        assert producer.offsets == {}
+        pipeline["rewind"](consumer)
+        again = consumer.poll(1)
+        assert again == records
+        pipeline["process"](again, consumer, producer)
+        assert values(producer.committed) == [b"invoice of " + (record.value or b"") for record in records]
+        assert {record.topic for record in producer.committed} == {target}
+        offsets = {tidelog.TopicPartition(source, number): tidelog.OffsetAndMetadata(2) for number in (0, 1)}
+        assert producer.offsets == {"g": offsets}
 
 
 def test_an_exception_in_a_block_aborts_it() -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# `pytester` forgets what a run in this process has imported: the next run would have half of the modules twice.
+import tidelog.testing.memory  # noqa: F401
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[3]
