@@ -132,7 +132,7 @@ chaos: setup ## real nodes and clients under faults; root: installs what is miss
 	@tests/chaos/setup.sh
 	@PYTHONPATH=tests:tests/cluster $(BIN)/python -m chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TIMELINE),--timeline) $(if $(PIPELINES),--pipelines $(PIPELINES)) $(if $(CLIENTS),--clients $(CLIENTS)) \
-		$(if $(QUIET),--quiet $(QUIET)) $(if $(SMALL),--small)
+		$(if $(QUIET),--quiet $(QUIET)) $(if $(PAUSE),--pause $(PAUSE)) $(if $(KINDS),--kinds $(KINDS)) $(if $(SMALL),--small)
 
 requirements: setup ## list the requirements: proved by a test, rejected, or open
 	@$(BIN)/python tests/requirements.py

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from tidelog.testing.chaos.history import Read, TopicPartition, TransactionLog, output_of, place_of
-from tidelog.testing.chaos.worker_spec import EXIT_FENCED, TIDELOG, WorkerSpec
+from tidelog.testing.chaos.worker_spec import CONFLUENT, EXIT_FENCED, TIDELOG, WorkerSpec
 
 T = TypeVar("T")
 
@@ -26,7 +26,9 @@ RECORDS_MAX = 100
 """Inputs of a transaction."""
 ABORTS = 0.05
 """Share of the transactions that the worker gives up."""
-TRANSACTION_TIMEOUT_MS = 10_000
+TRANSACTION_TIMEOUT_MS = {TIDELOG: 10_000, CONFLUENT: 60_000}
+"""A worker that is frozen for longer than the first goes on after its transaction was aborted. In version 1 of the
+protocol, which librdkafka has, this ends the client as fenced: so it has a timeout that nothing exceeds."""
 SESSION_MS = 6_000
 CALL_S = 10.0
 
@@ -144,7 +146,7 @@ class TidelogPipeline:
         self._producer = tidelog.Producer(
             spec.bootstrap,
             transactional_id=spec.transactional_id,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS[TIDELOG],
             max_block_ms=int(CALL_S * 1000),
             linger_ms=5,
         )
@@ -222,7 +224,7 @@ class ConfluentPipeline:
             {
                 **common,
                 "transactional.id": spec.transactional_id,
-                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS[CONFLUENT],
                 "linger.ms": 5,
             }
         )

@@ -67,7 +67,13 @@ class Fault:
         return f"{self.kind}{where} seconds={self.seconds:.1f}"
 
 
-def draw(random: Random, kinds: Mapping[str, Kind] = KINDS, *, quiet_share: float = QUIET_SHARE) -> Iterator[Fault]:
+def draw(
+    random: Random,
+    kinds: Mapping[str, Kind] = KINDS,
+    *,
+    quiet_share: float = QUIET_SHARE,
+    pause_s: tuple[float, float] = PAUSE_S,
+) -> Iterator[Fault]:
     """Faults without end. The share of quiet time is kept by what was drawn so far, so it holds for any length. Without
     a kind there is quiet time only."""
     quiet_s = busy_s = 0.0
@@ -82,7 +88,7 @@ def draw(random: Random, kinds: Mapping[str, Kind] = KINDS, *, quiet_share: floa
             random.choice(TARGETS),
             random.randrange(PICKS),
             random.uniform(*(QUIET_S if kind == QUIET else kinds[kind].seconds)),
-            random.uniform(*PAUSE_S),
+            random.uniform(*pause_s),
             random.random() < 0.7,
         )
         if kind == QUIET:

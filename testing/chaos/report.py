@@ -71,6 +71,10 @@ def _summary(page: Page) -> str:
         ),
         ("median latency, p99", "none" if latency is None else f"{latency.median:.0f}, {latency.p99:.0f} ms"),
     ]
+    for client, pipeline in row.get("pipelines", {}).items():
+        ends = f"{pipeline['committed']:,}, {pipeline['aborted']}, {pipeline['unknown']}"
+        tiles.append((f"{client} pipeline: committed, aborted, unknown", ends))
+        tiles.append((f"{client} pipeline: longest without a commit*", f"{pipeline['longest_without_commit_s']:.1f} s"))
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)
     return f"<div class=tiles>{cells}</div><p class=small>* without the time in which no majority of the nodes ran</p>"
 

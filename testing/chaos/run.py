@@ -24,7 +24,7 @@ from tidelog.testing.chaos.figures import FigureCounter, Figures, Window
 from tidelog.testing.chaos.judge import Judgement, ReadFailedError, judge, read_events, read_last
 from tidelog.testing.chaos.nemesis import TICK_S, Nemesis
 from tidelog.testing.chaos.pipeline_run import PipelineRun
-from tidelog.testing.chaos.plan import QUIET_SHARE, draw
+from tidelog.testing.chaos.plan import PAUSE_S, QUIET_SHARE, draw
 from tidelog.testing.chaos.report import Page, render
 from tidelog.testing.chaos.target import ClusterView, Target
 from tidelog.testing.chaos.timeline import Timeline
@@ -52,6 +52,8 @@ class Options:
     """Clients of transactional pipelines (`pipelines.PIPELINES`)."""
     quiet_share: float = QUIET_SHARE
     """Of the time, without faults."""
+    pause_s: tuple[float, float] = PAUSE_S
+    """Between two faults."""
 
 
 @dataclass(slots=True)
@@ -187,7 +189,8 @@ def _start(nemesis: Nemesis, progress: Progress, pipelines: PipelineRun, timelin
 
 def _strike(options: Options, target: Target, nemesis: Nemesis, timeline: Timeline) -> None:
     end_s = time.monotonic() + options.minutes * 60
-    for fault in draw(Random(options.seed), target.kinds, quiet_share=options.quiet_share):
+    plan = draw(Random(options.seed), target.kinds, quiet_share=options.quiet_share, pause_s=options.pause_s)
+    for fault in plan:
         if time.monotonic() + fault.seconds > end_s:
             break
         nemesis.strike(fault)

@@ -22,7 +22,7 @@ from types import FrameType
 
 from chaos.lab import KINDS, LabOptions, lab
 from tidelog.testing.chaos.pipelines import PIPELINES
-from tidelog.testing.chaos.plan import QUIET_SHARE
+from tidelog.testing.chaos.plan import PAUSE_S, QUIET_SHARE
 from tidelog.testing.chaos.run import Options, Report, run
 from tidelog.testing.chaos.workers import READERS
 
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--clients", default=",".join(READERS), help="readers, or none: %(default)s")
     parser.add_argument("--pipelines", default="", help=f"transactional pipelines, with {','.join(PIPELINES)}")
     parser.add_argument("--quiet", type=float, default=QUIET_SHARE, help="share of the time without faults")
+    parser.add_argument("--pause", type=float, default=PAUSE_S[1], help="longest pause between two faults, in s")
     parser.add_argument("--kinds", default=",".join(KINDS), help="faults: %(default)s")
     parser.add_argument("--small", action="store_true", help="three nodes on loopback, faults of processes only")
     options = parser.parse_args()
@@ -57,6 +58,7 @@ def main() -> int:
         clients,
         pipelines=pipelines,
         quiet_share=options.quiet,
+        pause_s=(min(PAUSE_S[0], options.pause), options.pause),
     )
     print(f"seed {chosen.seed}, {chosen.minutes:g} minutes; {chosen.path} has what happens", flush=True)
     try:

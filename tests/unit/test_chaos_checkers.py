@@ -334,6 +334,12 @@ def test_plan_has_every_kind_and_about_a_quarter_of_quiet_time() -> None:
     assert abs(quiet_s / (quiet_s + busy_s) - QUIET_SHARE) < 0.05
 
 
+def test_plan_without_quiet_time_has_short_pauses_if_it_should() -> None:
+    faults = list(islice(draw(Random(7), quiet_share=0.0, pause_s=(0.5, 2.0)), 500))
+    assert QUIET not in {fault.kind for fault in faults}
+    assert 0.5 <= min(fault.pause_s for fault in faults) < max(fault.pause_s for fault in faults) <= 2.0
+
+
 def test_plan_has_only_the_kinds_that_are_asked_for() -> None:
     faults = islice(draw(Random(7), {"freeze": KINDS["freeze"]}), 200)
     assert {fault.kind for fault in faults} == {"freeze", QUIET}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from tidelog.testing.chaos.figures import FigureCounter, Figures, longest_gap
@@ -88,3 +89,12 @@ def test_report_has_a_row_for_each_node_with_its_faults() -> None:
 def test_report_needs_no_network() -> None:
     html = render(page([], is_good=True))
     assert re.findall(r"(?:src|href)=|https?:|@import|url\(", html) == []
+
+
+def test_report_has_the_transactions_of_each_pipeline() -> None:
+    good = page([], is_good=True)
+    assert "pipeline" not in render(good)
+    figures_of_one = {"committed": 1_234, "aborted": 5, "unknown": 6, "longest_without_commit_s": 7.89}
+    html = render(replace(good, row={**good.row, "pipelines": {"tidelog": figures_of_one}}))
+    assert "<b>1,234, 5, 6</b><span>tidelog pipeline: committed, aborted, unknown</span>" in html
+    assert "<b>7.9 s</b><span>tidelog pipeline: longest without a commit*</span>" in html
