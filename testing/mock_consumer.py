@@ -368,6 +368,8 @@ class MockConsumer(TypedConsumer[K, V]):
         self._check()
         self._check_group()
         is_member = self._is_subscribed and self._is_joined
+        if self._is_subscribed and not is_member:
+            raise CommitFailedError(f"this consumer is not a member of group '{self.options.group}' now: poll first")
         return GroupMetadata(self.options.group or "", "mock-member" if is_member else "", 1 if is_member else -1)
 
     def metrics(self) -> dict[str, float]:

@@ -480,9 +480,16 @@ class ConsumerCore:
         return Nobody()
 
     async def group_metadata(self) -> GroupMetadata:
-        """Return group, member id and member epoch of this consumer."""
+        """Return group, member id and member epoch of this consumer, for `Producer.send_offsets`.
+
+        Raises `CommitFailedError` if this consumer has subscribed and is not a member now: without an identity its
+        offsets would not be fenced, and others may own its partitions.
+        """
         if self.config.group is None:
             raise InvalidRequestError("this consumer has no group")
+        if self.reconciler.is_subscribed and not self.reconciler.is_member:
+            reason = self.reconciler.departure or "it joins in a poll"
+            raise CommitFailedError(f"this consumer is not a member of group '{self.config.group}' now: {reason}")
         identity = self._identity()
         return GroupMetadata(
             self.config.group, identity.member_id, max(-1, identity.member_epoch), identity.instance_id

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tidelog.coordinator.records import NO_PARTITIONS
-from tidelog.coordinator.transactions.identities import is_current, known, raised, was_aborted_for_owner
+from tidelog.coordinator.transactions.identities import is_current, known, last_known, raised, was_aborted_for_owner
 from tidelog.coordinator.transactions.limits import TransactionLimits
 from tidelog.coordinator.transactions.queries import describe, due_ms
 from tidelog.coordinator.transactions.records import (
@@ -198,7 +198,7 @@ def abort(state: TransactionsState, request: Abort, limits: TransactionLimits) -
     after = to_abort(
         before,
         cause=Cause.OPERATOR,
-        previous=before.owner,
+        previous=last_known(before),
         new_producer_id=request.new_producer_id,
         now_ms=request.now_ms,
     )
@@ -214,7 +214,7 @@ def time_out(state: TransactionsState, request: TimeOut, limits: TransactionLimi
     after = to_abort(
         before,
         cause=Cause.TIMEOUT,
-        previous=before.owner,
+        previous=last_known(before),
         new_producer_id=request.new_producer_id,
         now_ms=request.now_ms,
     )

@@ -15,6 +15,7 @@ from tidelog.coordinator.transactions.records import (
 )
 from tidelog.coordinator.transactions.requests import ProducerIdNeeded
 from tidelog.coordinator.transactions.state import TransactionsState
+from tidelog.model.ids import NO_TIMESTAMP
 from tidelog.model.transaction_errors import InvalidProducerIdMappingError, ProducerFencedError
 
 
@@ -39,7 +40,8 @@ def known(state: TransactionsState, request: OwnerRequest) -> Transaction:
 
 
 def is_current(transaction: Transaction, request: OwnerRequest) -> bool:
-    """Return whether the sender is the owner; False: the owner, before its last change of producer id or epoch.
+    """Return whether the sender is the owner; False: the owner, before its last change of producer id or epoch, or
+    before several timeouts in a row (`last_known`).
 
     Raise for everybody else: `ProducerFencedError` with another epoch, `InvalidProducerIdMappingError` with another
     producer id.
@@ -47,7 +49,7 @@ def is_current(transaction: Transaction, request: OwnerRequest) -> bool:
     sender = request.producer_id, request.epoch
     if sender == transaction.owner:
         return True
-    if sender == transaction.previous and sender != NOBODY:
+    if sender != NOBODY and _is_previous(transaction, sender):
         return False
     who = f"transactional id {request.transactional_id!r}"
     producer_id, epoch = transaction.owner
@@ -57,6 +59,31 @@ def is_current(transaction: Transaction, request: OwnerRequest) -> bool:
             f" {epoch} now"
         )
     raise InvalidProducerIdMappingError(f"{who} belongs to producer {producer_id}, not to {request.producer_id}")
+
+
+def _is_previous(transaction: Transaction, sender: ProducerIdentity) -> bool:
+    if sender == transaction.previous:
+        return True
+    if transaction.previous == NOBODY or not was_aborted_for_owner(transaction):
+        return False
+    # The owner has had each epoch from `previous` on, whether it has learned of it or not. A producer id that came
+    # after that of `previous` began then, with epoch 0.
+    (producer_id, epoch), (last_id, last_epoch) = transaction.previous, transaction.owner
+    if sender[0] == producer_id:
+        return sender[1] >= epoch and (producer_id != last_id or sender[1] < last_epoch)
+    return sender[0] == last_id and sender[1] < last_epoch
+
+
+def last_known(before: Transaction) -> ProducerIdentity:
+    """Return the identity that the owner surely knows, for a transaction that is aborted without it.
+
+    A member may open a transaction whose owner has not heard yet that the one before has timed out: then it is that of
+    before both.
+    """
+    is_seen = before.partitions or before.prepared_ms != NO_TIMESTAMP
+    if was_aborted_for_owner(before) and before.previous != NOBODY and not is_seen:
+        return before.previous
+    return before.owner
 
 
 def raised(owner: ProducerIdentity, new_producer_id: int) -> ProducerIdentity:

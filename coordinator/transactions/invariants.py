@@ -9,6 +9,7 @@ for the record (3), is for the shell and the leaders; here, COMPLETE follows onl
 
 from __future__ import annotations
 
+from tidelog.coordinator.transactions.identities import last_known, was_aborted_for_owner
 from tidelog.coordinator.transactions.records import (
     EPOCH_MAX,
     MEMBER_EPOCH,
@@ -113,7 +114,8 @@ def _check_epochs(who: str, before: Transaction, after: Transaction) -> None:
     if before.is_ending:
         assert after.owner == before.owner, f"{who}: the owner changes when its transaction completes"
     if after.owner != before.owner:
-        assert after.previous in (before.owner, NOBODY), f"{who}: {before.owner} was before, not {after.previous}"
+        expected = (before.owner, NOBODY, last_known(before) if was_aborted_for_owner(after) else NOBODY)
+        assert after.previous in expected, f"{who}: {before.owner} was before, not {after.previous}"
 
 
 def _check_kept(who: str, before: Transaction, after: Transaction) -> None:

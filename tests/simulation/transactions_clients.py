@@ -48,7 +48,6 @@ class Run(Protocol):
     postman: Postman
     is_steady: bool
     bootstrap: tuple[str, ...]
-    fenced: int
 
     @property
     def transactions(self) -> TransactionsPlan: ...
@@ -62,6 +61,10 @@ class Run(Protocol):
     def fail(self, who: str, what: str) -> None: ...
 
     async def are_topics_made(self) -> None: ...
+
+    def life_ended(self, name: str, owner: str, error: TidelogError) -> None:
+        """A program begins again, because of this error."""
+        ...
 
 
 class PostedConnections(Connections):
@@ -112,11 +115,13 @@ class GivenUpError(Exception):
     """The program aborts."""
 
 
-async def committed(producer: StationProducer, draw: Random, run: Run, name: str, **how: Any) -> bool:
+async def committed(
+    producer: StationProducer, draw: Random, run: Run, name: str, *, haste: float = 0.1, **how: Any
+) -> bool:
     """Repeats a commit without an answer: the outcome is known at the end, or the last error is raised. Some programs
     do not wait for the answer, and some of these end then."""
     run.history.commit(name)
-    is_hasty = not run.is_steady and draw.random() < 0.1
+    is_hasty = not run.is_steady and draw.random() < haste
     gives_up = is_hasty and draw.random() < 0.5
     for attempt in range(REPEATS_MAX + 1):
         try:

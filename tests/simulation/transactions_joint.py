@@ -24,9 +24,10 @@ from simulation.transactions_clients import (
     committed,
     place_of,
 )
-from simulation.transactions_workload import FENCED
 from tidelog.model.errors import TidelogError
 
+HASTE = 0.3
+"""How often an owner does not wait for the answer to a commit."""
 ROWS = 9
 """Of a batch. They do not depend on how many tasks write them."""
 FORGETFUL = 0.3
@@ -99,8 +100,8 @@ class Owner:
             except UnfinishedError:
                 context.trace(f"j{self.number}.{self._lives} leaves a prepared transaction")
             except TidelogError as error:
-                self.run_of.fenced += error.code in FENCED
                 context.trace(f"j{self.number}.{self._lives} begins again: {error.code.name}: {error}")
+                self.run_of.life_ended(f"j{self.number}.{self._lives}", self.owner, error)
             else:
                 self.busy = 0
             await asyncio.sleep(0.05 if self.run_of.is_steady else self.draw.uniform(0.02, 1.0))

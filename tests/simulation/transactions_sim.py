@@ -46,11 +46,15 @@ from tidelog.coordinator.partition_shard import Phase
 from tidelog.coordinator.shard import Shard
 from tidelog.log.housekeeping import cleaner_checkpoint
 from tidelog.metadata.image import Topic
+from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
 from tidelog.world.simulated import SimWorld
 
 BEGIN_S = 2.5
 SECOND = 206
+FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
+DELAYING = ("delay", "reorder", "silence_streams")
+"""Faults by which the request of a former life may start an instance that nobody knows."""
 LOOK_S, LOOKS_MAX = 0.003, 400
 
 
@@ -130,6 +134,16 @@ class TransactionsSimulation(BrokerSimulation):
         assert isinstance(self.operator, TransactionsOperator), "the one of this run"
         while not self.operator.is_aged:  # noqa: ASYNC110 - on another machine
             await asyncio.sleep(0.05)
+
+    def life_ended(self, name: str, owner: str, error: TidelogError) -> None:
+        """Only a newer instance is fatal for a producer (decision 32)."""
+        if error.code not in FENCED:
+            return
+        self.fenced += 1
+        plan, sharing = self.transactions, [one for one in self.pipelines if one.owner == owner]
+        is_late = plan.lateness > 0 or any(self.nemesis.counts.get(fault) for fault in DELAYING)
+        if len(sharing) < 2 and not (is_late or plan.expiration_ms):
+            self.fail("history", f"{name} was fenced, and {owner!r} has no other instance: {error}")
 
     @property
     def transactions(self) -> TransactionsPlan:

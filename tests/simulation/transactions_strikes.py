@@ -1,6 +1,7 @@
 """Faults that wait for a state of a transaction, and strike then: what is rare by chance, and is where designs fail.
 
     strike_decided    an outcome is decided, and markers are on their way: the coordinator goes, or a leader
+    strike_marker     a leader loses its followers, and goes when it has a marker that nobody else has
     strike_open       a transaction is open: its coordinator and a client go
     strike_pending    a transaction has pending offsets: the coordinator of the group goes
     lose_answers      a client gets no answers any more; when its commit is decided, it goes
@@ -74,7 +75,7 @@ class _Strike:
 
     def take_down(self, station: Station) -> None:
         """Kill it, cut its power, or cut it off from all other brokers and controllers."""
-        if not station.is_up:
+        if self._is_over or self.nemesis.is_over or not station.is_up:
             return
         me, kind = station.node_id, self.draw.choice(("kill", "kill", "power", "strand"))
         self.nemesis.trace(f"{station.name} goes: {kind}")
@@ -87,6 +88,16 @@ class _Strike:
         else:
             station.kill()
         self._undo.append(station.start)
+
+    def leaders_of(self, transaction: Transaction) -> list[Station]:
+        """Of its partitions."""
+        image = self.simulation.metadata.image
+        partitions = [
+            image.partition(each.topic_id, each.partition)
+            for each in sorted(all_partitions(transaction), key=lambda each: (each.topic_id.int, each.partition))
+        ]
+        leaders = [each.leader for each in partitions if each is not None and each.leader >= 0]
+        return [self.simulation.cluster.station(NodeId(leader)) for leader in leaders]
 
     def transactions(self) -> Iterator[tuple[Station, str, Transaction]]:
         """As their coordinators have committed them."""
@@ -106,17 +117,41 @@ def strike_decided(nemesis: Nemesis, draw: Random) -> Undo:
 
     def hit(found: tuple[Station, Transaction]) -> None:
         coordinator, transaction = found
-        image = strike.simulation.metadata.image
-        partitions = [
-            image.partition(each.topic_id, each.partition)
-            for each in sorted(all_partitions(transaction), key=lambda each: (each.topic_id.int, each.partition))
-        ]
-        leaders = [each.leader for each in partitions if each is not None and each.leader >= 0]
-        if is_coordinator or not leaders:
-            strike.take_down(coordinator)
-        else:
-            strike.take_down(strike.simulation.cluster.station(NodeId(draw.choice(leaders))))
+        leaders = strike.leaders_of(transaction)
+        strike.take_down(coordinator if is_coordinator or not leaders else draw.choice(leaders))
 
+    return strike.when(find, hit)
+
+
+def strike_marker(nemesis: Nemesis, draw: Random) -> Undo:
+    strike = _Strike(nemesis, draw)
+    simulation = strike.simulation
+    struck: list[tuple[Station, str, int]] = []
+    """The leader, and the transaction."""
+
+    def find() -> Station | None:
+        for coordinator, who, one in strike.transactions():
+            if struck and struck[0][1:] == (who, one.number) and one.is_ending:
+                return struck[0][0]
+            if not struck and one.is_open:
+                cut_off(coordinator, who, one)
+        return None
+
+    def cut_off(coordinator: Station, who: str, one: Transaction) -> None:
+        leaders = strike.leaders_of(one)
+        if not leaders:
+            return
+        leader = draw.choice(leaders)
+        others = [each for each in simulation.brokers if each not in (leader, coordinator)]
+        struck.append((leader, who, one.number))
+        nemesis.trace(f"{leader.name} is cut off from {[each.name for each in others]}")
+        me = leader.node_id
+        strike.block([link for each in others for link in ((me, each.node_id), (each.node_id, me))])
+
+    def hit(leader: Station) -> None:
+        simulation.world.loop.call_later(draw.uniform(0.002, 0.03), strike.take_down, leader)
+
+    nemesis.trace("a leader goes with its marker")
     return strike.when(find, hit)
 
 
@@ -182,6 +217,7 @@ def lose_answers(nemesis: Nemesis, draw: Random) -> Undo | None:
 
 STRIKES: tuple[FaultRow, ...] = (
     ("strike_decided", 5, strike_decided),
+    ("strike_marker", 4, strike_marker),
     ("strike_open", 3, strike_open),
     ("strike_pending", 4, strike_pending),
     ("lose_answers", 6, lose_answers),

@@ -35,10 +35,9 @@ from simulation.transactions_clients import (
     place_of,
 )
 from tidelog.client.record import ConsumerRecord, TopicPartition
-from tidelog.model.errors import ErrorCode, TidelogError
+from tidelog.model.errors import TidelogError
 
 GROUP, SECOND_GROUP = "etl", "etl-of-etl"
-FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
 
 
 @dataclass(eq=False)
@@ -101,8 +100,8 @@ class Pipeline:
             while run.is_steady or self.draw.random() >= run.transactions.restless:
                 await self._one(producer, consumer, probe, name)
         except TidelogError as error:
-            run.fenced += error.code in FENCED
             context.trace(f"{name} begins again: {error.code.name}: {error}")
+            run.life_ended(name, self.owner, error)
         finally:
             await closed(consumer.close(timeout=CLOSE_S), probe.close(timeout=CLOSE_S), producer.close(timeout=CLOSE_S))
 

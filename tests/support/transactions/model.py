@@ -43,6 +43,8 @@ class TransactionalId:
     previous: ProducerIdentity | None = None
     how: str = ""
     """How the transaction of `previous` ended, if its end made the present owner."""
+    earlier: frozenset[ProducerIdentity] = frozenset()
+    """Those before `previous` that the owner may still have: it missed several ends in a row."""
     open: OpenTransaction | None = None
     """The transaction that is open, or whose markers are being written."""
     last_v1: str = ""
@@ -65,9 +67,10 @@ class TransactionalId:
 
     def identity_error(self, who: ProducerIdentity) -> str:
         """The error for an identity that is neither the owner nor the one before; empty for these."""
-        if who in (self.owner, self.previous):
+        if who in (self.owner, self.previous, *self.earlier):
             return ""
         known = {self.owner[0], self.previous[0] if self.previous else -1, self.open.owner[0] if self.open else -1}
+        known |= {producer_id for producer_id, _ in self.earlier}
         return FENCED if who[0] in known else MAPPING
 
     def late(self, version: int) -> str:
@@ -173,12 +176,19 @@ class TransactionalId:
     def decide(self, how: str, new_id: int, *, is_replaced: bool = False) -> None:
         assert self.open is not None
         self.open.ended = COMMIT if how == COMMIT else ABORT
+        is_seen = self.open.is_prepared or self.open.partitions.get(self.open.owner[0])
+        earlier = self.earlier
+        if self.previous is not None:
+            earlier |= {self.previous}
+        is_missed = how == self.how == LOST and self.previous is not None and not is_seen
         self.replace_owner(None if is_replaced else self.owner, new_id, how=how)
+        if is_missed:
+            self.earlier = earlier
 
     def replace_owner(self, previous: ProducerIdentity | None, new_id: int, *, how: str = "") -> None:
         producer_id, epoch = self.owner
         self.owner = (producer_id, epoch + 1) if epoch + 1 < EPOCH_MAX else (new_id, 0)
-        self.previous, self.how, self.last_v1 = previous, how, ""
+        self.previous, self.how, self.last_v1, self.earlier = previous, how, "", frozenset()
 
     def init(self, who: ProducerIdentity | None, *, keeps: bool, new_id: int) -> str:
         """ "" also if the request is to be repeated later."""

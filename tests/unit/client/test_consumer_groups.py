@@ -335,6 +335,8 @@ def test_who_does_not_poll_leaves_the_group_says_why_and_joins_again_with_the_ne
         assert "max_poll_interval_ms is 8000" in caplog.text
         with pytest.raises(CommitFailedError, match="max_poll_interval_ms"):
             one.run(lambda consumer: consumer.commit())
+        with pytest.raises(CommitFailedError, match="max_poll_interval_ms"):  # nothing would fence its offsets
+            one.run(lambda consumer: consumer.group_metadata())
         assert [what for what, _ in one.callbacks] == ["assigned"]
         stuck.set()
         until_stable(world, one, two)

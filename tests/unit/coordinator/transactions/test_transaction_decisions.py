@@ -298,6 +298,55 @@ def test_a_token_is_stored_with_the_commit_and_ends_nothing_again() -> None:
     assert (coordinator.transaction.last_token, coordinator.transaction.number) == (b"8", 3)
 
 
+def test_an_owner_that_missed_several_timeouts_is_not_fenced() -> None:
+    """A member that is late opens the next transaction, and that one times out, too."""
+    coordinator = initialized()
+    coordinator.add(0)
+    coordinator.time_out()
+    coordinator.complete()
+    for _ in range(2):
+        coordinator.join("late")
+        coordinator.time_out()
+        coordinator.complete()
+    assert coordinator.owner == (10, 3)
+    for epoch in (0, 1, 2):
+        assert coordinator.code(coordinator.end_request(who=(10, epoch))) == "TRANSACTION_ABORTABLE"
+        assert coordinator.code(coordinator.add_request(0, who=(10, epoch))) == "TRANSACTION_ABORTABLE"
+        reply = coordinator.abort(who=(10, epoch))
+        assert (reply.epoch, reply.was_done) == (3, True)
+    coordinator.add(0)
+    coordinator.time_out()
+    assert coordinator.code(coordinator.end_request(who=(10, 2))) == "PRODUCER_FENCED", "it used epoch 3 meanwhile"
+    assert coordinator.code(coordinator.end_request(who=(10, 3))) == "TRANSACTION_ABORTABLE"
+
+
+def test_a_new_instance_fences_an_owner_that_missed_several_timeouts() -> None:
+    coordinator = initialized()
+    coordinator.add(0)
+    coordinator.time_out()
+    coordinator.complete()
+    coordinator.join("late")
+    coordinator.time_out()
+    coordinator.complete()
+    coordinator.init()
+    for epoch in (0, 1, 2):
+        assert coordinator.code(coordinator.end_request(who=(10, epoch))) == "PRODUCER_FENCED"
+
+
+def test_epochs_that_are_exhausted_by_timeouts_leave_the_owner_its_place() -> None:
+    coordinator = with_epoch(EPOCH_MAX - 2)
+    producer_id = coordinator.owner[0]
+    coordinator.add(0)
+    coordinator.time_out()
+    coordinator.complete()
+    coordinator.join("late")
+    coordinator.time_out()
+    coordinator.complete()
+    assert coordinator.owner[0] != producer_id
+    assert coordinator.code(coordinator.end_request(who=(producer_id, EPOCH_MAX - 2))) == "TRANSACTION_ABORTABLE"
+    assert coordinator.abort(who=(producer_id, EPOCH_MAX - 2)).producer_id == coordinator.owner[0]
+
+
 def test_the_reply_to_a_stored_token_says_whether_the_sender_has_stored_it() -> None:
     coordinator = initialized()
     coordinator.add(0)
