@@ -1,4 +1,4 @@
-"""Notes in the directory of a log, for when the state store fails together with its device.
+"""Notes in the directory of a log, for when the state store fails together with its device. Pure.
 
     suspect.note     a sync failed: everything from this offset on may be in the page cache only
     unsynced.note    the sync that ends a recovery failed: the files have to be written again

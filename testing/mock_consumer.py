@@ -66,7 +66,7 @@ from tidelog.client.record import (
 )
 from tidelog.client.serializers import as_bytes
 from tidelog.model.errors import InvalidRequestError, TidelogError
-from tidelog.testing.mock_log import MockLog, part_of
+from tidelog.testing.mock_log import MockLog, converted, part_of
 from tidelog.world.real.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -541,7 +541,7 @@ class MockConsumer(TypedConsumer[K, V]):
         found: list[ConsumerRecord] = []
         for record in log.records[index : index + count]:
             try:
-                found.append(self._converted(record))
+                found.append(converted(record, self._key, self._value))
             except DeserializationError:
                 if found or not is_first:
                     break  # the next poll starts here and reports it
@@ -549,17 +549,6 @@ class MockConsumer(TypedConsumer[K, V]):
         if found:
             self._positions[place] = self._given[place] = found[-1].offset + 1
         return found
-
-    def _converted(self, record: ConsumerRecord) -> ConsumerRecord:
-        for what, convert in (("key", self._key), ("value", self._value)):
-            data = getattr(record, what)
-            if convert is None or data is None:
-                continue
-            try:
-                record = record._replace(**{what: convert(record.topic, data)})
-            except Exception as error:
-                raise DeserializationError.of(what, record.topic_partition, record.offset, error) from error
-        return record
 
     def _to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         self._check_group()

@@ -328,8 +328,10 @@ class Transactions:
     # For the core.
 
     def record_failed(self, error: Exception) -> None:
-        """Called for each batch that fails."""
+        """Called for each batch that fails, before its program can know."""
         if self.is_used and isinstance(error, TidelogError) and self.states.fail(error):
+            if self.states.error is not None:
+                self._reject("the transaction has failed")
             # Later: the sender reports batches, and is in the middle of that.
             asyncio.get_running_loop().call_soon(self._stop_records)
 

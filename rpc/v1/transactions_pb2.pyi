@@ -368,8 +368,8 @@ class EndTransactionResponse(_message.Message):
     was_done: _builtins.bool
     """The token, or this request, was stored before: nothing has changed."""
     is_earlier: _builtins.bool
-    """With was_done: the token is that of an earlier transaction. The sender's is not committed by it: it is still open if
-    the producer id and epoch are the sender's, else it was aborted.
+    """With was_done: the token is that of an earlier transaction. It does not commit the sender's: that is still open if
+    the producer id and epoch are its own, else it was aborted.
     """
     def __init__(
         self,
