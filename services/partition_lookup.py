@@ -140,10 +140,15 @@ def find_leader(replicas: Replicas, partition: PartitionId, leader_epoch: int = 
     lacks that epoch: its appends would be truncated.
     """
     replica = _find(replicas, partition, leader_epoch)
-    if isinstance(replica.role, LeaderReplica):
-        if replica.role.state.is_superseded:
-            raise NotLeaderOrFollowerError(f"leader epoch {replica.role.leader_epoch} is over", leader=-1)
-        return replica.role
+    role = replica.role
+    if isinstance(role, LeaderReplica):
+        if role.state.is_superseded:
+            raise NotLeaderOrFollowerError(f"leader epoch {role.leader_epoch} is over", leader=-1)
+        known = replicas.image.partition(partition.topic_id, partition.partition)
+        if known is not None and known.leader_epoch > role.leader_epoch:
+            # The changes of a delta are applied in slices. What this leader rejects is no answer of the next one.
+            raise NotLeaderOrFollowerError(f"leader epoch {role.leader_epoch} is over", leader=known.leader)
+        return role
     raise _not_served(replicas, replica)
 
 

@@ -95,7 +95,7 @@ class Invariants:
                 for replica in app.replicas.all():
                     self._replica(app, replica, thorough=True)
             for log in app.logs.all():
-                self._audit(app.name, log)
+                self._audit(app, log)
             for shard in app.coordinator.shards.values():
                 self._check(app.name, f"groups of partition {shard.number}", shard.validate)
 
@@ -131,7 +131,7 @@ class Invariants:
         while True:
             logs = [] if app.is_stopping else app.logs.all()
             for log in logs:
-                self._audit(app.name, log)
+                self._audit(app, log)
                 yield
             for known in [log for log in self._audits if log.is_closed]:
                 del self._audits[known]
@@ -148,8 +148,11 @@ class Invariants:
         self._check(app.name, log.path, lambda: log.validate(thorough=thorough))
         self._check(app.name, f"the replica of {log.path}", lambda: replica.validate(thorough=thorough))
 
-    def _audit(self, name: str, log: Log) -> None:
-        if not can_audit(log) or self._is_rotten(name, log):
+    def _audit(self, app: BrokerApp, log: Log) -> None:
+        attempt = app.logs.kept._attempts.get(log.log_id)
+        if attempt is not None and attempt.has_moved and attempt.is_untruncated(log):
+            return  # its segments are in a kept copy, and it is truncated next
+        if not can_audit(log) or self._is_rotten(app.name, log):
             return
         audit = self._audits.get(log)
         if audit is None:
@@ -158,7 +161,7 @@ class Invariants:
         def run() -> None:
             self.audited += audit.run()
 
-        self._check(name, f"{log.path} and its files", run)
+        self._check(app.name, f"{log.path} and its files", run)
 
     def _decided(self, app: BrokerApp, shard: Shard) -> None:
         """Decisions, committed or not: the next ones rest on them."""

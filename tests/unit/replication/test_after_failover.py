@@ -2,7 +2,7 @@
 
 import pytest
 from support.brokers import data_requests
-from support.brokers.cluster import NodeId, ReplicationCluster, orders_cluster
+from support.brokers.cluster import NodeId, ReplicationCluster, batch, orders_cluster
 from test_client_requests import code
 from test_replica_repair import damage
 from test_replicas import BROKERS
@@ -10,6 +10,7 @@ from test_replicas import BROKERS
 from tidelog.metadata.partitions import ElectLeaders
 from tidelog.metadata.reassignments import AlterReassignments, ReassignmentTarget
 from tidelog.model.errors import ErrorCode, OffsetNotAvailableError, OffsetOutOfRangeError
+from tidelog.replication.leader_replica import LeaderReplica
 
 
 def test_records_that_were_deleted_do_not_come_back_with_a_new_leader() -> None:
@@ -103,3 +104,27 @@ def test_an_error_tells_no_high_watermark_that_is_not_confirmed() -> None:
         cluster.network.heal()
         cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
         assert cluster.fetch(leader, orders, 25).high_watermark == reported
+
+
+def test_a_leader_whose_metadata_name_the_next_one_answers_as_no_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lacks what the next one has acknowledged: OUT_OF_ORDER_SEQUENCE_NUMBER would end an idempotent producer."""
+    with orders_cluster(445) as (cluster, orders):
+        cluster.write(orders, b"0", producer_id=7, producer_epoch=0, base_sequence=0)
+        former = cluster.brokers[NodeId(11)]
+        monkeypatch.setattr(former.replicas._changes, "partition_changed", lambda _local: None)
+        item = ReassignmentTarget(topic="orders", partition=0, replicas=(12, 13, 11))
+        cluster.ask(AlterReassignments(partitions=(item,)))
+        cluster.until(lambda: not cluster.partition(orders).adding)
+        cluster.ask(ElectLeaders(kind="preferred"))
+        cluster.until(lambda: cluster._leader(orders) == 12)
+        cluster.until(lambda: cluster.leading(orders).state.is_confirmed)
+
+        def known_leader() -> int:
+            known = former.replicas.image.partition(orders.topic_id, 0)
+            return -1 if known is None else known.leader
+
+        cluster.until(lambda: known_leader() == 12)
+        assert isinstance(cluster.replica(11, orders).role, LeaderReplica), "the change waits for its slice"
+        late = cluster.produce(11, orders, batch(b"2", producer_id=7, producer_epoch=0, base_sequence=2))
+        assert code(late.error) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert late.leader == 12
