@@ -294,9 +294,12 @@ class Slot:
             self._scope = None
 
     def evict(self, now: float, slow_s: float) -> None:
-        if self._scope is not None and not self.is_evicted and now - self._began >= slow_s:
+        scope = self._scope
+        if scope is None or scope.expired():
+            return  # the read has ended, or is ending: such a timeout cannot be rescheduled
+        if not self.is_evicted and now - self._began >= slow_s:
             self.is_evicted = True
-            self._scope.reschedule(now)
+            scope.reschedule(now)
 
     def count(self, size: int) -> None:
         """Count a message that has been read."""

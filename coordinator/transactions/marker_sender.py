@@ -112,7 +112,8 @@ class _BrokerQueue:
 
     def end_calls(self) -> None:
         for timeout in self.timeouts:
-            timeout.reschedule(asyncio.get_running_loop().time())
+            if not timeout.expired():  # else the call is ending already
+                timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class MarkerSender:

@@ -201,3 +201,25 @@ async def test_a_message_that_arrives_after_its_stream_has_ended_is_not_counted(
     sent.set()
     await reading[0]
     assert server.memory.used == 0
+
+
+@inside(run)
+async def test_a_message_whose_time_is_over_is_not_evicted_as_well() -> None:
+    memory = RequestMemory(limits(100, wait_ms=10_000, reading_max=1, slow_read_ms=1, slow_read_min_ms=1))
+    slow = await memory.enter()
+    is_ending = asyncio.Event()
+
+    async def message() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            is_ending.set()
+            await asyncio.sleep(0.01)  # the connection is closed
+
+    reading = asyncio.create_task(slow.read(message(), 1))
+    await is_ending.wait()
+    slow.evict(asyncio.get_running_loop().time(), 0)
+    with pytest.raises(CallTimeoutError):
+        await reading
+    slow.leave()
+    assert (memory.used, memory.reading) == (0, 0)

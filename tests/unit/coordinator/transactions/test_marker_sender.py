@@ -24,9 +24,9 @@ ME = NodeId(11)
 TURN_S = 0.02
 
 
-def image_of(topics: dict[int, int]) -> ClusterImage:
-    """Topics by the number of their id, with that many partitions, all led by this broker."""
-    one = Partition(replicas=(11,), directories=(), isr=(11,), leader=11, leader_epoch=0, partition_epoch=0)
+def image_of(topics: dict[int, int], *, leader: int = ME) -> ClusterImage:
+    """Topics by the number of their id, with that many partitions, all led by one broker."""
+    one = Partition(replicas=(11,), directories=(), isr=(11,), leader=leader, leader_epoch=0, partition_epoch=0)
     return ClusterImage(
         topics=Map(
             {
@@ -44,7 +44,7 @@ class OwnTransport:
 class Marked:
     """A sender on a broker that leads every partition, and the controller's word on deleted topics."""
 
-    def __init__(self, topics: dict[int, int]) -> None:
+    def __init__(self, topics: dict[int, int], *, transport: OwnTransport | None = None) -> None:
         self.image = image_of(topics)
         self.crashes: list[BaseException] = []
         self.requests: list[WriteMarkers] = []
@@ -53,7 +53,7 @@ class Marked:
         self.spawned: list[asyncio.Task[None]] = []
         self.tasks = ReplicaTasks(ME, self.crashed)
         self.sender = MarkerSender(
-            transport=OwnTransport(),  # type: ignore[arg-type]
+            transport=transport or OwnTransport(),  # type: ignore[arg-type]
             receiver=self,
             image=lambda: self.image,
             spawn=self.spawn,
@@ -147,3 +147,36 @@ async def test_markers_of_10_000_members_are_made_in_short_turns() -> None:
     await marked.until_written(1)
     assert sum(len(marker.partitions) for request in marked.requests for marker in request.markers) == 10_000
     assert marked.sender.waiting == 0
+
+
+class SilentTransport(OwnTransport):
+    """Brokers do not answer, and a call takes some turns of the event loop to end."""
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+
+    async def call(self, node: NodeId, method: str, request: bytes, *, timeout_ms: int) -> bytes:
+        self.called.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0)
+        return b""
+
+
+@asyncio_test
+async def test_metadata_changes_while_a_call_to_a_fenced_broker_ends() -> None:
+    silent = SilentTransport()
+    marked = Marked({1: 3}, transport=silent)
+    mine = marked.image
+    marked.image = image_of({1: 3}, leader=12)
+    ending = marked.end(1, range(3))
+    await silent.called.wait()
+    for _ in range(4):  # broker 12 is not in the image
+        marked.sender.metadata_changed()
+        await asyncio.sleep(0)
+    marked.image = mine
+    marked.sender.metadata_changed()
+    await marked.until_written(1)
+    assert marked.written == [ending]
