@@ -371,9 +371,7 @@ class Fetch:
             return result
         aborted: tuple[tuple[int, int], ...] = ()
         if self._isolation == READ_COMMITTED and read.data:
-            self._has_yielded = self._has_yielded or self._waker is None
-            overlapping = await log.aborted_transactions(item.offset, read.next_offset)
-            aborted = tuple((transaction.producer_id, transaction.first_offset) for transaction in overlapping)
+            aborted = await self._aborted(replica, role, item, read)
         return replace(result, data=_held(read.data), aborted=aborted)
 
     async def _within_memory(
@@ -410,10 +408,22 @@ class Fetch:
         except (CorruptBatchError, DamagedLogError):
             self._replicas.report_corruption(replica, offset)
             raise
-        if replica.role is not role:
-            # The log may have been truncated during the read.
-            raise NotLeaderOrFollowerError("the replica's role changed", leader=replica.partition.leader)
+        _check_role(replica, role, end=read.next_offset)
         return read
+
+    async def _aborted(
+        self, replica: Replica, role: LeaderReplica | FollowerReplica, item: FetchItem, read: Slice
+    ) -> tuple[tuple[int, int], ...]:
+        self._has_yielded = self._has_yielded or self._waker is None
+        try:
+            overlapping = await role.log.aborted_transactions(item.offset, read.next_offset)
+            # A segment that was dropped meanwhile has taken its aborted transactions with it.
+            self._check_offset(item, role)
+            _check_role(replica, role, end=read.next_offset)
+        except TidelogError:
+            self._give_back(len(read.data))
+            raise
+        return tuple((transaction.producer_id, transaction.first_offset) for transaction in overlapping)
 
     def _check_offset(self, item: FetchItem, role: LeaderReplica | FollowerReplica) -> None:
         log = role.log
@@ -470,6 +480,12 @@ class Fetch:
             leader_epoch=leader_epoch,
             leader=leader,
         )
+
+
+def _check_role(replica: Replica, role: LeaderReplica | FollowerReplica, *, end: Offset) -> None:
+    """Raise if the log may have been truncated since it was read up to `end`."""
+    if replica.role is not role or role.log.end_offset < end:
+        raise NotLeaderOrFollowerError("the replica's role changed", leader=replica.partition.leader)
 
 
 def _held(data: bytes | memoryview) -> bytes | memoryview:

@@ -13,6 +13,8 @@ from support.brokers.transactions import ScriptedCoordinator, marker_of, transac
 from test_transactional_produce import connect, produce, transactional_cluster
 
 from tidelog.log.batch import read_header
+from tidelog.log.log import Log
+from tidelog.log.transactions import AbortedTransaction
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.group_errors import CoordinatorLoadingError
 from tidelog.model.ids import PartitionId
@@ -20,7 +22,7 @@ from tidelog.replication import marker_receiver
 from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.marker_receiver import LeaderMarkers
 from tidelog.replication.transaction_messages import MarkedPartition, Marker, WriteMarkers
-from tidelog.services.fetch import READ_COMMITTED, FetchItem
+from tidelog.services.fetch import READ_COMMITTED, FetchItem, FetchResult
 
 
 def receiver(found: RunningBroker) -> LeaderMarkers:
@@ -312,3 +314,32 @@ def test_plain_batches_and_their_markers_differ_by_their_headers() -> None:
         assert cluster.produce(11, orders, batch(b"after")).base_offset == 2
         assert cluster.values(orders) == [b"before", b"after"]
         assert committed(cluster, orders)[1:] == ([], 3), "no transaction was aborted here"
+
+
+def test_a_segment_that_is_dropped_while_its_aborted_transactions_are_looked_up_is_out_of_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with transactional_cluster(746) as (cluster, orders, coordinator):
+        coordinator.begin("app", producer_id=7, epoch=3)
+        assert produce(cluster, orders, transactional(b"aborted", 7, 3)).error is None
+        leader = cluster.leading(orders)
+        assert write(cluster, 11, marker_of(leader, 7, 4, is_commit=False)) == [None]
+        look_up = Log.aborted_transactions
+
+        async def overtaken(log: Log, start: int, end: int) -> list[AbortedTransaction]:
+            log.roll()
+            await log.advance_start(log.end_offset)  # retention, or `delete-records`
+            return await look_up(log, start, end)
+
+        monkeypatch.setattr(Log, "aborted_transactions", overtaken)
+
+        async def job(found: RunningBroker) -> FetchResult:
+            (result,) = await data_requests.fetch(
+                found.service, [FetchItem(orders, 0)], max_bytes=1 << 20, isolation=READ_COMMITTED
+            )
+            return result
+
+        result = cluster.on_broker(11, job)
+        assert result.error is not None, f"{values_of(result.data)}, aborted {result.aborted}"
+        assert result.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert not result.data
