@@ -13,12 +13,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 
 from tidelog.coordinator.hosts import GroupShard, ShardHost
+from tidelog.coordinator.pending_offsets import is_old_fence
 from tidelog.coordinator.requests import ExpireOffsets, ForgetFences, RefreshTopics
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import TopicId
+from tidelog.world.slicing import sliced
 
 LOGGER = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ RETRY_S = 0.5
 RETRY_MAX_S = 30.0
 SWEEP_GROUPS = 200
 """Groups whose offsets are scanned by one decision."""
+FENCES_PER_SLICE = 200
+"""Fences scanned in one turn of the event loop, and forgotten by one decision."""
 
 
 class BackgroundWork:
@@ -38,6 +43,8 @@ class BackgroundWork:
         self._gone: dict[TopicId, None] = {}
         self._expiry_is_due = False
         self._fences_are_due = False
+        self._old_fences: deque[int] = deque()
+        """Producers whose fences are still to be forgotten."""
         self._to_sweep: deque[str] = deque()
         """Groups whose offsets are still to be scanned."""
         self._sweep_gone: frozenset[TopicId] = frozenset()
@@ -114,9 +121,8 @@ class BackgroundWork:
                 raise
             return
         self._is_stuck = False
-        if self._fences_are_due:
-            forget = ForgetFences(now_ms=host.now_ms(), retention_ms=host.fences_retention_ms)
-            self._fences_are_due = await self._shard.submit(forget, is_own=True)
+        if self._fences_are_due or self._old_fences:
+            await self._forget_fences()
             return
         if not self._to_sweep:
             # Uncommitted decisions may have offsets of deleted topics, too.
@@ -134,3 +140,18 @@ class BackgroundWork:
             self._expiry_is_due = False
             for topic in self._sweep_gone:
                 del self._gone[topic]
+
+    async def _forget_fences(self) -> None:
+        request = ForgetFences(now_ms=self._host.now_ms(), retention_ms=self._host.fences_retention_ms)
+        if self._fences_are_due:
+            self._fences_are_due = False
+            state = self._shard.state
+            async for producer_id in sliced(state.fences, FENCES_PER_SLICE):
+                if is_old_fence(state, producer_id, request):
+                    self._old_fences.append(producer_id)
+            return
+        ids = tuple(islice(self._old_fences, FENCES_PER_SLICE))
+        if await self._shard.submit(replace(request, ids=ids), is_own=True):
+            return  # there are more of these
+        for _ in ids:
+            self._old_fences.popleft()

@@ -193,6 +193,8 @@ class ForgetFences:
 
     now_ms: int
     retention_ms: int
+    ids: tuple[int, ...] | None = None
+    """Of these; None: of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,14 @@ from support.transactions.lone_shard import lead, lone_shard, longest_turn_s, st
 from support.transactions.machine import partition
 
 from tidelog.coordinator import timers
+from tidelog.coordinator.background_work import BackgroundWork
+from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.loading import Progress, load
-from tidelog.coordinator.records import encode_batch
+from tidelog.coordinator.machine import GroupMachine
+from tidelog.coordinator.records import FenceValue, GroupRecord, encode_batch, fence_key
+from tidelog.coordinator.requests import EndPendingOffsets
+from tidelog.coordinator.state import EMPTY as NO_GROUPS
+from tidelog.coordinator.state import apply as apply_groups
 from tidelog.coordinator.transactions import shard as shards
 from tidelog.coordinator.transactions.machine import TransactionMachine
 from tidelog.coordinator.transactions.records import Member, Status, Transaction, TransactionRecord, decision
@@ -129,3 +135,45 @@ def test_a_member_joins_10_000_others_in_a_short_turn() -> None:
         state = machine.apply(state, decisions)
         assert machine.replay(EMPTY, machine.encode(decisions)[0]) == state
     assert min(took) < TURN_S / 2
+
+
+class FencedShard:
+    """A shard of groups with fences only, whose changes commit at once."""
+
+    def __init__(self, count: int) -> None:
+        self.machine = GroupMachine(GroupLimits(fences_max=count))
+        fence = FenceValue(epoch=1, number=1, coordinator_epoch=1, updated_ms=0)
+        self.state = apply_groups(NO_GROUPS, (GroupRecord(fence_key(number), fence) for number in range(count)))
+        self.decided: dict[str, None] = {}
+        self.is_leading = True
+        self.number = 0
+
+    async def submit(self, request: Any, *, is_own: bool = False) -> Any:
+        decisions, reply = self.machine.decide(self.state, request, offset=Offset(0))
+        self.state = self.machine.apply(self.state, decisions)
+        await asyncio.sleep(0)
+        return reply
+
+
+@asyncio_test
+async def test_fences_of_producers_are_forgotten_in_short_turns() -> None:
+    for count, now_ms, left in ((COUNT, 999, COUNT), (5_000, 1_000, 0)):
+        works: list[Any] = []
+        shard = FencedShard(count)
+        host: Any = SimpleNamespace(me=11, fences_retention_ms=1_000, offsets_retention_ms=1_000)
+        host.now_ms, host.spawn = (lambda now_ms=now_ms: now_ms), (lambda work, name, works=works: works.append(work))
+        background = BackgroundWork(shard, host)  # type: ignore[arg-type]
+        background.expire_offsets()
+        assert await longest_turn_s(works.pop(), time.thread_time) < TURN_S
+        assert len(shard.state.fences) == left
+
+
+@asyncio_test
+async def test_a_marker_with_a_full_table_of_fences_takes_a_short_turn() -> None:
+    shard = FencedShard(COUNT)
+    marker = EndPendingOffsets(
+        producer_id=COUNT, epoch=1, number=1, coordinator_epoch=1, is_commit=True, is_strict=True, now_ms=1
+    )
+    assert await longest_turn_s(shard.submit(marker), time.thread_time) < TURN_S
+    assert COUNT - 100 < len(shard.state.fences) < COUNT
+    assert COUNT in shard.state.fences
