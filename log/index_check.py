@@ -1,8 +1,11 @@
 """Checks the index files of a sealed segment against its batches.
 
 Indexes have no checksum. A read notices most wrong entries when it uses them; this notices all of them. Each entry must
-name a batch of the segment, in order. The interval of the entries is not checked: it is a setting. The transaction
-index must be what a replay of the batches gives.
+name a batch of the segment, in order. The interval of the entries is not checked: it is a setting.
+
+The transaction index must have what a replay of the batches gives. It may have more, if the log has lost records since
+it was written: entries of transactions without any batch, and first offsets of batches that are gone. Compaction and
+retention leave both.
 """
 
 from contextlib import closing
@@ -12,6 +15,8 @@ from tidelog.log.index_rebuilder import IndexRebuilder
 from tidelog.log.log_scan import build_indexes, walk_headers
 from tidelog.log.log_state import LogState
 from tidelog.log.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, SegmentInfo, file_path
+from tidelog.log.transactions import AbortedTransaction, TransactionIndex
+from tidelog.model.errors import CorruptStateError
 from tidelog.world.disk import Disk
 
 
@@ -32,7 +37,9 @@ class IndexCheck:
         fault = await context.work.run(index_fault, context.disk, context.path, info, interval)
         if fault is None and info.aborted:
             expected = await self._rebuilder.aborted_of(info)
-            fault = await context.work.run(aborted_fault, context.disk, context.path, info.base_offset, expected)
+            # Of transactions that began below it, batches may be gone.
+            whole_from = info.next_offset if self._state.lineage.has_gaps else segments.first_offset
+            fault = await context.work.run(aborted_fault, context.disk, context.path, info, expected, whole_from)
         if context.is_closed or segments.version != version or info not in segments.sealed:
             return None
         return fault
@@ -79,10 +86,35 @@ def _wrong_entry(disk: Disk, directory: str, info: SegmentInfo, offsets: bytes, 
     return None if time is None else f"{TIME_INDEX} says {time}, the log does not"
 
 
-def aborted_fault(disk: Disk, directory: str, base: int, expected: bytes) -> str | None:
-    """Why the transaction index of a sealed segment is wrong. Runs in a helper process."""
-    data = _read(disk, file_path(directory, base, TRANSACTION_INDEX))
-    return None if data == expected else f"{TRANSACTION_INDEX} does not have the aborted transactions of the log"
+def aborted_fault(disk: Disk, directory: str, info: SegmentInfo, expected: bytes, whole_from: int) -> str | None:
+    """Why the transaction index of a sealed segment is wrong. `expected` is the one of a replay; transactions that
+    began at `whole_from` or later are complete in the log. Runs in a helper process."""
+    name = file_path(directory, info.base_offset, TRANSACTION_INDEX)
+    data = _read(disk, name)
+    if data is None or data == expected:
+        return f"{TRANSACTION_INDEX} is missing" if data is None else None
+    try:
+        index = TransactionIndex.parse(data, path=name)
+    except CorruptStateError as error:
+        return str(error)
+    if len(index) != info.aborted:
+        return f"{TRANSACTION_INDEX} has {len(index)} entries, {info.aborted} were written"
+    replayed = {entry.last_offset: entry for entry in TransactionIndex.parse(expected)}
+    for entry in index:
+        if not _is_entry_of(entry, replayed.pop(entry.last_offset, None), info, whole_from):
+            return f"{TRANSACTION_INDEX} says {entry}, the log does not"
+    return f"{TRANSACTION_INDEX} does not have {next(iter(replayed.values()))}" if replayed else None
+
+
+def _is_entry_of(
+    entry: AbortedTransaction, replayed: AbortedTransaction | None, info: SegmentInfo, whole_from: int
+) -> bool:
+    """Whether a replay of what is left of the transaction may give this."""
+    if replayed is None:
+        return entry.first_offset < whole_from and info.base_offset <= entry.last_offset < info.next_offset
+    if entry.producer_id != replayed.producer_id or entry.last_stable_offset > replayed.last_stable_offset:
+        return False
+    return entry.first_offset == replayed.first_offset or entry.first_offset < min(replayed.first_offset, whole_from)
 
 
 def _read(disk: Disk, path: str) -> bytes | None:

@@ -1,9 +1,15 @@
-"""Rebuilds the index files of a segment from its batches."""
+"""Rebuilds the index files of a segment from its batches.
+
+A transaction index may lose entries by that: those of transactions whose batches are gone (compaction, retention).
+"""
+
+from dataclasses import replace
 
 from tidelog.log.config import FlushMode
 from tidelog.log.log_scan import build_indexes, replay
 from tidelog.log.log_state import LogState
 from tidelog.log.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX, SegmentInfo
+from tidelog.log.transactions import ENTRY_BYTES
 
 
 class IndexRebuilder:
@@ -48,6 +54,11 @@ class IndexRebuilder:
             if entries or suffix != TRANSACTION_INDEX:
                 durability.writable(path, create=True).append(entries)
         durability.touch_directory(context.path)
+        count = len(aborted) // ENTRY_BYTES
+        if not is_active and count != info.aborted:
+            counted = replace(segments.info(base_offset), aborted=count)
+            segments.replace_info(counted)
+            self._state.checkpoint.info_changed(counted)
         segments.index_rebuilt(base_offset)
         if context.config.flush_mode is FlushMode.SYNC:
             durability.request_sync()

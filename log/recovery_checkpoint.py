@@ -89,6 +89,10 @@ class RecoveryCheckpoint:
         self._pending_snapshots[info.next_offset] = self._snapshot()
         self._has_rolled = True
 
+    def info_changed(self, info: SegmentInfo) -> None:
+        """The info of a sealed segment differs from the stored one. Until it is stored, each start finds that again."""
+        self._pending_infos[info.base_offset] = info
+
     def segments_dropped(self, dropped: Iterable[SegmentInfo]) -> None:
         for info in dropped:
             self._pending_infos.pop(info.base_offset, None)
@@ -327,4 +331,4 @@ class RecoveryCheckpoint:
                 continue
             crc = await context.work.run(file_crc, context.disk, self._segments.file_path(base), info.size)
             self._pending_infos[base] = replace(info, crc=crc)
-            self._segments.set_crc(self._pending_infos[base])
+            self._segments.replace_info(self._pending_infos[base])

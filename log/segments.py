@@ -106,8 +106,8 @@ class Segments:
         self.active = ActiveSegment(info.next_offset, created_ms=created_ms, index_interval_bytes=index_interval_bytes)
         return info
 
-    def set_crc(self, info: SegmentInfo) -> None:
-        """The CRC of a sealed segment was computed after it was sealed."""
+    def replace_info(self, info: SegmentInfo) -> None:
+        """The CRC of a sealed segment was computed after it was sealed, or its transaction index was rebuilt."""
         for at, known in enumerate(self.sealed):
             if known.base_offset == info.base_offset:
                 self.sealed[at] = info

@@ -1,6 +1,7 @@
 """Compaction of the logs of a node, with its bounds, on a simulated machine."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from tidelog.log.compaction import CleaningReason
 from tidelog.log.config import LogConfig
 from tidelog.log.log import Log
 from tidelog.log.logs import Logs, LogsConfig
-from tidelog.log.stored_state import CLEANER
+from tidelog.log.segment import TRANSACTION_INDEX, file_path
+from tidelog.log.stored_state import CLEANER, decode_segment, segment_key
+from tidelog.log.transactions import AbortedTransaction, encode_entry
 from tidelog.model.errors import CorruptBatchError, DamagedLogError, UnsupportedMagicError
 from tidelog.model.ids import Offset
 from tidelog.world.real.work import ProcessWork
@@ -217,6 +220,87 @@ async def test_a_cleaning_removes_aborted_records_and_updates_the_transaction_in
     assert await logs.housekeeping.clean_one() is not None
     assert {record.value for record in await records_of(log) if record.key in (b"t7", b"t8")} == {b"of 8"}
     log.validate()
+
+
+def append_aborted(log: Log, *, producer: int, rolls: bool = False) -> None:
+    """Append a transaction of version 2: its marker has a higher epoch, so nothing of its batch has to stay."""
+    data = encode(
+        [Record(0, log.clock.now_ms(), b"t%d" % producer, b"aborted", ())],
+        is_transactional=True,
+        producer_id=producer,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+    log.append(data, leader_epoch=0)
+    if rolls:
+        log.roll()
+    marker = encode_control(ControlKind.ABORT, coordinator_epoch=1, timestamp=1, producer_id=producer, producer_epoch=1)
+    log.append(marker, leader_epoch=0, is_coordinator=True)
+
+
+async def check_aborted_index(log: Log, host: Host, expected: list[AbortedTransaction]) -> None:
+    """The index of the first segment passes its check; a lost one is rebuilt without what the log has lost."""
+    info = log.sealed_segments()[0]
+    assert info.aborted == 1
+    assert await log.aborted_transactions(log.start_offset, log.end_offset) == expected
+    assert await log.check_indexes(info) is None
+    path = file_path(log.path, info.base_offset, TRANSACTION_INDEX)
+    log.context.files.discard(path)
+    log.disk.remove(path)
+    assert await log.check_indexes(info) is not None
+    assert await log.aborted_transactions(log.start_offset, log.end_offset) == []
+    assert log.sealed_segments()[0].aborted == 0
+    assert await log.check_indexes(log.sealed_segments()[0]) is None
+    await log.checkpoint()
+    stored = log.store.get(segment_key(log.prefix, info.base_offset))
+    assert stored is not None
+    assert decode_segment(stored).aborted == 0
+
+
+async def test_a_transaction_index_may_have_entries_of_records_that_a_cleaning_has_removed(host: Host) -> None:
+    logs = await host.open()
+    log = await create(logs)
+    append_aborted(log, producer=7)
+    await put(log, {}, 30)
+    replicate_all(logs)
+    before = await log.aborted_transactions(0, log.end_offset)
+    assert await logs.housekeeping.clean_one() is not None
+    await check_aborted_index(log, host, before)
+
+
+async def test_a_transaction_index_may_have_entries_of_records_that_retention_has_removed(host: Host) -> None:
+    logs = await host.open()
+    log = await create(logs, config=DELETE)
+    append_aborted(log, producer=7, rolls=True)
+    await put(log, {}, 60)
+    (aborted,) = await log.aborted_transactions(0, log.end_offset)
+    await log.checkpoint()
+    await log.advance_start(log.sealed_segments()[1].base_offset)
+    await put(log, {}, 1)
+    await log.checkpoint()
+    assert log.start_offset == aborted.last_offset == log.segments.first_offset
+    await check_aborted_index(log, host, [aborted])
+
+
+@pytest.mark.parametrize("name", ["first_offset", "producer_id", "last_stable_offset"])
+async def test_a_wrong_entry_of_a_transaction_index_is_found(host: Host, name: str) -> None:
+    logs = await host.open()
+    log = await create(logs, config=DELETE)
+    await put(log, {}, 2)
+    append_aborted(log, producer=7)
+    log.roll()
+    info = log.sealed_segments()[0]
+    assert await log.check_indexes(info) is None
+    (right,) = await log.aborted_transactions(0, log.end_offset)
+    path = file_path(log.path, info.base_offset, TRANSACTION_INDEX)
+    log.context.files.discard(path)
+    log.disk.remove(path)
+    wrong = replace(right, **{name: getattr(right, name) + (-1 if name == "first_offset" else 1)})
+    with closing(log.disk.open(path, create=True)) as file:
+        file.append(encode_entry(wrong))
+    assert "says" in (await log.check_indexes(info) or "")
+    await log.rebuild_index(info.base_offset)
+    assert await log.aborted_transactions(0, log.end_offset) == [right]
 
 
 # The checkpoint

@@ -176,7 +176,7 @@ def test_only_the_leader_and_replicas_in_sync_prove_a_copy_and_only_by_checksums
         assert proves(leader=-1, isr=(follower, other))
         assert not proves(leader=-1, isr=(follower,))
         segments = cluster.log(other, orders).segments
-        segments.set_crc(replace(segments.sealed[1], crc=None))
+        segments.replace_info(replace(segments.sealed[1], crc=None))
         assert not proves(leader=-1, isr=(follower, other)), "a segment without a checksum proves nothing"
 
 
