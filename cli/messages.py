@@ -62,9 +62,14 @@ def stale_fields(stale_ms: int | None) -> dict[str, Any]:
     return {"stale": stale_ms is not None, "age_ms": stale_ms}
 
 
+def asks(options: argparse.Namespace) -> bool:
+    """Whether `confirm` asks."""
+    return not options.yes and sys.stdin.isatty()
+
+
 def confirm(options: argparse.Namespace, question: str) -> bool:
     """Asks on a terminal, unless --yes; a program that calls is not asked. The end of the input means no."""
-    if options.yes or not sys.stdin.isatty():
+    if not asks(options):
         return True
     try:
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -38,6 +38,13 @@ def count(number: int, one: str) -> str:
     return f"{number} {one}" if number == 1 else f"{number} {one}{'es' if one.endswith('ch') else 's'}"
 
 
+def printable(text: str) -> str:
+    """The text without line feeds, and without characters that command a terminal: these become escapes."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def width_of(stream: IO[str]) -> int | None:
     """Columns that a line may have: COLUMNS if it is set, else those of a terminal; None where nothing limits them."""
     given = os.environ.get("COLUMNS", "")
@@ -186,4 +193,4 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return printable(str(value))

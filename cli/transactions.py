@@ -4,18 +4,22 @@ import argparse
 import base64
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidelog.cli import table
 from tidelog.cli.clients import open_admin, timeout_s
 from tidelog.cli.exit_codes import EXIT_FAILURE, EXIT_OK
+from tidelog.cli.log_rows import time_text
 from tidelog.cli.main import UsageError
-from tidelog.cli.messages import confirm, error_document, error_text, named_error_text, print_json, report
+from tidelog.cli.messages import asks, confirm, error_document, error_text, named_error_text, print_json, report
 from tidelog.client.admin.values import TransactionDescription
 from tidelog.client.durations import duration_ms
 from tidelog.client.errors import NoClusterError
 from tidelog.client.record import TopicPartition
 from tidelog.model.errors import ErrorCode, TidelogError
+
+if TYPE_CHECKING:
+    from tidelog.client.admin.threaded import Admin
 
 LIST_S = 10.0
 """How long `list` waits for a broker that does not answer, or loads transactional ids."""
@@ -128,12 +132,12 @@ def _print(description: TransactionDescription) -> None:
         f"coordinator {description.coordinator}",
     ]
     if description.started_ms is not None:
-        parts.append(f"open since {description.started_ms}")
+        parts.append(f"open since {time_text(description.started_ms)} UTC")
     if description.prepared_ms is not None:
-        parts.append(f"prepared since {description.prepared_ms}")
+        parts.append(f"prepared since {time_text(description.prepared_ms)} UTC")
     if description.last_token:
         parts.append(f"token {description.last_token!r}")
-    print(f"{description.transactional_id}: {', '.join(parts)}")
+    print(f"{table.printable(description.transactional_id)}: {', '.join(parts)}")
     rows: list[Sequence[object]] = [
         [place.topic, place.partition, "-", description.producer_id] for place in description.partitions
     ]
@@ -151,7 +155,7 @@ def run_abort(options: argparse.Namespace) -> int:
     code = EXIT_OK
     documents: list[dict[str, Any]] = []
     with open_admin(options) as admin:
-        if not confirm(options, f"abort the open transaction of {', '.join(names)}?"):
+        if not confirm(options, _question(admin, options, names)):
             return EXIT_FAILURE
         for name in names:
             failure: TidelogError | None = None
@@ -165,10 +169,28 @@ def run_abort(options: argparse.Namespace) -> int:
                 report(named_error_text(name, error, creates=False))
             documents.append({"transactional_id": name, "was_open": was_open, "error": error_document(failure)})
             if options.output != "json" and failure is None:
-                print(f"{name}: {'aborted' if was_open else 'no transaction is open'}")
+                print(f"{table.printable(name)}: {'aborted' if was_open else 'no transaction is open'}")
     if options.output == "json":
         print_json({"transactions": documents})
     return code
+
+
+def _question(admin: "Admin", options: argparse.Namespace, names: Sequence[str]) -> str:
+    prepared = [name for name in names if asks(options) and _is_prepared(admin, name)]
+    warning = (
+        f"{', '.join(prepared)} {'is' if len(prepared) == 1 else 'are'} prepared, and another system may have committed"
+        " its part; "
+    )
+    return table.printable(f"{warning if prepared else ''}abort the open transaction of {', '.join(names)}?")
+
+
+def _is_prepared(admin: "Admin", name: str) -> bool:
+    try:
+        return admin.describe_transaction(name).prepared_ms is not None
+    except TidelogError as error:
+        if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise
+        return False  # the abort reports it
 
 
 def run_find_hanging(options: argparse.Namespace) -> int:
@@ -193,9 +215,9 @@ def run_find_hanging(options: argparse.Namespace) -> int:
             }
         )
     elif hanging:
-        headings = ["topic", "partition", "producer", "epoch", "from offset", "last record ms"]
+        headings = ["topic", "partition", "producer", "epoch", "from offset", "last record (UTC)"]
         rows = [
-            [*row.partition, row.producer_id, row.producer_epoch, row.start_offset, row.last_timestamp_ms]
+            [*row.partition, row.producer_id, row.producer_epoch, row.start_offset, time_text(row.last_timestamp_ms)]
             for row in hanging
         ]
         table.write(sys.stdout, headings, rows, right=headings[1:])

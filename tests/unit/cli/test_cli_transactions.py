@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -72,7 +74,7 @@ def test_describe_shows_partitions_and_members_and_what_is_not_there(admin: Mock
     assert run("describe") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("payments: Ongoing, producer 1001 epoch 0, timeout 60000 ms, coordinator 1, open since ")
-    assert lines[0].endswith("token b'batch 7'")
+    assert re.search(r"open since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} UTC, token b'batch 7'$", lines[0])
     assert lines[1:] == [
         "topic   partition  member  producer",
         "orders          0  -           1001",
@@ -91,6 +93,20 @@ def test_describe_shows_partitions_and_members_and_what_is_not_there(admin: Mock
     assert unknown["error"]["name"] == "TRANSACTIONAL_ID_NOT_FOUND"
     assert "nobody" in captured.err
     assert "`tidelog transactions list`" in captured.err
+
+
+def test_ids_and_labels_cannot_write_to_the_terminal(admin: MockAdmin, capsys: Capture) -> None:
+    members = {"\x1b[2Jtask": (1_005, [("orders", 1)])}
+    admin.add_transaction("a\nb\x1b[31m\u202e", producer_id=1_004, members=members)
+    assert run("list", "--producer-id", "1004") == 0
+    assert run("describe", "a\nb\x1b[31m\u202e") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[1].startswith(r"a\nb\x1b[31m\u202e  ")
+    assert lines[2].startswith(r"a\nb\x1b[31m\u202e: Ongoing")
+    assert r"\x1b[2Jtask" in lines[4]
+    assert run("abort", "a\nb\x1b[31m\u202e") == 0
+    assert capsys.readouterr().out == "a\\nb\\x1b[31m\\u202e: aborted\n"
 
 
 def test_abort_says_what_it_has_done_for_each_id(admin: MockAdmin, capsys: Capture) -> None:
@@ -118,6 +134,22 @@ def test_abort_asks_on_a_terminal(
     assert admin.describe_transaction("payments").state == state
 
 
+def test_abort_of_a_prepared_transaction_asks_with_its_consequence(
+    admin: MockAdmin, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = replace(admin.describe_transaction("payments"), prepared_ms=1_000)
+    monkeypatch.setattr(admin, "describe_transaction", lambda _: prepared)
+    keyboard, terminal = os.openpty()
+    with os.fdopen(keyboard, "wb", buffering=0) as typing, os.fdopen(terminal, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        typing.write(b"n\n")
+        assert run("abort", "payments") == 1
+    question = (
+        "payments is prepared, and another system may have committed its part; abort the open transaction of payments?"
+    )
+    assert question in capsys.readouterr().err
+
+
 def test_find_hanging_reports_what_no_coordinator_knows(admin: MockAdmin, capsys: Capture) -> None:
     admin.add_open_transaction(("orders", 0), producer_id=1_001, start_offset=5, age_s=7_200)
     admin.add_open_transaction(("orders", 1), producer_id=1_002, start_offset=6, age_s=7_200)
@@ -140,9 +172,9 @@ def test_find_hanging_reports_what_no_coordinator_knows(admin: MockAdmin, capsys
         "coordinator_epoch": -1,
     }
     assert run("find-hanging") == 1
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "topic   partition  producer  epoch  from offset  last record ms"
-    )
+    lines = capsys.readouterr().out.splitlines()
+    assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}$", lines[1])
+    assert lines[0] == "topic   partition  producer  epoch  from offset        last record (UTC)"
     assert run("find-hanging", "--topic", "none") == 1
     assert "none" in capsys.readouterr().err
 
