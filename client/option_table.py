@@ -95,6 +95,10 @@ _ONLY: dict[str, tuple[bool, str]] = {
 O = TypeVar("O", bound="CommonConfig")  # noqa: E741
 
 
+NAME_LENGTH_MAX = 1_024
+"""Characters; as `coordinator/transactions/limits.py`."""
+
+
 def _option(
     default: Any,
     *spellings: str,
@@ -193,6 +197,8 @@ class ProducerConfig(CommonConfig):
         if self.transactional_id is not None:
             if not self.transactional_id:
                 errors.append("transactional_id is empty: name the producer, or leave it out")
+            elif fault := name_fault(self.transactional_id):
+                errors.append(f"transactional_id: {fault}")
             if self.acks != -1:
                 errors.append(f"transactional_id needs acks='all', not acks={self.acks}")
             if self.enable_idempotence is False:
@@ -293,6 +299,17 @@ class ConsumerConfig(CommonConfig):
 class AdminConfig(CommonConfig):
     default_api_timeout_ms: int = _option(60_000, "default.api.timeout.ms", kind="int", low=1, high=INT_MAX)
     """Timeout of a call in ms, including all retries. Each method also takes `timeout`, in seconds."""
+
+
+def name_fault(name: str) -> str:
+    """What a coordinator rejects in a transactional id or a label; empty: nothing."""
+    if len(name) > NAME_LENGTH_MAX:
+        return f"{len(name)} characters; at most {NAME_LENGTH_MAX}"
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        return f"not UTF-8: {error}"
+    return ""
 
 
 def read_options(kind: type[O], first: object, keywords: Mapping[str, object]) -> O:

@@ -19,9 +19,12 @@ class AppendCondition:
 
     def check(self, *, end_offset: int, claim: int) -> None:
         if self.fencing_token not in (-1, claim):
-            newest = "no claim is known" if claim < 0 else f"the newest claim is at {claim}"
+            newest = f"the newest claim is at {claim}: stop, or claim again"
+            if claim < 0:
+                newest = "no claim is known: claim again"
             raise StaleFencingTokenError(f"fencing token {self.fencing_token}: {newest}", claim=claim)
         if self.expected_offset not in (-1, end_offset):
             raise OffsetMismatchError(
-                f"the partition ends at {end_offset}, not at {self.expected_offset}", end_offset=end_offset
+                f"the partition ends at {end_offset}, not at {self.expected_offset}: read to its end, and decide again",
+                end_offset=end_offset,
             )

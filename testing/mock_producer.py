@@ -27,8 +27,8 @@ from tidelog.client.producer.core import acknowledgement_interceptors, run_deliv
 from tidelog.client.producer.fast_path import Delivery, DeliveryCallback, ProducerBatch, Row
 from tidelog.client.producer.frontend import ProducerFrontend
 from tidelog.client.record import TopicPartition
+from tidelog.model.append_condition import AppendCondition
 from tidelog.model.errors import InvalidRecordError, TidelogError, UnknownTopicOrPartitionError
-from tidelog.model.transaction_errors import OffsetMismatchError, StaleFencingTokenError
 from tidelog.testing.mock_transactions import MockTransactions, SentRecord
 
 HISTORY_MAX = 1_000_000
@@ -274,12 +274,14 @@ class MockProducer(MockTransactions, ProducerFrontend, Closing):
         if condition.is_claim and self._is_in_transaction:
             return InvalidRecordError("a claim is one record of an idempotent producer, and no part of a transaction")
         end, claim = self._ends.get(key, 0), self._claims.get(key, -1)
-        if condition.fencing_token not in (None, claim):
-            return StaleFencingTokenError(f"fencing token {condition.fencing_token}, not {claim}", claim=claim)
-        if condition.expected_offset not in (None, end):
-            return OffsetMismatchError(
-                f"the partition ends at {end}, not at {condition.expected_offset}", end_offset=end
-            )
+        asked = AppendCondition(
+            expected_offset=-1 if condition.expected_offset is None else condition.expected_offset,
+            fencing_token=-1 if condition.fencing_token is None else condition.fencing_token,
+        )
+        try:
+            asked.check(end_offset=end, claim=claim)
+        except TidelogError as error:
+            return error
         return None
 
     def _end_next(self, error: Exception | None) -> bool:

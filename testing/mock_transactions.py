@@ -17,7 +17,7 @@ from tidelog.client.producer.core import ProducerCore
 from tidelog.client.producer.fast_path import Delivery, Headers
 from tidelog.client.producer.transaction_state import Event, State, TransactionStates
 from tidelog.client.producer.transactional import TransactionBlock
-from tidelog.client.producer.transactions import OffsetsToSend, checked_members, checked_token
+from tidelog.client.producer.transactions import OffsetsToSend, check_join, checked_members, checked_token
 from tidelog.client.record import GroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.model.errors import InvalidTransactionStateError, TidelogError
 
@@ -62,7 +62,7 @@ class MockTransactions:
         self._commit_errors: deque[Exception] = deque()
         self._token = b""
         self._member_id = -1
-        self._is_prepared = False
+        self._states.is_prepared = False
         self._block: object = None
 
     # For tests.
@@ -97,7 +97,7 @@ class MockTransactions:
         self._check_owner("send_offsets", timeout)
         if not isinstance(group, GroupMetadata):
             raise TypeError(f"group is what Consumer.group_metadata() returns, not {type(group).__name__}")
-        if not self._states.takes_records or self._is_prepared:
+        if not self._states.takes_records or self._states.is_prepared:
             raise self._states.rejection("send_offsets")
         if checked := read_offsets(offsets):
             self._pending_offsets.setdefault(group.group, {}).update(checked)
@@ -108,7 +108,7 @@ class MockTransactions:
         if self._states.state is not State.IN_TRANSACTION:
             raise self._states.rejection("prepare_transaction")
         self._complete_all()
-        self._is_prepared = True
+        self._states.is_prepared = True
 
     def commit_transaction(
         self, *, members: Iterable[int] = (), token: bytes = b"", timeout: float | None = None
@@ -150,8 +150,7 @@ class MockTransactions:
 
     def join_transaction(self, transactional_id: str, *, label: str = "", timeout: float | None = None) -> int:
         """Become a member; returns an id that is unique in this process."""
-        if not isinstance(transactional_id, str) or not transactional_id:
-            raise TypeError(f"a transactional id is a str that is not empty, not {transactional_id!r}")
+        check_join(transactional_id, label)
         self._check_member("join_transaction", timeout)
         if self._states.state not in (State.UNINITIALIZED, State.READY):
             raise self._states.rejection("join_transaction")
@@ -186,7 +185,7 @@ class MockTransactions:
 
     def _close_transaction(self) -> None:
         """As `Transactions.close`: a prepared one stays open."""
-        if self._states.state not in (State.IN_TRANSACTION, State.ABORTABLE_ERROR) or self._is_prepared:
+        if self._states.state not in (State.IN_TRANSACTION, State.ABORTABLE_ERROR) or self._states.is_prepared:
             return
         if self._config.transactional_id:
             block = self._block
@@ -229,7 +228,7 @@ class MockTransactions:
         self._states.is_member = True
 
     def _check_takes_records(self) -> None:
-        if self._is_in_transaction and (self._is_prepared or not self._states.takes_records):
+        if self._is_in_transaction and (self._states.is_prepared or not self._states.takes_records):
             raise self._states.rejection("send")
 
     def _keep(self, record: SentRecord) -> None:
@@ -247,4 +246,4 @@ class MockTransactions:
             if is_committed:
                 for group, offsets in self._pending_offsets.items():
                     self.offsets.setdefault(group, {}).update(offsets)
-            self._records, self._pending_offsets, self._is_prepared, self._block = [], {}, False, None
+            self._records, self._pending_offsets, self._states.is_prepared, self._block = [], {}, False, None

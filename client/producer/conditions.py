@@ -16,7 +16,13 @@ class Condition:
 
 
 def condition_of(
-    expected_offset: object, fencing_token: object, claim: object, *, partition: object, acks: int
+    expected_offset: object,
+    fencing_token: object,
+    claim: object,
+    *,
+    partition: object,
+    acks: int,
+    is_transactional: bool = False,
 ) -> Condition:
     """Check the arguments of `send` or `send_many`."""
     if isinstance(partition, bool) or not isinstance(partition, int):
@@ -27,6 +33,8 @@ def condition_of(
         )
     if not isinstance(claim, bool):
         raise TypeError(f"claim is True or False, not {claim!r}")
+    if claim and is_transactional:
+        raise ValueError("claim=True: a claim is no part of a transaction: use a producer without transactional_id")
     return Condition(
         expected_offset=_offset("expected_offset", expected_offset),
         fencing_token=_offset("fencing_token", fencing_token),

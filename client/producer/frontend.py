@@ -104,7 +104,7 @@ class ProducerFrontend:
         )
         if config.transactional_id is not None:
             self._accumulator.reject(
-                InvalidTransactionStateError("the record was not taken: begin a transaction first")
+                InvalidTransactionStateError("the record was not taken: call init_transactions first, or use a block")
             )
         self._try_append = self._accumulator.try_append if self._is_plain else _do_nothing
 
@@ -210,7 +210,14 @@ class ProducerFrontend:
     # Conditions.
 
     def _condition(self, expected_offset: Any, fencing_token: Any, claim: Any, partition: Any) -> Condition:
-        return condition_of(expected_offset, fencing_token, claim, partition=partition, acks=self._config.acks)
+        return condition_of(
+            expected_offset,
+            fencing_token,
+            claim,
+            partition=partition,
+            acks=self._config.acks,
+            is_transactional=self._config.transactional_id is not None,
+        )
 
     def _conditional(self, entry: Entry, condition: Condition) -> tuple[ProducerBatch, Delivery]:
         """A batch of one record, for `_enter`."""

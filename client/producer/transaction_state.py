@@ -84,19 +84,19 @@ _MEMBER_TABLE: dict[tuple[State, Event], State] = {
 }
 
 _ADVICE = {
-    State.UNINITIALIZED: "call init_transactions first",
-    State.READY: "call begin_transaction first",
-    State.IN_TRANSACTION: "commit or abort it first",
+    State.UNINITIALIZED: "the producer is not initialized; call init_transactions first",
+    State.READY: "no transaction is open; call begin_transaction first",
+    State.IN_TRANSACTION: "a transaction is open; commit or abort it first",
     State.COMMITTING: "the last commit was not confirmed: call commit_transaction again with the same arguments",
-    State.ABORTABLE_ERROR: "call abort_transaction first",
     State.ABORTING: "call abort_transaction again: the last abort was not confirmed",
 }
 _MEMBER_ADVICE = {
-    State.UNINITIALIZED: "call join_transaction first",
-    State.READY: "call join_transaction first",
-    State.IN_TRANSACTION: "this producer is a member of a transaction: call leave_transaction first",
-    State.ABORTABLE_ERROR: "call leave_transaction first",
+    State.UNINITIALIZED: "the producer is not a member; call join_transaction first",
+    State.READY: "the producer is not a member; call join_transaction first",
+    State.IN_TRANSACTION: "the producer is a member of a transaction; call leave_transaction first",
 }
+
+PREPARED = "a prepared transaction is open: commit or abort it first"
 
 FATAL_CODES = frozenset(
     {
@@ -140,6 +140,8 @@ class TransactionStates:
     error: TransactionAbortableError | TransactionFatalError | None = None
     may_be_committed: bool = field(default=False)
     """A commit request has been sent, and no answer has come."""
+    is_prepared: bool = False
+    """The open transaction is prepared: it takes no records, and can only be ended."""
 
     @property
     def takes_records(self) -> bool:
@@ -166,7 +168,11 @@ class TransactionStates:
         if self.error is not None:
             return fresh(self.error)
         advice = (_MEMBER_ADVICE if self.is_member else _ADVICE)[self.state]
-        return InvalidTransactionStateError(f"{call}: the producer is {self.state.value}; {advice}")
+        if call == Event.INITIALIZED.value and self.state is State.READY:
+            advice = "the producer is initialized already; call begin_transaction"
+        elif self.is_prepared and self.state is State.IN_TRANSACTION:
+            advice = PREPARED
+        return InvalidTransactionStateError(f"{call}: {advice}")
 
     def fail(self, error: TidelogError) -> bool:
         """A record or a request has failed for good. True: the state has changed."""

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tidelog.client.core_host import CoreHost
-from tidelog.client.errors import ForkedError, ProducerClosedError
+from tidelog.client.errors import ForkedError, ProducerClosedError, TransactionTimeoutError
 from tidelog.client.operations import awaited, blocking
 from tidelog.client.producer.core import ProducerCore
+from tidelog.client.producer.transaction_state import as_abortable
 from tidelog.client.producer.transactions import Transactions
 from tidelog.model.errors import TidelogError
 from tidelog.model.transaction_errors import TransactionFatalError
@@ -40,8 +41,9 @@ class TransactionMethods:
 
         It begins a transaction (and calls `init_transactions` if that was not done), commits at its end, and aborts if
         an exception leaves it, which is raised then. If the commit fails, or is interrupted, before the coordinator was
-        asked, it aborts and raises the error. If the answer is missing (TransactionTimeoutError, Ctrl-C, a
-        cancellation), the outcome is not known; a note of the error says so: call `commit_transaction` again.
+        asked, it aborts and raises the error (TransactionAbortableError also after a timeout). If the answer is missing
+        (TransactionTimeoutError, Ctrl-C, a cancellation), the outcome is not known; a note of the error says so: call
+        `commit_transaction` again.
 
         `abort_transaction` or `commit_transaction` inside ends the transaction there; the end of the block does nothing
         then. Blocks do not nest, and records that other threads send meanwhile are part of the transaction.
@@ -140,6 +142,7 @@ class TransactionBlock:
         except BaseException as failure:
             if needs_abort(failure, may_be_committed=self._producer._may_be_committed()):
                 self._abort(failure)
+                raise_as_aborted(failure)
             raise
 
     def _abort(self, error: BaseException) -> None:
@@ -179,6 +182,7 @@ class AsyncTransactionBlock:
         except BaseException as failure:
             if needs_abort(failure, may_be_committed=self._producer._may_be_committed()):
                 await self._abort(failure)
+                raise_as_aborted(failure)
             raise
 
     async def _abort(self, error: BaseException) -> None:
@@ -199,7 +203,18 @@ def needs_abort(failure: BaseException, *, may_be_committed: bool) -> bool:
     return not may_be_committed
 
 
+def raise_as_aborted(failure: BaseException) -> None:
+    """A commit that timed out before the coordinator was asked is no commit: repeating it, as after another timeout,
+    would be wrong."""
+    if isinstance(failure, TransactionTimeoutError):
+        raise as_abortable(failure) from failure
+
+
 def note_failed_abort(error: BaseException, failure: TidelogError) -> None:
     """The error of the block is raised; the abort is repeated by the next block, or by the coordinator's timeout."""
+    if isinstance(failure, ForkedError) or (
+        isinstance(failure, TransactionFatalError) and isinstance(error, TransactionFatalError)
+    ):
+        return  # the parent owns the transaction; `error` says already that another instance does
     error.add_note(f"the abort of the transaction failed too: {failure}")
-    LOGGER.warning("an abort failed: %s", failure)
+    LOGGER.warning("the abort of a transaction failed: %s", failure)

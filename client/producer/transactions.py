@@ -32,11 +32,11 @@ from tidelog.client.consumer.arguments import ByPartition, read_offsets
 from tidelog.client.coordinators import TRANSACTIONS, Coordinators, is_retriable
 from tidelog.client.durations import check_timeout
 from tidelog.client.errors import NoClusterError, TransactionAbortedError, TransactionTimeoutError, fresh
-from tidelog.client.option_table import ProducerConfig
+from tidelog.client.option_table import ProducerConfig, name_fault
 from tidelog.client.producer.accumulator import Accumulator
 from tidelog.client.producer.partition_queue import ProducerIdAndEpoch
 from tidelog.client.producer.sender import Sender
-from tidelog.client.producer.transaction_state import Event, State, TransactionStates, as_fatal, is_fatal
+from tidelog.client.producer.transaction_state import PREPARED, Event, State, TransactionStates, as_fatal, is_fatal
 from tidelog.client.record import GroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.model.errors import (
     ErrorCode,
@@ -56,6 +56,11 @@ CLOSE_S = 5.0
 MEMBERS_MAX = 10_000
 TOKEN_BYTES_MAX = 1_024
 """As `coordinator/transactions/limits.py`."""
+
+IN_DOUBT = (
+    "whether the transaction has committed is not known: read committed data, or, if the commit had a token, call "
+    "last_token() of a new instance"
+)
 
 _INIT = method_named("Transactions", "Init")
 _OFFSETS = method_named("Transactions", "CommitOffsets")
@@ -104,8 +109,10 @@ class Transactions:
         """One block at a time begins: the next one then knows that a transaction is open."""
         self._batches_before = 0
         self._has_offsets = False
-        self._is_prepared = False
+        self.states.is_prepared = False
         self._commit: tuple[tuple[int, ...], bytes] = ((), b"")
+        self._is_in_doubt = False
+        """An attempt of the last call has no answer: it may have succeeded."""
 
     @property
     def is_used(self) -> bool:
@@ -136,10 +143,11 @@ class Transactions:
             self._identity = ProducerIdAndEpoch(reply.producer_id, reply.producer_epoch, is_transactional=True)
             self.token = reply.last_token
             self.states.move(Event.INITIALIZED)
-            self._is_prepared = reply.HasField("prepared")
-            if self._is_prepared:
+            self.states.is_prepared = reply.HasField("prepared")
+            if self.states.is_prepared:
                 self.states.move(Event.BEGUN)
-            return self._is_prepared
+            self._reject(PREPARED if self.states.is_prepared else "call begin_transaction first", has_error=False)
+            return self.states.is_prepared
 
     async def begin_transaction(self) -> None:
         """Begin a transaction. All records from now on are part of it, until it ends."""
@@ -194,7 +202,7 @@ class Transactions:
             await self._wait_for_records("prepare_transaction", end_s)
             request = pb.PrepareTransactionRequest(transactional_id=self._id, **self._named())
             await self._ask("prepare_transaction", _PREPARE, request, end_s)
-            self._is_prepared = True
+            self.states.is_prepared = True
 
     async def commit_transaction(
         self, *, members: Iterable[int] = (), token: bytes = b"", timeout: float | None = None
@@ -218,6 +226,7 @@ class Transactions:
                     "commit_transaction: the outcome of the last commit is not known: repeat it with the same members "
                     "and token"
                 )
+            self._is_in_doubt = self.states.may_be_committed
             self.states.move(Event.ENDING_COMMIT)
             self._commit = commit
             self._reject("the transaction is being committed")
@@ -227,15 +236,15 @@ class Transactions:
             except TransactionTimeoutError:
                 raise
             except TidelogError as error:
-                if is_fatal(error) and self.states.may_be_committed:
-                    error.add_note("whether the transaction has committed is not known")
+                if is_fatal(error) and self._is_in_doubt:
+                    error.add_note(IN_DOUBT)
                 raise self._failed(error) from error
 
     async def _end_commit(self, members: tuple[int, ...], token: bytes, end_s: float) -> bool:
         request = pb.EndTransactionRequest(
             transactional_id=self._id, members=members, token=token, is_commit=True, **self._named()
         )
-        is_empty = self._batches() == self._batches_before and not self._has_offsets and not self._is_prepared
+        is_empty = self._batches() == self._batches_before and not self._has_offsets and not self.states.is_prepared
         if is_empty and not members and not token:
             request.is_commit = False  # there is nothing to commit; members that nobody named abort
         else:
@@ -291,8 +300,7 @@ class Transactions:
         TransactionalIdNotFoundError if no producer has ever initialized the id.
         """
         async with self._call("join_transaction", timeout) as end_s:
-            if not isinstance(transactional_id, str) or not transactional_id:
-                raise TypeError(f"a transactional id is a str that is not empty, not {transactional_id!r}")
+            check_join(transactional_id, label)
             self._check_member("join_transaction")
             if self.states.state not in (State.UNINITIALIZED, State.READY):
                 raise self.states.rejection("join_transaction")
@@ -340,7 +348,7 @@ class Transactions:
         is_open = self.states.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING)
         if is_open and self.states.is_member:
             self._drop(TransactionAbortedError("the member was closed before this record was acknowledged"))
-        elif is_open and not self._is_prepared:
+        elif is_open and not self.states.is_prepared:
             block = self.block
             try:
                 await self.abort_transaction(timeout=CLOSE_S if timeout is None else min(timeout, CLOSE_S))
@@ -375,7 +383,11 @@ class Transactions:
 
     def _check_owner(self, call: str) -> None:
         if not self._config.transactional_id:
-            raise InvalidTransactionStateError(f"{call}: set transactional_id when you create the producer")
+            advice = "set transactional_id when you create the producer"
+            if self.states.is_member and self.states.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+                advice = f"this producer is a member of the transaction of '{self._id}', whose owner ends it: call "
+                advice += "leave_transaction"
+            raise InvalidTransactionStateError(f"{call}: {advice}")
 
     def _check_member(self, call: str) -> None:
         self.states.is_member = not self._config.transactional_id
@@ -392,13 +404,13 @@ class Transactions:
         return (reply.producer_id, reply.producer_epoch) == (self._identity.id, self._identity.epoch)
 
     def _begin(self) -> None:
-        self._batches_before, self._has_offsets, self._is_prepared = self._batches(), False, False
+        self._batches_before, self._has_offsets, self.states.is_prepared = self._batches(), False, False
         self._sender.begin(self._id, self._identity)
         self._accumulator.reject(None)
 
     def _end(self, reply: pb.EndTransactionResponse) -> None:
         self._identity = ProducerIdAndEpoch(reply.producer_id, reply.producer_epoch, is_transactional=True)
-        self._is_prepared, self.block = False, None
+        self.states.is_prepared, self.block = False, None
         self.states.move(Event.ENDED)
         self._reject("call begin_transaction first", has_error=False)
 
@@ -429,9 +441,8 @@ class Transactions:
                 await self._flush()
         except TimeoutError:
             left = self._accumulator.count_unfinished()
-            raise TransactionTimeoutError(
-                f"{name}: {left} records are not acknowledged in time; call it again"
-            ) from None
+            what = "1 record is" if left == 1 else f"{left} records are"
+            raise TransactionTimeoutError(f"{name}: {what} not acknowledged in time") from None
         if self.states.error is not None and not is_abort:
             raise fresh(self.states.error)
 
@@ -495,6 +506,7 @@ class Transactions:
                     raise
                 if isinstance(error, NoClusterError) and not self._cluster.answered:
                     raise
+                self._is_in_doubt |= error.code not in _MOVED
                 if error.code not in _MOVED:
                     coordinators.forget(key)
                 pause_s = backoff.next_s()
@@ -506,10 +518,23 @@ class Transactions:
             await asyncio.sleep(pause_s)
 
 
+def check_join(transactional_id: object, label: object) -> None:
+    if not isinstance(transactional_id, str) or not transactional_id:
+        raise TypeError(f"a transactional id is a str that is not empty, not {transactional_id!r}")
+    if not isinstance(label, str):
+        raise TypeError(f"label={label!r}: must be a str")
+    for name, text in (("transactional_id", transactional_id), ("label", label)):
+        if fault := name_fault(text):
+            raise ValueError(f"{name}: {fault}")
+
+
 def checked_members(members: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(members, Iterable):
+        raise TypeError(f"members: a list of the ids that join_transaction has returned, not {members!r}")
     checked = tuple(members)
-    if not all(type(member) is int and member >= 0 for member in checked):
-        raise TypeError("members are the ids that join_transaction has returned")
+    wrong = next((member for member in checked if type(member) is not int or member < 0), None)
+    if wrong is not None:
+        raise TypeError(f"members: {wrong!r} is not an id that join_transaction has returned")
     if len(checked) > MEMBERS_MAX:
         raise ValueError(f"{len(checked)} members; at most {MEMBERS_MAX}")
     return checked

@@ -21,7 +21,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tidelog.coordinator.records import NO_PARTITIONS
-from tidelog.coordinator.transactions.identities import is_current, known, last_known, raised, was_aborted_for_owner
+from tidelog.coordinator.transactions.identities import (
+    aborted,
+    is_current,
+    known,
+    last_known,
+    raised,
+    was_aborted_for_owner,
+)
 from tidelog.coordinator.transactions.limits import TransactionLimits
 from tidelog.coordinator.transactions.queries import describe, due_ms
 from tidelog.coordinator.transactions.records import (
@@ -92,10 +99,17 @@ def _repeated(before: Transaction, request: End, *, outcome: int) -> EndReply:
     if outcome == (Status.COMPLETE_COMMIT if request.is_commit else Status.COMPLETE_ABORT) and is_same_token:
         return _reply(before, was_done=True)
     if request.is_commit and outcome == before.previous_outcome and was_aborted_for_owner(before):
-        raise TransactionAbortableError(f"{who}: the transaction of epoch {request.epoch} was aborted")
+        raise aborted(before, request)
     last = {Status.COMPLETE_COMMIT: "committed", Status.COMPLETE_ABORT: "aborted"}.get(Status(outcome))
     raise InvalidTransactionStateError(
         f"{who}: " + ("no transaction is open" if last is None else f"the transaction was {last}")
+    )
+
+
+def _no_member(request: End, producer_id: int) -> TransactionAbortableError:
+    return TransactionAbortableError(
+        f"transactional id {request.transactional_id!r}: {producer_id} is no member of this transaction: it has joined"
+        " an earlier one, or none"
     )
 
 
@@ -109,7 +123,7 @@ def _ended(before: Transaction, request: End) -> Transaction:
     members = {member.producer_id for member in before.members}
     missing = next((each for each in committed if each not in members), None)
     if missing is not None:
-        raise TransactionAbortableError(f"{who}: {missing} is no member of the open transaction")
+        raise _no_member(request, missing)
     status = Status.PREPARE_COMMIT if request.is_commit else Status.PREPARE_ABORT
     if request.version < 2:
         return replace(before, status=int(status), cause=int(Cause.OWNER), updated_ms=request.now_ms)
@@ -128,7 +142,7 @@ def _ended(before: Transaction, request: End) -> Transaction:
 def _ended_nothing(before: Transaction, request: End) -> Transaction:
     who = f"transactional id {request.transactional_id!r}"
     if request.members:
-        raise TransactionAbortableError(f"{who}: no transaction is open, and it has no members")
+        raise _no_member(request, request.members[0])
     if request.version < 2 or (request.is_commit and not request.token):
         raise InvalidTransactionStateError(f"{who}: no transaction is open")
     if request.is_commit:

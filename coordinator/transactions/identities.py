@@ -16,7 +16,11 @@ from tidelog.coordinator.transactions.records import (
 from tidelog.coordinator.transactions.requests import ProducerIdNeeded
 from tidelog.coordinator.transactions.state import TransactionsState
 from tidelog.model.ids import NO_TIMESTAMP
-from tidelog.model.transaction_errors import InvalidProducerIdMappingError, ProducerFencedError
+from tidelog.model.transaction_errors import (
+    InvalidProducerIdMappingError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
 
 
 class OwnerRequest(Protocol):
@@ -55,8 +59,8 @@ def is_current(transaction: Transaction, request: OwnerRequest) -> bool:
     producer_id, epoch = transaction.owner
     if request.producer_id in (producer_id, transaction.producer_id, transaction.previous_producer_id):
         raise ProducerFencedError(
-            f"{who}: producer {request.producer_id} has epoch {request.epoch}; it is producer {producer_id}, epoch"
-            f" {epoch} now"
+            f"{who}: a newer instance uses it (producer {producer_id}, epoch {epoch}; this one has producer"
+            f" {request.producer_id}, epoch {request.epoch}): close this producer"
         )
     raise InvalidProducerIdMappingError(f"{who} belongs to producer {producer_id}, not to {request.producer_id}")
 
@@ -94,6 +98,16 @@ def raised(owner: ProducerIdentity, new_producer_id: int) -> ProducerIdentity:
     if new_producer_id == NO_PRODUCER:
         raise ProducerIdNeeded(f"the epochs of producer {producer_id} are exhausted")
     return new_producer_id, 0
+
+
+def aborted(before: Transaction, request: OwnerRequest) -> TransactionAbortableError:
+    """The error of a transaction that `was_aborted_for_owner`."""
+    by = "an operator"
+    if before.cause == Cause.TIMEOUT:
+        by = f"its timeout ({before.timeout_ms} ms; transaction.prepared.timeout.ms if it was prepared)"
+    return TransactionAbortableError(
+        f"transactional id {request.transactional_id!r}: the transaction of epoch {request.epoch} was aborted by {by}"
+    )
 
 
 def was_aborted_for_owner(transaction: Transaction) -> bool:

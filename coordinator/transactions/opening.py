@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tidelog.coordinator.records import Partitions
-from tidelog.coordinator.transactions.identities import OwnerRequest, is_current, known, was_aborted_for_owner
+from tidelog.coordinator.transactions.identities import OwnerRequest, aborted, is_current, known, was_aborted_for_owner
 from tidelog.coordinator.transactions.limits import TransactionLimits
 from tidelog.coordinator.transactions.queries import describe
 from tidelog.coordinator.transactions.records import (
@@ -92,7 +92,7 @@ def _check_owner(before: Transaction, request: OwnerRequest, version: int) -> No
     who = f"transactional id {request.transactional_id!r}"
     if not is_current(before, request):
         if was_aborted_for_owner(before) and version >= 2:
-            raise TransactionAbortableError(f"{who}: the transaction of epoch {request.epoch} was aborted")
+            raise aborted(before, request)
         raise ProducerFencedError(f"{who}: epoch {request.epoch} is over; it is {before.owner[1]} now")
     _check_not_ending(before, request.transactional_id)
 

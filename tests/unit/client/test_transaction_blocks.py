@@ -12,6 +12,7 @@ from support.clients.transaction_cluster import ABORTED, TransactionCluster
 
 from tidelog.client.errors import ProducerClosedError, TransactionAbortedError, TransactionTimeoutError
 from tidelog.model.errors import InvalidTransactionStateError
+from tidelog.model.transaction_errors import TransactionAbortableError
 
 UNKNOWN = "whether the transaction has committed is not known: call commit_transaction again"
 
@@ -22,10 +23,11 @@ async def test_a_block_whose_records_are_not_acknowledged_in_time_aborts() -> No
     async with cluster.producer(transactional_id="a", max_block_ms=1_000) as producer:
         await producer.init_transactions()
         cluster.hold("Produce")
-        with pytest.raises(TransactionTimeoutError, match="1 records are not acknowledged") as caught:
+        with pytest.raises(TransactionAbortableError, match="1 record is not acknowledged") as caught:
             async with producer.transaction():
                 pending = await producer.send("t", b"x")
         assert getattr(caught.value, "__notes__", []) == []
+        assert isinstance(caught.value.__cause__, TransactionTimeoutError)
         assert isinstance(pending.exception(), TransactionAbortedError)
         cluster.release("Produce")
         async with producer.transaction():
@@ -103,7 +105,7 @@ async def test_blocks_of_two_tasks_do_not_share_a_transaction() -> None:
             outcomes = await asyncio.gather(work(b"first"), work(b"second"), return_exceptions=True)
             assert outcomes[0] is None
             assert isinstance(outcomes[1], InvalidTransactionStateError)
-            assert str(outcomes[1]) == "begin_transaction: the producer is in a transaction; commit or abort it first"
+            assert str(outcomes[1]) == "begin_transaction: a transaction is open; commit or abort it first"
     assert cluster.values("t") == [b"first"] * 2
 
 

@@ -158,7 +158,7 @@ OWNER: dict[str, Steps] = {
         (abort, None),
         (block(send("after-mismatch")), None),
     ],
-    "a claim": [(block(wait_for("x", partition=1, claim=True)), "InvalidRecordError")],
+    "a claim": [(block(wait_for("x", partition=1, claim=True)), "ValueError")],
     "offsets of a wrong kind": [
         (init, False),
         (begin, None),
