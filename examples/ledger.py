@@ -57,7 +57,10 @@ def main() -> None:
     with tidelog.Admin(BOOTSTRAP) as admin:
         admin.create_topics([tidelog.NewTopic(TOPIC, partitions=1)], if_not_exists=True)
     with tidelog.Producer(BOOTSTRAP) as producer:
-        producer.send(TOPIC, "100", partition=0, expected_offset=0).result(timeout=30)
+        try:
+            producer.send(TOPIC, "100", partition=0, expected_offset=0).result(timeout=30)
+        except tidelog.errors.OffsetMismatchError:
+            print("the ledger has entries already: it is not opened again")
     results: list[bool] = []
     writers = [threading.Thread(target=withdraw, args=(["a withdrawal"] * 6, results)) for _ in range(3)]
     for writer in writers:

@@ -174,6 +174,10 @@ def test_one_of_many_programs_holds_the_lock_and_one_that_lost_it_changes_nothin
 
 def test_writers_of_a_ledger_never_book_more_than_there_is(bootstrap: str) -> None:
     assert run("ledger.py", bootstrap) == ["10 of 18 withdrawals of 10 were booked from 100"]
+    assert run("ledger.py", bootstrap) == [
+        "the ledger has entries already: it is not opened again",
+        "0 of 18 withdrawals of 10 were booked from 100",
+    ]
 
 
 def test_the_same_on_an_event_loop(bootstrap: str) -> None:
