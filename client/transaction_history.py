@@ -242,18 +242,23 @@ class TransactionChecker:
                 self._found("late", f"{place}: {_show((name, number))} is after a record of {latest[1]}, its successor")
 
     def _check_circles(self, visible: set[str]) -> None:
-        """Edges lead from a transaction to those whose records it read, and to the one before it of its owner."""
+        """Edges lead from a committed transaction to those whose records it read, and to the one before it of its
+        owner. One that did not commit may have read what its successor has written: nobody reads its own records."""
         before: dict[str, str] = {}
         edges: dict[str, set[str]] = {}
         for name, transaction in self._transactions.items():
-            edges[name] = {other for other in transaction.saw if other in self._transactions}
+            if name not in visible and self._whole(transaction).outcome != "committed":
+                continue
+            edges[name] = set(transaction.saw)
             if transaction.owner in before:
                 edges[name].add(before[transaction.owner])
             before[transaction.owner] = name
+        for others in edges.values():
+            others.intersection_update(edges)
         done: set[str] = set()
         for name in edges:
             circle = _circle_from(name, edges, done)
-            if circle and any(one in visible for one in circle):
+            if circle:
                 self._found("circular", " has read from ".join(circle))
                 return
 

@@ -149,6 +149,12 @@ def test_offsets_without_a_visible_record_are_no_inputs() -> None:
     assert kinds(*first, *second, {"event": "inputs", "place": "mid-0", "start": 0, "end": 9}) == set()
 
 
+def test_a_fenced_transaction_that_reads_what_its_successor_wrote_is_in_no_circle() -> None:
+    fenced = (begin("a"), send("a", 0), begin("b"), send("b", 0), end("b"), inside("a", ("b", 0)))
+    assert kinds(*fenced, end("a", "unknown"), saw((0, "b", 0)), saw_all()) == set()
+    assert "circular" in kinds(*fenced, end("a"), saw((0, "b", 0)), saw((1, "a", 0)))
+
+
 def test_members_end_with_their_owner() -> None:
     def part(name: str, of: str) -> Event:
         return {"event": "txn-part", "txn": name, "of": of}
