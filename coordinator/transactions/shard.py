@@ -53,6 +53,13 @@ from tidelog.world.slicing import sliced
 
 LOGGER = logging.getLogger(__name__)
 
+_REASONS = {
+    Cause.TIMEOUT: "its timeout",
+    Cause.FENCED: "another instance has initialized the id",
+    Cause.OPERATOR: "an operator",
+}
+"""Who has aborted a transaction, if not its owner."""
+
 TRANSACTIONS: LogFormat[TransactionsState, TransactionRecord] = LogFormat(EMPTY, decode_record, apply)
 """A partition of `__transaction_state`."""
 COMPLETIONS_MAX = 500
@@ -250,6 +257,7 @@ class TransactionShard(PartitionShard[TransactionsState]):
             old, new = before.get(transactional_id), after.get(transactional_id)
             if new is not None and new.is_ending and (old is None or not old.is_ending or old.number != new.number):
                 self._count(new)
+                _log_abort(transactional_id, new)
             if old is None or new is None or _begin_of_wait(old) != _begin_of_wait(new):
                 self.timers.cancel(transactional_id)
             self._carry_out(transactional_id, new)
@@ -359,10 +367,8 @@ class TransactionShard(PartitionShard[TransactionsState]):
         # The deadline was counted without this broker's date.
         now_ms = max(self._host.now_ms(), due)
         try:
-            if await self.submit(
-                TimeOut(transactional_id=transactional_id, number=transaction.number, now_ms=now_ms), is_own=True
-            ):
-                LOGGER.info("transactional_id=%s number=%d has timed out", transactional_id, transaction.number)
+            request = TimeOut(transactional_id=transactional_id, number=transaction.number, now_ms=now_ms)
+            await self.submit(request, is_own=True)
         except TidelogError as error:
             LOGGER.warning("transactional_id=%s is not aborted yet: %s", transactional_id, error)
         current = self.state.get(transactional_id)
@@ -389,6 +395,16 @@ class TransactionShard(PartitionShard[TransactionsState]):
                     pass
         except TidelogError as error:
             LOGGER.info("transactions of partition %d: unused ids stay until the next time: %s", self.number, error)
+
+
+def _log_abort(transactional_id: str, transaction: Transaction) -> None:
+    reason = _REASONS.get(Cause(transaction.cause))
+    if transaction.status == Status.PREPARE_ABORT and reason is not None:
+        open_s = max(0, transaction.updated_ms - transaction.started_ms) / 1000
+        LOGGER.info(
+            "transactional_id=%s number=%d is aborted after %.1f s: %s",
+            *(transactional_id, transaction.number, open_s, reason),
+        )
 
 
 def _begin_of_wait(transaction: Transaction) -> tuple[int, int] | None:

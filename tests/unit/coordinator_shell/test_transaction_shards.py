@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from support.brokers.cluster import RunningBroker
 from support.transactions.cluster import TransactionCluster
+
+from tidelog.services.context import INTERNAL
 
 
 @pytest.mark.requirement("a:H-30")
@@ -28,6 +31,34 @@ def test_a_commit_makes_records_of_all_partitions_visible_and_an_abort_none() ->
         assert cluster.last_stable(("orders", 0)) == (4, 4)
         shard = cluster.shard_of("app")
         assert cluster.replayed_state(shard) == shard.state
+
+
+def test_the_log_says_who_has_aborted_a_transaction_that_its_owner_has_not_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="tidelog.coordinator.transactions.shard")
+    with TransactionCluster(seed=4, orders=1) as cluster:
+        app = cluster.owner("app", timeout_ms=2_000)
+        app.send(("orders", 0), b"of no interest")
+        app.end(is_commit=False)
+        cluster.until_idle("app")
+        app.send(("orders", 0), b"slow")
+        cluster.world.run_for(3)
+        cluster.until_idle("app")
+        app.init()
+        app.send(("orders", 0), b"left open")
+        cluster.owner("app")
+        cluster.until_idle("app")
+        app.init()
+        app.send(("orders", 0), b"aborted")
+        assert cluster.call(cluster.coordinator_of("app"), lambda service: service.abort(INTERNAL, "app"))
+        cluster.until_idle("app")
+    found = [re.sub(r"\d+\.\d", "N", record.getMessage()) for record in caplog.records]
+    assert found == [
+        "transactional_id=app number=2 is aborted after N s: its timeout",
+        "transactional_id=app number=3 is aborted after N s: another instance has initialized the id",
+        "transactional_id=app number=4 is aborted after N s: an operator",
+    ]
 
 
 def test_a_transaction_that_follows_at_once_begins_in_the_append_that_completes_the_one_before() -> None:
