@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tidelog.client.consumer.errors import SubscriptionError
 from tidelog.client.consumer.fetch_buffer import Deserializer
 from tidelog.client.durations import TimeLike, check_timeout, time_ms
-from tidelog.client.record import OffsetAndMetadata, TopicPartition
+from tidelog.client.record import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from tidelog.model.errors import InvalidRequestError
 
 Topics = str | Iterable[str] | re.Pattern[str] | None
@@ -87,9 +87,13 @@ def read_offsets(
     """Of a commit; None: everything that the user received."""
     if offsets is None:
         return None
+    if not isinstance(offsets, Mapping):
+        raise TypeError(f"offsets: a mapping {{(topic, partition): next offset to read}}, not {type(offsets).__name__}")
     checked: dict[TopicPartition, OffsetAndMetadata] = {}
     for partition, value in offsets.items():
         name = read_partition(partition)
+        if isinstance(value, ConsumerRecord):
+            raise TypeError(f"{name}: the next offset to read, not the record: record.offset + 1")
         offset = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
         read_offset(name, offset.offset)
         if not isinstance(offset.metadata, str):

@@ -56,6 +56,18 @@ async def test_a_call_in_a_wrong_state_names_the_state_and_the_next_call() -> No
 
 
 @virtual_time_test
+async def test_offsets_of_a_wrong_kind_say_what_they_are() -> None:
+    cluster = TransactionCluster({"t": 1})
+    group = tidelog.GroupMetadata("g", "", -1)
+    record = tidelog.ConsumerRecord("t", 0, 7, 0, None, b"x" * 1_000_000)
+    async with cluster.producer(transactional_id="a") as producer, producer.transaction():
+        text = "offsets: a mapping {(topic, partition): next offset to read}, not list"
+        await rejects(producer.send_offsets([("t", 0)], group), text, TypeError)  # type: ignore[arg-type]
+        text = "t-0: the next offset to read, not the record: record.offset + 1"
+        await rejects(producer.send_offsets({("t", 0): record}, group), text, TypeError)  # type: ignore[dict-item]
+
+
+@virtual_time_test
 async def test_a_member_learns_that_only_its_owner_ends_the_transaction() -> None:
     cluster = TransactionCluster({"t": 1})
     async with cluster.producer(transactional_id="job") as owner, cluster.producer() as member:
