@@ -82,7 +82,8 @@ def main() -> None:
                 print(f"committed {done}", flush=True)
         except errors.WakeupError:
             print("asked to stop")
-        # A TransactionFatalError ends the program: a newer instance of this name has taken over.
+        except errors.TransactionFatalError as error:
+            sys.exit(f"ended: {error}")  # for example: a newer instance of this name has taken over
 
 
 if __name__ == "__main__":
