@@ -23,6 +23,12 @@ class IllegalSaslStateError(TidelogError):
     code = ErrorCode.ILLEGAL_SASL_STATE
 
 
+class SaslAuthenticationError(TidelogError):
+    """A login failed. The text that a server sends is the same for every failure."""
+
+    code = ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
 class SecurityDisabledError(TidelogError):
     code = ErrorCode.SECURITY_DISABLED
 

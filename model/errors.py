@@ -113,6 +113,7 @@ class ErrorCode(Enum):
     NEW_LEADER_ELECTED = ErrorRow(108, False, "the change elected a new leader; become a follower")
     UNSUPPORTED_SASL_MECHANISM = ErrorRow(33, False, "use SCRAM-SHA-256 or SCRAM-SHA-512")
     ILLEGAL_SASL_STATE = ErrorRow(34, False, "connect without SASL: this listener does not authenticate")
+    SASL_AUTHENTICATION_FAILED = ErrorRow(58, False, "check the mechanism, the user name and the password or token")
     SECURITY_DISABLED = ErrorRow(
         54, False, "no authorizer is configured, so there are no ACLs and everything is allowed"
     )

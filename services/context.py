@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from tidelog.model.principals import ANONYMOUS, Principal
+
 
 class Api(Enum):
     """The API through which a request arrived."""
@@ -16,18 +18,6 @@ class Api(Enum):
     """Another node forwarded the request, or this node sends it to itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """An authenticated identity, such as `User:alice`."""
-
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.name}"
-
-
-ANONYMOUS = Principal("User", "ANONYMOUS")
 THROTTLE_MS_MAX = 10_000
 """One request delays its client for at most this long: well below the request timeouts of clients."""
 

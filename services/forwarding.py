@@ -50,8 +50,9 @@ from tidelog.metadata.state_machine import is_query
 from tidelog.metadata.topics import AddPartitions, CreateTopics, DeleteTopics
 from tidelog.model.errors import InvalidRequestError, RequestTimedOutError, TidelogError, TransportError
 from tidelog.model.ids import NodeId
+from tidelog.model.principals import Principal
 from tidelog.services.authorization import CLUSTER, Operation
-from tidelog.services.context import Api, Principal, RequestContext
+from tidelog.services.context import Api, RequestContext
 from tidelog.services.deadline import deadline_after
 from tidelog.services.guard import Guard
 from tidelog.services.metadata_cache import MetadataCache

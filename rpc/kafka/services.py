@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidelog.model.principals import ANONYMOUS, Principal
 from tidelog.rpc.kafka.fetch_sessions import FetchSessions
-from tidelog.services.context import ANONYMOUS, Api, Principal, RequestContext
+from tidelog.services.context import Api, RequestContext
 from tidelog.services.limits import RequestLimits, ResponseMemory
 from tidelog.services.services import BrokerServices
 

@@ -18,8 +18,9 @@ from tidelog.metadata.requests import encode_request
 from tidelog.metadata.topics import AdvanceLogStart, CreateTopics, DeleteTopics, NewTopic
 from tidelog.model.errors import CallTimeoutError, ErrorCode, InvalidRequestError, RemoteError, TidelogError
 from tidelog.model.ids import NodeId
+from tidelog.model.principals import Principal
 from tidelog.services.authorization import Operation, Resource
-from tidelog.services.context import THROTTLE_MS_MAX, Api, Principal, RequestContext
+from tidelog.services.context import THROTTLE_MS_MAX, Api, RequestContext
 from tidelog.services.forwarding import METADATA, Forwarder, decode_forwarded, encode_forwarded
 from tidelog.services.guard import Guard
 from tidelog.services.log_dirs import DescribeLogDirs
