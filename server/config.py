@@ -22,13 +22,14 @@ from tidelog.metadata import configs
 from tidelog.metadata.config_table import TABLES, Scope
 from tidelog.model.errors import InvalidConfigError
 from tidelog.model.ids import NodeId
+from tidelog.security.secret_references import SecretReferenceError, resolve
+from tidelog.security.secrets import HIDDEN
 from tidelog.server.config_sources import (
     NOT_SETTINGS,
     PREFIX,
     RawSetting,
     SourceError,
     read_file,
-    resolve,
     unknown_variable,
     variable_of,
 )
@@ -65,7 +66,6 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _WITH_UNIT = re.compile(r"([0-9]{1,18})\s*([A-Za-z]{1,3})")
 _VOTER = re.compile(r"(?P<node>[0-9]{1,10})@(?P<address>.+)")
 _SHOWN_MAX = 60
-HIDDEN = "(hidden)"
 
 
 class ConfigError(Exception):
@@ -221,7 +221,7 @@ class _Reader:
             return
         try:
             filled, is_secret = resolve(text, self.environ)
-        except SourceError as error:
+        except SecretReferenceError as error:
             self.problems.append(f"{key}: {error}")
             return
         table[name] = RawSetting(filled.strip(), source, is_secret)

@@ -3,13 +3,12 @@
 node.toml            tables, dotted and quoted keys mean the same: {"log": {"dirs": [..]}} is log.dirs
 server.properties    Kafka's: `key=value`, continued with a backslash
 TIDELOG_LOG_DIRS     overrides log.dirs
-${env:NAME} ${file:PATH} ${credential:NAME}   inside of a value; what comes so is not shown again
+${env:NAME} ${file:PATH} ${credential:NAME}   inside of a value: see `security/secret_references.py`; not shown again
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,19 +17,17 @@ from dataclasses import dataclass
 PREFIX = "TIDELOG_"
 NOT_SETTINGS = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_PROFILE", "TIDELOG_TRACEBACK", "TIDELOG_PURE"})
 """Variables of the command itself."""
-SECRET_BYTES_MAX = 64 << 10
 NAME_LENGTH_MAX = 100
 _OF_KUBERNETES = re.compile(
     r"TIDELOG_(?:[A-Z0-9_]+_)?"
     r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
 )
 """What Kubernetes sets for a service whose name begins with `tidelog`. No setting's variable has this form."""
-_REFERENCE = re.compile(r"\$\{(?P<kind>[a-z]+):(?P<what>[^}]*)\}")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class SourceError(ValueError):
-    """A file or reference with invalid content."""
+    """A file with invalid content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,38 +134,3 @@ def unknown_variable(variable: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(variable, known, n=1, cutoff=0.6) if len(variable) < NAME_LENGTH_MAX else []
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"the variable {variable[:NAME_LENGTH_MAX]} is ignored: it is no setting{hint}"
-
-
-def resolve(text: str, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the value with its references replaced, and whether it had any; raises `SourceError`."""
-
-    def one(match: re.Match[str]) -> str:
-        kind, what = match["kind"], match["what"]
-        if kind == "env":
-            if what not in environ:
-                raise SourceError(f"{match[0]}: the variable is not set")
-            return environ[what]
-        if kind == "credential":
-            directory = environ.get("CREDENTIALS_DIRECTORY")
-            if directory is None:
-                raise SourceError(f"{match[0]}: CREDENTIALS_DIRECTORY is not set; the unit needs LoadCredential=")
-            if os.sep in what:
-                raise SourceError(f"{match[0]}: a credential has a name, not a path")
-            what = os.path.join(directory, what)
-        elif kind != "file":
-            raise SourceError(f"{match[0]}: there are env, file and credential")
-        return _secret_of(match[0], what)
-
-    filled = _REFERENCE.sub(one, text)
-    return filled, filled != text or _REFERENCE.search(text) is not None
-
-
-def _secret_of(reference: str, path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = file.read(SECRET_BYTES_MAX + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{reference}: {getattr(error, 'strerror', None) or error}") from error
-    if len(content) > SECRET_BYTES_MAX:
-        raise SourceError(f"{reference}: more than {SECRET_BYTES_MAX} bytes")
-    return content.rstrip("\r\n")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from tidelog.metadata.config_table import INT_MAX
 from tidelog.rpc.kafka.config_rows import BOOLEAN, INT, LIST, LONG, STRING
-from tidelog.server.config import HIDDEN, NodeConfig, as_text
+from tidelog.security.secrets import HIDDEN
+from tidelog.server.config import NodeConfig, as_text
 from tidelog.server.settings_table import TABLE, Kind, Setting
 from tidelog.services.node_settings import NodeSetting
 

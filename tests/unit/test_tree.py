@@ -84,7 +84,7 @@ def test_modules_of_a_pure_core_say_so(imports: grimp.ImportGraph) -> None:
     silent = [
         module
         for module in sorted(imports.modules)
-        if module.startswith((*cores, "tidelog.log.", "tidelog.services."))
+        if module.startswith((*cores, "tidelog.log.", "tidelog.services.", "tidelog.security."))
         if not imports.find_upstream_modules(module) & IMPURE
         if not says_pure(module)
     ]

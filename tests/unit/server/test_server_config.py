@@ -9,7 +9,7 @@ import pytest
 from tidelog.metadata.config_table import TABLES, Scope
 from tidelog.rpc.protocol_sniffing import WireProtocol
 from tidelog.server.config import ConfigError, NodeConfig, load, with_unit
-from tidelog.server.config_sources import SourceError, flatten, read_properties, resolve, unknown_variable, variable_of
+from tidelog.server.config_sources import SourceError, flatten, read_properties, unknown_variable, variable_of
 from tidelog.server.listeners import ListenerKind, listener_hints
 from tidelog.server.settings_table import ALIASES, SETTINGS, TABLE
 
@@ -196,22 +196,9 @@ class TestEnvironment:
             assert config.rack == "rack-1"
             assert {entry.key: entry.value for entry in config.entries}["broker.rack"] == "(hidden)"
 
-    @pytest.mark.parametrize(
-        ("text", "why"),
-        [
-            ("${env:NOTHING}", "the variable is not set"),
-            ("${file:/nowhere/at/all}", "No such file"),
-            ("${credential:x}", "CREDENTIALS_DIRECTORY is not set"),
-            ("${vault:x}", "there are env, file and credential"),
-        ],
-    )
-    def test_a_reference_that_leads_nowhere_is_named(self, text: str, why: str) -> None:
-        with pytest.raises(SourceError, match=why):
-            resolve(text, {})
-
-    def test_a_credential_is_no_path(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError, match="a name, not a path"):
-            resolve("${credential:../x}", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+    def test_a_reference_that_leads_nowhere_is_a_problem_of_its_key(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"broker\.rack: \$\{env:NOTHING\}: the variable is not set"):
+            loaded(tmp_path, GOOD + 'broker.rack = "${env:NOTHING}"\n')
 
 
 QUICKSTART = """
