@@ -21,7 +21,8 @@ from tidelog.model.admin_errors import (
 MECHANISMS: dict[str, str] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16_384
 NAME_LENGTH_MAX = 512
-SALT_BYTES_MAX = 1024
+SALT_BYTES_MIN, SALT_BYTES_MAX = 12, 1024
+"""The library of clients and brokers rejects shorter salts, so that nobody could log in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,10 @@ def _changed_user(image: ClusterImage, change: UserChange) -> SetUser:
         raise UnacceptableCredentialError(
             f"user {change.user}: {change.iterations} iterations; from {ITERATIONS_MIN} to {ITERATIONS_MAX}"
         )
-    if len(change.salt) > SALT_BYTES_MAX:
-        raise UnacceptableCredentialError(f"user {change.user}: a salt of {len(change.salt)} bytes is too long")
+    if not SALT_BYTES_MIN <= len(change.salt) <= SALT_BYTES_MAX:
+        raise UnacceptableCredentialError(
+            f"user {change.user}: a salt of {len(change.salt)} bytes; from {SALT_BYTES_MIN} to {SALT_BYTES_MAX}"
+        )
     size = hashlib.new(MECHANISMS[change.mechanism]).digest_size
     if len(change.salted_password) != size:
         raise UnacceptableCredentialError(

@@ -305,7 +305,7 @@ class History:
         credential = UserChange(user=user, mechanism="SCRAM-SHA-256")
         if z % 2:
             credential = UserChange(
-                user=user, mechanism="SCRAM-SHA-256", salt=b"salt", salted_password=bytes(32), iterations=4096
+                user=user, mechanism="SCRAM-SHA-256", salt=bytes(12), salted_password=bytes(32), iterations=4096
             )
         self.ask(AlterUsers(changes=(credential,)))
         binding = AclBinding(resource_type="topic", resource="t", principal=f"User:{user}", operation="read")

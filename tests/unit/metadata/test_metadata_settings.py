@@ -82,7 +82,7 @@ class TestUsers:
         fields = {
             "user": "alice",
             "mechanism": "SCRAM-SHA-256",
-            "salt": b"salt",
+            "salt": b"salt of alice",
             "salted_password": bytes(32),
             "iterations": 4096,
         }
@@ -127,6 +127,7 @@ class TestUsers:
             ({"iterations": 16_385}, ErrorCode.UNACCEPTABLE_CREDENTIAL),
             ({"salt": b""}, ErrorCode.UNACCEPTABLE_CREDENTIAL),
             ({"salt": bytes(2000)}, ErrorCode.UNACCEPTABLE_CREDENTIAL),
+            ({"salt": bytes(11)}, ErrorCode.UNACCEPTABLE_CREDENTIAL),
             ({"salted_password": bytes(31)}, ErrorCode.UNACCEPTABLE_CREDENTIAL),
             ({"mechanism": "SCRAM-SHA-512"}, ErrorCode.UNACCEPTABLE_CREDENTIAL),
         ],

@@ -1,0 +1,1 @@
+"""Users, logins and certificates for tests of security."""
