@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from struct import pack
 from uuid import UUID
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 from support.kafka.invalid_requests import Strange
 from support.metadata.controller import Cluster
 from support.raft.core_cluster import Cluster as RaftCluster
+from support.security.logins import ALL, SHA256, SHA512, Users, pass_frame, server_of
 
 from tidelog.coordinator import consumer_protocol
 from tidelog.coordinator import records as group_records
@@ -34,6 +41,9 @@ from tidelog.replication import wire as replication_wire
 from tidelog.rpc.grpc.methods import METHODS, Kind
 from tidelog.rpc.kafka.messages import APIS
 from tidelog.rpc.v1 import admin_pb2, groups_pb2, log_pb2
+from tidelog.security.sasl.client import begin_as_client
+from tidelog.security.sasl.exchange import Failed
+from tidelog.security.secrets import Secret
 from tidelog.world.transport import encode_error
 
 TOPIC = TopicId(UUID(int=7))
@@ -215,3 +225,58 @@ def configurations() -> list[bytes]:
 
 def addresses() -> list[bytes]:
     return [b"localhost:9092", b"[::1]:9192", b"PLAINTEXT://host:9092", b"1@a:9192,2@b:9192", b"CLIENT://:9292"]
+
+
+# Logins.
+
+USER, PASSWORD = "alice", "a password"
+CLIENT_SEED, SERVER_SEED = 7, 8
+VALIDITY = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
+
+
+@cache
+def users() -> Users:
+    return Users((USER, SHA256, PASSWORD), (USER, SHA512, PASSWORD))
+
+
+def logins() -> list[bytes]:
+    """For each mechanism the frames of the client, and those of the server."""
+    found = []
+    for number, mechanism in enumerate(ALL):
+        client = begin_as_client(mechanism, USER, Secret(PASSWORD), random.Random(CLIENT_SEED))
+        server = server_of(users(), mechanism, seed=SERVER_SEED)
+        sent, received = [client.first()], []
+        while not client.is_complete:
+            outcome = pass_frame(server, sent[-1])
+            assert not isinstance(outcome, Failed), "the password is right"
+            received.append(outcome.frame)
+            frame = client.step(outcome.frame)
+            sent += [] if frame is None else [frame]
+        found += [bytes([number]) + _framed(sent), bytes([_of_client(number)]) + _framed(received)]
+        found.append(bytes([number]) + _framed(sent[:1]))
+    return found
+
+
+def _of_client(number: int) -> int:
+    return next(kind for kind in range(0x80, 0x100) if kind % len(ALL) == number)
+
+
+def _framed(frames: list[bytes]) -> bytes:
+    return b"".join(pack(">H", len(frame)) + frame for frame in frames)
+
+
+def certificates() -> list[bytes]:
+    rules = (b"DEFAULT", b"RULE:^CN=([^,]+),.*$/$1/L,DEFAULT", rb"RULE:^(.*),O=(\w+)$/$2 $1/U, RULE:.*/x/")
+    subjects = (
+        [(NameOID.ORGANIZATION_NAME, "Org, and more"), (NameOID.COMMON_NAME, "duke")],
+        [(NameOID.ORGANIZATION_NAME, "Org"), (NameOID.EMAIL_ADDRESS, "a@b.c"), (NameOID.COMMON_NAME, '"Zo\u00eb" #1 ')],
+    )
+    return [bytes([len(rule)]) + rule + _certificate(subject) for rule in rules for subject in subjects]
+
+
+def _certificate(subject: list[tuple[x509.ObjectIdentifier, str]]) -> bytes:
+    """The same bytes in each run."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    name = x509.Name([x509.NameAttribute(oid, value) for oid, value in subject])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, *VALIDITY)
+    return builder.sign(key, None).public_bytes(Encoding.DER)

@@ -7,6 +7,7 @@ else. What it returns is encoded again where there is an encoder: the copy has t
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from support.grpc_api.simulated_nodes import ApiCluster
+from support.security.logins import ALL, pass_frame, server_of
 
 from fuzz import seeds
 from tidelog.coordinator import consumer_protocol
@@ -22,6 +24,7 @@ from tidelog.coordinator.transactions import records as transaction_records
 from tidelog.log import batch, dump, index, kept_copies, key_map, producer_snapshot, stored_state
 from tidelog.log.batch import Codec
 from tidelog.metadata import records, requests, snapshot
+from tidelog.model.admin_errors import SaslAuthenticationError
 from tidelog.model.errors import ErrorCode, RemoteError, TidelogError
 from tidelog.model.ids import Epoch, NodeId, Offset
 from tidelog.raft import entries, membership, observer, peers, snapshots, tail
@@ -31,6 +34,10 @@ from tidelog.rpc.grpc.methods import METHODS, Kind, Method
 from tidelog.rpc.kafka.headers import read_request_header
 from tidelog.rpc.kafka.messages import APIS
 from tidelog.rpc.kafka.wire import MalformedError
+from tidelog.security.principals import MappingRulesError, NoPrincipalError, PrincipalMapping
+from tidelog.security.sasl.client import begin_as_client
+from tidelog.security.sasl.exchange import FAILURE_TEXT, Done, Failed
+from tidelog.security.secrets import Secret
 from tidelog.server import config, known_controllers, listeners, storage
 from tidelog.server.config_sources import SourceError
 from tidelog.world import transport
@@ -264,6 +271,45 @@ def call_grpc(data: bytes) -> None:
         raise
 
 
+# Logins.
+
+
+def log_in(data: bytes) -> None:
+    """The first byte chooses the mechanism and the side; each further frame has its length in two bytes in front."""
+    kind, frames = data[0] if data else 0, _frames(data[1:])
+    mechanism = ALL[kind % len(ALL)]
+    if kind & 0x80:
+        client = begin_as_client(mechanism, seeds.USER, Secret(seeds.PASSWORD), random.Random(seeds.CLIENT_SEED))
+        client.first()
+        sent = [client.step(frame) for frame in frames]
+        assert client.is_complete == (None in sent)
+        return
+    server = server_of(seeds.users(), mechanism, seed=seeds.SERVER_SEED)
+    outcomes = [pass_frame(server, frame) for frame in frames]
+    for outcome in outcomes:
+        if isinstance(outcome, Done):
+            assert outcome.principal.name == seeds.USER
+    if not outcomes or isinstance(outcomes[-1], Failed):
+        raise SaslAuthenticationError(FAILURE_TEXT)
+
+
+def _frames(data: bytes) -> Iterator[bytes]:
+    while len(data) > 2:
+        end = 2 + int.from_bytes(data[:2], "big")
+        yield data[2:end]
+        data = data[end:]
+
+
+def read_certificate(data: bytes) -> None:
+    """Mapping rules, with their length in front, and a certificate."""
+    size = data[0] if data else 0
+    try:
+        mapping = PrincipalMapping(data[1 : 1 + size].decode("utf-8", "replace"))
+        assert mapping.principal(data[1 + size :]).name
+    except UserWarning:
+        raise NoPrincipalError("an attribute is longer than X.520 allows") from None
+
+
 # Configuration.
 
 
@@ -301,6 +347,8 @@ TARGETS: dict[str, Target] = {
     "consumer-protocol": Target(read_consumer_protocol, seeds.consumer_protocols),
     "kafka": Target(read_kafka_request, seeds.kafka_requests, (TidelogError, MalformedError)),
     "grpc": Target(call_grpc, seeds.grpc_requests),
+    "logins": Target(log_in, seeds.logins),
+    "certificates": Target(read_certificate, seeds.certificates, (MappingRulesError, NoPrincipalError)),
     "configuration": Target(read_configuration, seeds.configurations, (config.ConfigError, SourceError)),
     "addresses": Target(read_addresses, seeds.addresses),
 }
