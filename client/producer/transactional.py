@@ -41,9 +41,9 @@ class TransactionMethods:
 
         It begins a transaction (and calls `init_transactions` if that was not done), commits at its end, and aborts if
         an exception leaves it, which is raised then. If the commit fails, or is interrupted, before the coordinator was
-        asked, it aborts and raises the error (TransactionAbortableError also after a timeout). If the answer is missing
-        (TransactionTimeoutError, Ctrl-C, a cancellation), the outcome is not known; a note of the error says so: call
-        `commit_transaction` again.
+        asked, it aborts and raises the error (TransactionAbortableError after a timeout, also of the begin). If the
+        answer is missing (TransactionTimeoutError, Ctrl-C, a cancellation), the outcome is not known; a note of the
+        error says so: call `commit_transaction` again.
 
         `abort_transaction` or `commit_transaction` inside ends the transaction there; the end of the block does nothing
         then. Blocks do not nest, and records that other threads send meanwhile are part of the transaction.

@@ -44,6 +44,7 @@ from tidelog.model.errors import (
     TidelogError,
     UnknownTopicOrPartitionError,
 )
+from tidelog.model.transaction_errors import TransactionAbortableError
 from tidelog.rpc.grpc.methods import Method, method_named
 from tidelog.rpc.v1 import transactions_pb2 as pb
 
@@ -157,13 +158,19 @@ class Transactions:
             self._begin()
 
     async def enter_transaction(self, block: object) -> None:
-        """For `transaction()`: initialize if necessary, finish an abort that was not confirmed, and begin."""
+        """For `transaction()`: initialize if necessary, finish an abort that was not confirmed, and begin.
+
+        Out of a block a TransactionTimeoutError means that its transaction may have committed: not so here.
+        """
         async with self._entering:
-            if self.states.state is State.UNINITIALIZED:
-                await self.init_transactions()
-            if self.states.state is State.ABORTING:
-                await self.abort_transaction()
-            await self.begin_transaction()
+            try:
+                if self.states.state is State.UNINITIALIZED:
+                    await self.init_transactions()
+                if self.states.state is State.ABORTING:
+                    await self.abort_transaction()
+                await self.begin_transaction()
+            except TransactionTimeoutError as error:
+                raise TransactionAbortableError(f"the transaction has not begun: {error}") from error
             self.block = block
 
     async def send_offsets(self, offsets: OffsetsToSend, group: GroupMetadata, *, timeout: float | None = None) -> None:

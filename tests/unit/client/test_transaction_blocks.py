@@ -35,6 +35,30 @@ async def test_a_block_whose_records_are_not_acknowledged_in_time_aborts() -> No
         assert cluster.values("t") == [b"next"]
 
 
+@pytest.mark.parametrize("held", ["Init", "End"])
+@virtual_time_test
+async def test_a_block_that_could_not_begin_in_time_can_only_be_begun_again(held: str) -> None:
+    cluster = TransactionCluster({"t": 1})
+    async with cluster.producer(transactional_id="a", max_block_ms=1_000) as producer:
+        if held == "End":
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"aborted")
+            cluster.hold(held)
+            with pytest.raises(TransactionTimeoutError):
+                await producer.abort_transaction()
+        else:
+            cluster.hold(held)
+        with pytest.raises(TransactionAbortableError, match="the transaction has not begun: ") as caught:
+            async with producer.transaction():
+                raise AssertionError("it has begun")
+        assert isinstance(caught.value.__cause__, TransactionTimeoutError)
+        cluster.release(held)
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        assert cluster.values("t") == [b"next"]
+
+
 @pytest.mark.parametrize("held", ["Produce", "End"])
 @virtual_time_test
 async def test_a_block_whose_commit_is_cancelled_aborts_unless_the_coordinator_was_asked(held: str) -> None:
