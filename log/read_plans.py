@@ -15,8 +15,9 @@ from tidelog.log import index
 from tidelog.log.batch import HEADER_BYTES, BatchHeader, check_batch, decode_columns, read_header
 from tidelog.log.config import LogConfig
 from tidelog.log.index import ReadPlan
-from tidelog.log.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
+from tidelog.log.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX, SegmentInfo
 from tidelog.log.segments import Segments, SegmentView
+from tidelog.log.transactions import ENTRY_BYTES as ABORTED_ENTRY_BYTES
 from tidelog.log.transactions import AbortedTransaction, TransactionIndex
 from tidelog.model.errors import (
     CorruptBatchError,
@@ -38,6 +39,8 @@ _WALK_BATCHES = 64
 _WALK_SLACK = 64
 DECODED_BYTES_INLINE = 256 << 10
 """A look-up by timestamp decodes up to this many bytes inline: about 2 ms."""
+ENTRIES_PER_READ = 64
+"""Of a transaction index."""
 
 
 class IndexFaultError(Exception):
@@ -391,34 +394,69 @@ def aborted_steps(segments: Segments, start: int, end: int) -> ReadPlan[list[Abo
     """Aborted transactions that overlap [start, end), in the order of their markers."""
     found: list[AbortedTransaction] = []
     for view in segments.from_offset(start):
-        transactions = yield from _transaction_index(segments, view)
-        if transactions is None:
+        info = segments.info(view.base_offset)
+        if info.aborted == 0:
             continue
-        more, is_done = transactions.overlapping(Offset(start), Offset(end))
-        found += more
+        waiting = bytes(segments.active.aborted or b"") if view.is_active else b""
+        if len(waiting) == info.aborted * ABORTED_ENTRY_BYTES:
+            is_done = yield from AbortedEntries(info, None, waiting).overlapping(start, end, found)
+        else:
+            with _index_file(segments, view.base_offset, TRANSACTION_INDEX) as held:
+                is_done = yield from AbortedEntries(info, held, waiting).overlapping(start, end, found)
         if is_done:
             break
     return found
 
 
-def _transaction_index(segments: Segments, view: SegmentView) -> ReadPlan[TransactionIndex | None]:
-    info = segments.info(view.base_offset)
-    if info.aborted == 0:
-        return None
-    pending = bytes(segments.active.aborted or b"") if view.is_active else b""
-    if view.is_active and segments.active.aborted_bytes == 0:
-        return TransactionIndex.parse(pending)
-    with _index_file(segments, view.base_offset, TRANSACTION_INDEX) as held:
-        data = yield held, 0, held.size
-    try:
-        transactions = TransactionIndex.parse(data + pending)
-    except CorruptStateError as error:
-        raise IndexFaultError(view.base_offset, str(error)) from error
-    if len(transactions) != info.aborted:
-        raise IndexFaultError(
-            view.base_offset, f"{len(transactions)} aborted transactions, {info.aborted} were written"
-        )
-    markers = [entry.last_offset for entry in transactions]
-    if markers and not info.base_offset <= markers[0] <= markers[-1] < info.next_offset:
-        raise IndexFaultError(view.base_offset, f"aborted transactions that end from {markers[0]} to {markers[-1]}")
-    return transactions
+class AbortedEntries:
+    """The transaction index of a segment, which may have 100,000 entries: those in the file, then those that wait for
+    it. Reads a few at a time."""
+
+    __slots__ = ("_file", "_info", "_stored", "_waiting")
+
+    def __init__(self, info: SegmentInfo, file: File | None, waiting: bytes) -> None:
+        self._info = info
+        self._file = file
+        self._stored = 0 if file is None else file.size // ABORTED_ENTRY_BYTES
+        self._waiting = waiting
+        size = (0 if file is None else file.size) + len(waiting)
+        if size != info.aborted * ABORTED_ENTRY_BYTES:
+            raise self._fault(f"{size} bytes of aborted transactions, {info.aborted} were written")
+
+    def overlapping(self, start: int, end: int, found: list[AbortedTransaction]) -> ReadPlan[bool]:
+        """Add those that overlap [start, end); return whether later segments cannot have more."""
+        low, high = 0, self._info.aborted
+        while high - low > ENTRIES_PER_READ:
+            middle = (low + high) // 2
+            (entry,) = yield from self._read(middle, middle + 1)
+            if entry.last_offset < start:
+                low = middle + 1
+            else:
+                high = middle
+        for first in range(low, self._info.aborted, ENTRIES_PER_READ):
+            entries = yield from self._read(first, min(first + ENTRIES_PER_READ, self._info.aborted))
+            more, is_done = entries.overlapping(Offset(start), Offset(end))
+            found += more
+            if is_done:
+                return True
+        return False
+
+    def _read(self, first: int, after: int) -> ReadPlan[TransactionIndex]:
+        """The entries [first, after)."""
+        stored, info, data = self._stored, self._info, b""
+        if self._file is not None and first < stored:
+            data = yield self._file, first * ABORTED_ENTRY_BYTES, (min(after, stored) - first) * ABORTED_ENTRY_BYTES
+        data += self._waiting[
+            max(first - stored, 0) * ABORTED_ENTRY_BYTES : max(after - stored, 0) * ABORTED_ENTRY_BYTES
+        ]
+        try:
+            entries = TransactionIndex.parse(data)
+        except CorruptStateError as error:
+            raise self._fault(str(error)) from error
+        markers = [entry.last_offset for entry in entries]
+        if len(markers) != after - first or not info.base_offset <= markers[0] <= markers[-1] < info.next_offset:
+            raise self._fault(f"aborted transactions that end at {markers}")
+        return entries
+
+    def _fault(self, what: str) -> IndexFaultError:
+        return IndexFaultError(self._info.base_offset, what)
