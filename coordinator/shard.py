@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ from tidelog.coordinator.records import Decision, GroupRecord, Kind, MemberValue
 from tidelog.coordinator.requests import STATIC_LEAVE_EPOCH, ExpireMember, GroupSummary, Heartbeat, HeartbeatReply
 from tidelog.coordinator.state import EMPTY, CoordinatorState, Group, apply
 from tidelog.coordinator.topics_view import SubscriptionIndex
-from tidelog.model.errors import TidelogError
+from tidelog.model.errors import InvalidTransactionStateError, TidelogError
 from tidelog.model.group_errors import NotCoordinatorError, StaleMemberEpochError, UnknownMemberIdError
 from tidelog.model.ids import Offset, TopicId
 from tidelog.model.maps import sorted_items
@@ -50,8 +50,13 @@ GROUPS: LogFormat[CoordinatorState, GroupRecord] = LogFormat(EMPTY, decode_recor
 """A partition of `__consumer_offsets`."""
 _SESSION, _REBALANCE = "session", "rebalance"
 
+PENDING_SEQUENCES_MAX = 10_000
+"""Producers whose last commit in a transaction has its number kept."""
+
 MemberKey = tuple[str, str]
 """(group, member id)."""
+PendingKey = tuple[str, int]
+"""(transactional id, producer id)."""
 
 
 class StreamHandle(Protocol):
@@ -122,6 +127,8 @@ class Shard(PartitionShard[CoordinatorState]):
         """Members in their grace time."""
         self._sequences: dict[MemberKey, int] = {}
         """Sequence number of the last commit of each member that sends them."""
+        self._pending_sequences: OrderedDict[PendingKey, tuple[int, int]] = OrderedDict()
+        """Epoch and sequence number of the last commit of each producer in a transaction, the newest at the end."""
         self._loaded_topics: set[TopicId] = set()
         """Of the offsets that were loaded, until the shard leads."""
         self.background = BackgroundWork(self, host)
@@ -236,6 +243,25 @@ class Shard(PartitionShard[CoordinatorState]):
         """Raise if a later commit of the same member has arrived since."""
         if sequence and self._sequences.get(key, sequence) != sequence:
             raise StaleMemberEpochError(f"commit {sequence} of member {key[1]} was overtaken by a later one")
+
+    def check_pending_order(self, producer: PendingKey, epoch: int, sequence: int) -> None:
+        """As `check_order`, for commits in transactions."""
+        if not sequence:
+            return
+        last_epoch, last = self._pending_sequences.pop(producer, (-1, 0))
+        newest = max(last, sequence) if epoch == last_epoch else sequence
+        self._pending_sequences[producer] = (last_epoch, last) if epoch < last_epoch else (epoch, newest)
+        if len(self._pending_sequences) > PENDING_SEQUENCES_MAX:
+            self._pending_sequences.popitem(last=False)
+        self.check_newest_pending(producer, epoch, sequence)
+
+    def check_newest_pending(self, producer: PendingKey, epoch: int, sequence: int) -> None:
+        """As `check_newest`: the coordinator of the transaction was asked since. It ignores other epochs."""
+        last_epoch, last = self._pending_sequences.get(producer, (-1, 0))
+        if sequence and epoch == last_epoch and sequence < last:
+            raise InvalidTransactionStateError(
+                f"commit {sequence} of producer {producer[1]} in a transaction was overtaken by its commit {last}"
+            )
 
     def with_live_state(self, summary: GroupSummary) -> GroupSummary:
         """Return the summary with the live state and member count of a classic group, which the log lacks."""

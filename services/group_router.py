@@ -12,7 +12,7 @@ leads it:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -141,17 +141,17 @@ class GroupRouter:
         self,
         shard: Shard,
         pieces: Sequence[tuple[object, Iterable[PartitionId]]],
-        member: tuple[str, str],
-        sequence: int,
+        check: Callable[[], None],
     ) -> PartitionErrors:
         """Submits (request, its partitions) one after the other; other tasks run in between. An error of all pieces is
-        raised, an error of one is the error of its partitions."""
+        raised, an error of one is the error of its partitions. `check` raises if a later request has overtaken these.
+        """
         if len(pieces) == 1:
             errors_of_one: PartitionErrors = await self.ask(shard, shard.submit(pieces[0][0]))
             return errors_of_one
 
         async def submit(request: object) -> Any:
-            shard.check_newest(member, sequence)
+            check()
             return await self.ask(shard, shard.submit(request))
 
         running: list[asyncio.Task[Any]] = []

@@ -428,7 +428,9 @@ class GroupService:
         ]
         pieces = [(request, list(request.offsets)) for request in requests]
         try:
-            committed = await self._router.ask_in_pieces(shard, pieces, (group, member_id), sequence)
+            committed = await self._router.ask_in_pieces(
+                shard, pieces, lambda: shard.check_newest((group, member_id), sequence)
+            )
         except UnknownMemberIdError as error:
             if kind_of(shard, group) is None:
                 raise MissingGroupError(str(error)) from error
@@ -485,7 +487,7 @@ class GroupService:
             for piece in split_in_pieces([where for where in found.values() if isinstance(where, PartitionId)])
         ]
         pieces = [(request, request.partitions) for request in requests]
-        return by_ref(found, await self._router.ask_in_pieces(shard, pieces, (group, ""), 0))
+        return by_ref(found, await self._router.ask_in_pieces(shard, pieces, lambda: None))
 
     # Groups.
 

@@ -70,6 +70,8 @@ class CommitOffsetsInTransaction:
     """Member epoch, or generation of a classic group; -1 with an empty member id: not fenced."""
     instance_id: str = ""
     version: int = 2
+    sequence: int = 0
+    """Numbers the requests of a producer in their order; 0: it does not number them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

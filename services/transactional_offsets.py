@@ -6,6 +6,7 @@
                                                         `__consumer_offsets` once the transaction before is complete,
                                                         or rejects the producer
     a marker comes between its answer and the decision  the decision rejects the commit: the answer's number is over
+    a later request of the producer comes meanwhile     this one is rejected: it would set offsets back
 
 A retry, a lost reply and a cancelled request leave at most a partition without pending offsets in the transaction: its
 marker finds nothing there.
@@ -63,6 +64,7 @@ class TransactionalOffsets:
             return by_ref(found, {})
         shard = self._router.shard_of(group)
         self._router.check_group_count(shard, group)
+        shard.check_pending_order(_producer(request), request.epoch, request.sequence)
         try:
             if request.member_id or request.instance_id or request.member_epoch >= 0:
                 shard.rounds.check_commit(group, request.member_id, request.member_epoch, request.instance_id)
@@ -96,8 +98,13 @@ class TransactionalOffsets:
                 for piece in split_in_pieces(list(named))
             ]
             pieces = [(made, list(made.offsets)) for made in requests]
+
+            def check() -> None:
+                shard.check_newest_pending(_producer(request), request.epoch, request.sequence)
+
+            check()
             try:
-                return await self._router.ask_in_pieces(shard, pieces, (request.group, request.member_id), 0)
+                return await self._router.ask_in_pieces(shard, pieces, check)
             except UnverifiedTransactionError as error:
                 unverified = error
         raise unverified
@@ -129,3 +136,8 @@ class TransactionalOffsets:
             raise CoordinatorLoadingError(
                 f"the coordinator of transactional id {request.transactional_id!r} does not answer: {error}"
             ) from error
+
+
+def _producer(request: CommitOffsetsInTransaction) -> tuple[str, int]:
+    """With the transactional id, for which the client is authorized: nobody can number the requests of others."""
+    return request.transactional_id, request.producer_id

@@ -111,6 +111,8 @@ class Transactions:
         self._batches_before = 0
         self._has_offsets = False
         self.states.is_prepared = False
+        self._offset_requests = 0
+        """Each has its number: one that was delayed cannot overwrite what a later one has sent."""
         self._commit: tuple[tuple[int, ...], bytes] = ((), b"")
         self._is_in_doubt = False
         """An attempt of the last call has no answer: it may have succeeded."""
@@ -503,7 +505,7 @@ class Transactions:
                 coordinator = await coordinators.find(key, timeout_ms=left_ms)
                 left_ms = max(1, int((end_s - loop.time()) * 1000))
                 call = partial(self._cluster.call_at, coordinator.address, method, timeout_ms=min(left_ms, ATTEMPT_MS))
-                answer = await call_in_parts(method, request, call)
+                answer = await call_in_parts(method, request, partial(self._numbered, call))
                 failure = error_of(answer)
                 if failure is None:
                     return answer
@@ -523,6 +525,12 @@ class Transactions:
                         f"{name}: {what}: no answer in time; the last error: {error}"
                     ) from error
             await asyncio.sleep(pause_s)
+
+    def _numbered(self, call: Callable[[Message], Awaitable[Any]], part: Message) -> Awaitable[Any]:
+        if isinstance(part, pb.CommitTransactionOffsetsRequest):
+            self._offset_requests += 1
+            part.sequence = self._offset_requests
+        return call(part)
 
 
 def check_join(transactional_id: object, label: object) -> None:

@@ -90,6 +90,7 @@ class TransactionsHandlers:
                 member_id=request.member_id,
                 member_epoch=request.member_epoch,
                 instance_id=request.instance_id,
+                sequence=request.sequence,
             ),
         )
         return pb.CommitTransactionOffsetsResponse(offsets=await outcomes(request.offsets, errors))

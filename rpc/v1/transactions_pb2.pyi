@@ -224,6 +224,7 @@ class CommitTransactionOffsetsRequest(_message.Message):
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
@@ -232,6 +233,10 @@ class CommitTransactionOffsetsRequest(_message.Message):
     """The member's id and epoch (of a classic group: its generation). Empty with epoch -1: the group does not fence them."""
     member_epoch: _builtins.int
     instance_id: _builtins.str
+    sequence: _builtins.int
+    """Rises with every request of the producer, also a retry. A delayed request that arrives after a later one, or is
+    overtaken while the transaction's coordinator is asked, is rejected (INVALID_TXN_STATE). 0: not set.
+    """
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionOffset]: ...
     def __init__(
@@ -245,10 +250,11 @@ class CommitTransactionOffsetsRequest(_message.Message):
         member_id: _builtins.str = ...,
         member_epoch: _builtins.int = ...,
         instance_id: _builtins.str = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "sequence", b"sequence", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

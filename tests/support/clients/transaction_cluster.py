@@ -83,6 +83,8 @@ class TransactionCluster:
         self.state = EMPTY
         self.writes_markers = True
         self.group_error: TidelogError | None = None
+        self.last_sequence = 0
+        """Of the requests with offsets; one producer of a cluster sends them."""
         self.calls: list[str] = []
         self._producer_ids = 1_000
         self._failures: dict[str, deque[TidelogError]] = defaultdict(deque)
@@ -295,6 +297,8 @@ class TransactionCluster:
 
     def _commit_offsets(self, request: pb.CommitTransactionOffsetsRequest) -> pb.CommitTransactionOffsetsResponse:
         answer = pb.CommitTransactionOffsetsResponse()
+        assert request.sequence > self.last_sequence, "each request has the next number, also a repeated one"
+        self.last_sequence = request.sequence
         error = self.group_error
         if error is None:
             self._add(request.transactional_id, request.producer_id, request.producer_epoch, [OFFSETS])

@@ -137,6 +137,48 @@ def test_the_first_offset_of_a_transaction_is_announced_to_its_coordinator(world
     assert len(world.peers.asked) == 2
 
 
+def test_a_delayed_request_does_not_set_the_offsets_of_a_later_one_back(world: World) -> None:
+    """Its first attempt waits for the transaction's coordinator while the client, whose connection is broken, sends it
+    again, and then the next one."""
+    add, answers = world.peers.add_partitions, asyncio.Event()
+    partition = ("orders", 0)
+
+    async def first_waits(request: AddPartitions) -> AddReply:
+        reply = await add(request)
+        if len(world.peers.asked) == 1:
+            await answers.wait()
+        return reply
+
+    world.peers.add_partitions = first_waits  # type: ignore[method-assign]
+
+    async def work(broker: RunningBroker) -> TidelogError | None:
+        lookup = PartitionLookup(lambda: broker.tail.image, world.guard.authorizer)
+        offsets = TransactionalOffsets(broker.groups.router, lookup, world.guard, world.peers)
+
+        async def commit(offset: int, sequence: int) -> TidelogError | None:
+            request = replace(REQUEST, offsets={partition: OffsetToCommit(offset)}, sequence=sequence)
+            return (await offsets.commit(RequestContext(Api.GRPC), request))[partition]
+
+        delayed = asyncio.ensure_future(commit(10, 1))
+        await asyncio.sleep(0.1)
+        assert await commit(10, 2) is None
+        assert await commit(20, 3) is None
+        answers.set()
+        with pytest.raises(InvalidTransactionStateError, match=r"commit 1 .* was overtaken by its commit 3"):
+            await delayed
+        with pytest.raises(InvalidTransactionStateError, match="overtaken"):
+            await commit(10, 2)
+        return await commit(20, 3)
+
+    world.cluster.shard("billing")
+    assert world.cluster.on_broker(world.cluster.coordinator("billing"), work) is None
+    world.mark()
+    assert world.cluster.committed("billing", partition) == {partition: 20}
+    world.peers.number = 2
+    assert world.commit(epoch=1, sequence=1, offsets={partition: OffsetToCommit(30)}) == {partition: None}
+    world.commit(epoch=1, offsets={partition: OffsetToCommit(31)})  # a Kafka client does not number its requests
+
+
 def test_offsets_of_the_next_transaction_wait_for_the_marker_of_the_one_before(world: World) -> None:
     """The coordinator answers when that transaction is complete: the client need not repeat the request."""
     world.commit()
