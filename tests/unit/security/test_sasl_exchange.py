@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from random import Random
 
 import pytest
-from support.security.logins import ALL, PLAIN, SHA256, Users, log_in, pass_frame, server_of
+from support.security.logins import ALL, PLAIN, SHA256, SHA512, Users, log_in, pass_frame, server_of
 
 from tidelog.model.admin_errors import UnsupportedSaslMechanismError
+from tidelog.security.credentials import Credentials, ScramCredential
 from tidelog.security.sasl.exchange import FAILURE_TEXT, Done, Exchange, Failed, Outcome, Reason, Reply
 from tidelog.security.sasl.mechanisms import MECHANISMS, begin
 
@@ -64,3 +66,14 @@ def test_a_listener_has_only_its_mechanisms() -> None:
 def test_the_text_of_failures_names_neither_users_nor_reasons() -> None:
     assert not any(reason.value in FAILURE_TEXT for reason in Reason)
     assert "{" not in FAILURE_TEXT
+
+
+@pytest.mark.parametrize("mechanism", ALL)
+def test_a_decoy_whose_password_is_known_logs_nobody_in(mechanism: str) -> None:
+    class KnownDecoys(Credentials):
+        def scram(self, user: str, mechanism: str) -> ScramCredential:
+            return dataclasses.replace(super().scram(user, mechanism), is_real=False)
+
+    users = Users(("alice", SHA256, "secret"), ("alice", SHA512, "secret"))
+    users.credentials = KnownDecoys(lambda: users.image, secret=bytes(16))
+    assert log_in(server_of(users, mechanism), mechanism, "alice", "secret") == Failed(Reason.REJECTED, "alice")
