@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from tidelog.cli import group_grammar, node_grammar, transaction_grammar
+from tidelog.cli import acl_grammar, group_grammar, node_grammar, transaction_grammar
 
 BOOTSTRAP_HELP = "a node of the cluster, or several (default: TIDELOG_BOOTSTRAP, the profile, or localhost:9292)"
 
@@ -25,6 +25,7 @@ def add(commands: Any, kind: type[argparse.ArgumentParser]) -> None:
     transaction_grammar.add(
         group("transactions", "transactional ids: describe, abort, find what hangs"), _command, _yes
     )
+    acl_grammar.add(group("acls", "access control lists: who may do what"), _command, _yes)
     _add_brokers(group("brokers", "the brokers of a cluster"))
     _add_reassign(group("reassign", "move replicas between brokers"))
     _add_elections(commands)

@@ -79,6 +79,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "transactions describe": ("tidelog transactions describe payments",),
     "transactions abort": ("tidelog transactions abort payments --yes",),
     "transactions find-hanging": ("tidelog transactions find-hanging --topic orders",),
+    "acls": ("tidelog acls list", "tidelog acls create --allow-principal User:alice --producer --topic orders"),
+    "acls list": ("tidelog acls list --topic orders --resource-pattern-type match",),
+    "acls create": (
+        "tidelog acls create --allow-principal User:alice --operation read --topic orders- "
+        "--resource-pattern-type prefixed",
+        "tidelog acls create --allow-principal User:billing --consumer --topic orders --group billing",
+        "tidelog acls create --deny-principal User:bob --deny-host 10.0.0.7 --operation write --topic '*'",
+    ),
+    "acls delete": ("tidelog acls delete --allow-principal User:alice --topic orders --yes",),
     "brokers": ("tidelog brokers list",),
     "brokers list": ("tidelog brokers list --output json",),
     "brokers describe": ("tidelog brokers describe 1",),

@@ -114,6 +114,7 @@ ADMIN = Described(
         ("client.admin.transactions", "TransactionOperations"),
         ("client.admin.cluster", "ClusterOperations"),
         ("client.admin.replica_verification", "ReplicaVerification"),
+        ("client.admin.acls", "AclOperations"),
     ),
 )
 _CLUSTERS = (Described("LocalCluster", "testing.cluster"), Described("MemoryCluster", "testing.memory"))
@@ -460,7 +461,7 @@ def page() -> str:
     for value in _VALUES:
         parts += _class_lines(value, 3, is_made=False)
     parts.append("### Types of the admin client\n")
-    for module in ("client.admin.values", "client.admin.verification"):
+    for module in ("client.admin.values", "client.admin.verification", "client.admin.acl_values"):
         for node in _tree(module).body:
             if isinstance(node, ast.ClassDef):
                 parts += _class_lines(Described(node.name, module), 4, is_made=False)

@@ -275,7 +275,8 @@ class ClusterClient:
     async def topic(self, name: str, *, may_create: bool = False) -> TopicInfo:
         """Raises `UnknownTopicError` if the topic does not exist, also after a short wait. `may_create`: create it if
         this client has not known it before and the cluster allows it. Raises the error of a creation that is rejected,
-        and LEADER_NOT_AVAILABLE if the topic does not appear in time."""
+        LEADER_NOT_AVAILABLE if the topic does not appear in time, and TOPIC_AUTHORIZATION_FAILED if this client may not
+        describe it."""
         topic = self._known(name)
         if topic is not None and not self._is_old():
             return topic
@@ -287,6 +288,9 @@ class ClusterClient:
         error: TidelogError = UnknownTopicError(name)
         while True:
             await self.refresh(name)
+            if name in self.view.denials:
+                self._names.pop(name, None)
+                raise RemoteError(self.view.denials.pop(name), code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             if is_creating and self._known(name) is None:
                 refusal = await self._create(name)
                 is_creating = refusal is not None

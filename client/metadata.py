@@ -12,8 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from tidelog.model.errors import ErrorCode
 from tidelog.model.ids import PartitionId, TopicId
 from tidelog.rpc.v1 import cluster_pb2 as pb
+
+_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class ClusterView:
         self.listener = ""
         self.brokers: dict[int, BrokerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
+        self.denials: dict[str, str] = {}
+        """Topics that this client may not describe -> why. Each was asked for by its name."""
         self._leaders: dict[PartitionId, LeaderInfo] = {}
 
     def leader(self, partition: PartitionId) -> LeaderInfo | None:
@@ -83,7 +88,10 @@ class ClusterView:
         if topic.HasField("error"):
             if topic.name:
                 self._forget(topic.name)
+                if topic.error.name == _DENIED:
+                    self.denials[topic.name] = topic.error.message
             return
+        self.denials.pop(topic.name, None)
         topic_id = TopicId(UUID(bytes=topic.topic_id))
         known = self.topics.get(topic.name)
         if known is not None and known.topic_id != topic_id:
@@ -95,6 +103,7 @@ class ClusterView:
             self.learn_leader(place, row.leader, row.leader_epoch)
 
     def _forget(self, name: str) -> None:
+        self.denials.pop(name, None)
         topic = self.topics.pop(name, None)
         for place in topic.partitions if topic is not None else ():
             self._leaders.pop(place, None)

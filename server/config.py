@@ -45,6 +45,7 @@ from tidelog.server.listeners import (
     parse_address,
 )
 from tidelog.server.settings_table import ALIASES, BROKER, CONTROLLER, TABLE, Kind, Setting, Value
+from tidelog.services.acl_authorizer import parse_super_users
 
 _UNITS = {
     "ms": {"ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000},
@@ -379,6 +380,21 @@ class _Reader:
             self.problems.append(f"controller.quorum.voters has node {node}, which is no controller by process.roles")
         if len(set(self._paths(self._list("log.dirs")))) < len(self._list("log.dirs")):
             self.problems.append("log.dirs names one directory twice")
+        self._check_authorizer()
+
+    def _check_authorizer(self) -> None:
+        super_users = str(self.values.get("super.users", ""))
+        try:
+            has_super_users = bool(parse_super_users(super_users))
+        except InvalidConfigError as error:
+            self.problems.append(str(error))
+            return
+        is_open = self.values["allow.everyone.if.no.acl.found"] is True
+        if self.values["authorizer"] == "acl" and not has_super_users and not is_open:
+            self.problems.append(
+                "authorizer=acl without super.users: nobody could create the first ACL: "
+                "set super.users=User:name or allow.everyone.if.no.acl.found=true"
+            )
 
     def _entries(self) -> Iterable[Entry]:
         for key, row in TABLE.items():

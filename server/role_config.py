@@ -20,6 +20,7 @@ from tidelog.raft.driver import DriverConfig
 from tidelog.replication.replica import ReplicaConfig
 from tidelog.replication.startup_report import GRACE_MS
 from tidelog.server.settings_table import DEFAULTS, Value
+from tidelog.services.acl_authorizer import AclAuthorizerConfig, parse_super_users
 from tidelog.services.guard import Guard
 from tidelog.services.limits import RequestLimits
 from tidelog.services.node_settings import NodeSetting
@@ -28,6 +29,8 @@ Endpoint = tuple[str, str, str, int]
 """Listener name, security protocol, host, port."""
 
 RESIGN_TIMEOUT_MS = 3_000
+ACL = "acl"
+"""The value of `authorizer` that enforces ACLs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class ServiceOptions:
     """The settings of this node, as DescribeConfigs returns them."""
     guard: Guard = field(default_factory=Guard)
     """Authorizes and charges the requests of all APIs, and audits them."""
+    acl: AclAuthorizerConfig | None = None
+    """The ACLs of the cluster authorize instead of `guard`; None: they are not enforced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +138,14 @@ def service_options(values: Mapping[str, Value] = DEFAULTS) -> ServiceOptions:
             fetch_bytes_max=fetch_bytes,
         ),
         fetch_sessions_max=_integer(values, "max.incremental.fetch.session.cache.slots"),
+        acl=_acl_config(values) if values["authorizer"] == ACL else None,
+    )
+
+
+def _acl_config(values: Mapping[str, Value]) -> AclAuthorizerConfig:
+    return AclAuthorizerConfig(
+        super_users=parse_super_users(str(values.get("super.users", ""))),
+        allow_everyone_if_no_acl=values["allow.everyone.if.no.acl.found"] is True,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidelog import __version__
@@ -11,6 +12,7 @@ from tidelog.coordinator.transactions.coordinator import TransactionCoordinator
 from tidelog.coordinator.transactions.peers import CoordinatorPeers
 from tidelog.metadata.controller_client import ControllerClient, ControllerClientConfig
 from tidelog.metadata.controller_node import ControllerNode
+from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.tail import MetadataTail
 from tidelog.replication.log_directories import LogDirectories
 from tidelog.replication.replica_digests import ReplicaDigests
@@ -25,6 +27,8 @@ from tidelog.rpc.kafka.fetch_sessions import FetchSessions
 from tidelog.server.membership import BrokerMembership
 from tidelog.server.role_config import ServiceOptions
 from tidelog.server.world import NodeWorld
+from tidelog.services.acl_authorizer import AclAuthorizer
+from tidelog.services.acls import AclService
 from tidelog.services.cluster import ClusterService
 from tidelog.services.configs import ConfigService
 from tidelog.services.data import DataServices
@@ -64,6 +68,7 @@ class NodeServices:
 def controller_services(world: NodeWorld, options: ServiceOptions, controller: ControllerNode) -> NodeServices:
     """Builds the services of a node that is only a controller, and serves requests that other nodes forward."""
     client = ControllerClient(world.to_controllers, world.controllers, ControllerClientConfig(), world.random)
+    options = _enforce_acls(options, lambda: controller.image)
     services = Services(**_services(world, options, client, controller=controller))
     handlers = Handlers(cluster=ClusterHandlers(services), admin=AdminHandlers(services))
     return NodeServices(services=services, handlers=handlers, responses=ResponseMemory(options.limits))
@@ -81,6 +86,7 @@ def broker_services(
 ) -> NodeServices:
     """Builds the services of a broker, which may be a controller too, and serves requests that other nodes forward."""
     limits, client, tail = options.limits, membership.agent.client, membership.tail
+    options = _enforce_acls(options, lambda: tail.image)
     peers = CoordinatorPeers(transactions, tail, world.to_brokers)
     data = DataServices(replicas, limits, options.guard, peers)
     groups = GroupService(coordinator, tail, client, guard=options.guard)
@@ -108,6 +114,13 @@ def broker_services(
     return NodeServices(services=services, handlers=handlers, responses=responses, fetch_sessions=sessions)
 
 
+def _enforce_acls(options: ServiceOptions, image: Callable[[], ClusterImage]) -> ServiceOptions:
+    if options.acl is None:
+        return options
+    authorizer = AclAuthorizer(lambda: image().acls, options.acl)
+    return replace(options, guard=options.guard.with_authorizer(authorizer))
+
+
 def _services(
     world: NodeWorld,
     options: ServiceOptions,
@@ -126,6 +139,7 @@ def _services(
     topics = TopicService(node)
     return {
         "cache": cache,
+        "guard": options.guard,
         "limits": options.limits,
         "topics": topics,
         "configs": ConfigService(node, options.node_settings),
@@ -135,4 +149,5 @@ def _services(
         "log_dirs": LogDirService(node, directories),
         "replica_digests": ReplicaDigestService(node, digests),
         "metadata_records": MetadataRecordService(node, world.metadata_work),
+        "acls": AclService(node),
     }

@@ -278,6 +278,28 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _int("loop.lag.warn.ms", 200, "An event loop that is blocked for longer is logged.", 10, 60_000, "ms"),
     Setting(
+        name="authorizer",
+        kind=Kind.CHOICE,
+        default="none",
+        doc="What authorizes requests: none allows everything, acl enforces the cluster's ACLs. The same on all nodes.",
+        choices=("none", "acl"),
+    ),
+    Setting(
+        name="super.users",
+        kind=Kind.TEXT,
+        default=None,
+        default_text="none",
+        doc="Principals that may do everything, whatever the ACLs say. Until listeners authenticate, every client is "
+        "User:ANONYMOUS.",
+        form="User:name;User:name",
+    ),
+    Setting(
+        name="allow.everyone.if.no.acl.found",
+        kind=Kind.BOOL,
+        default=False,
+        doc="Whether everybody may use a resource that no ACL names.",
+    ),
+    Setting(
         name="logging.level",
         kind=Kind.CHOICE,
         default="info",

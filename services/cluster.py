@@ -15,9 +15,12 @@ from tidelog.services.guard import Guard
 from tidelog.services.node import NodeAccess
 from tidelog.services.topic_lookup import lookup_topic, read_id
 from tidelog.services.topics import TopicService
+from tidelog.world.slicing import sliced
 
 LISTENER_LENGTH_MAX = 255
 BROKERS_SHOWN = 3
+TOPICS_PER_SLICE = 1_000
+"""Topics authorized in one turn of the event loop: some ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +46,18 @@ class ClusterMetadata:
     creation_errors: Mapping[str, Outcome]
 
     def find(self, name: str, topic_id: UUID | None = None) -> Topic | Outcome:
-        """Return the topic, by its id if one is given, or why there is none."""
+        """Return the topic, by its id if one is given, or why there is none: nothing tells whether a topic exists that
+        the principal may not describe."""
         try:
+            if topic_id is None:
+                self.guard.authorize(self.context, Operation.DESCRIBE, name)
             topic = lookup_topic(self.image, name, topic_id)
+            if topic_id is not None:
+                self.guard.authorize_by_id(self.context, Operation.DESCRIBE, topic)
         except TidelogError as error:
             creation_error = self.creation_errors.get(name) if topic_id is None else None
             return creation_error or Outcome(name, error.code, str(error))
-        rejection = self.guard.rejection(self.context, Operation.DESCRIBE, topic.name)
-        return topic if rejection is None else Outcome(topic.name, rejection.code, str(rejection))
+        return topic
 
     def find_all(
         self, names: Iterable[str], topic_ids: Iterable[bytes]
@@ -61,11 +68,16 @@ class ClusterMetadata:
         for topic_id in dict.fromkeys(topic_ids):
             yield "", topic_id, self.find("", read_id(topic_id, "topic id"))
 
-    def topics(self) -> Iterator[Topic]:
+    async def topics(self) -> Iterable[Topic]:
         """Return all topics that the principal may describe."""
-        for topic in self.image.topics.values():
-            if self.guard.rejection(self.context, Operation.DESCRIBE, topic.name) is None:
-                yield topic
+        if self.guard.allows_all:
+            return self.image.topics.values()
+        allows, context = self.guard.allows, self.context
+        return [
+            topic
+            async for topic in sliced(self.image.topics.values(), TOPICS_PER_SLICE)
+            if allows(context, Operation.DESCRIBE, topic.name)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

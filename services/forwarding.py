@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from tidelog.metadata.acls import CreateAcls, DeleteAcls
 from tidelog.metadata.brokers import Drain, Unregister
 from tidelog.metadata.config_changes import AlterConfigs
 from tidelog.metadata.controller import QUERIES
@@ -78,6 +79,8 @@ CHANGES = frozenset(
         Drain,
         Unregister,
         UpdateFeatures,
+        CreateAcls,
+        DeleteAcls,
     }
 )
 """The changes that clients ask for. A broker sends its own requests through the `ControllerClient`."""

@@ -61,7 +61,7 @@ from tidelog.model.group_errors import (
     UnstableOffsetError,
 )
 from tidelog.model.ids import PartitionId, TopicId
-from tidelog.services.authorization import Operation, Resource, ResourceType
+from tidelog.services.authorization import CLUSTER, Operation, Resource, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import ends_at_deadline
 from tidelog.services.group_router import GroupCounts, GroupRouter, MissingGroupError, by_ref, kind_of, split_in_pieces
@@ -186,7 +186,7 @@ class GroupService:
         return self.coordinator.limits.heartbeat_interval_ms
 
     def _admit(self, context: RequestContext, operation: Operation, group: str) -> None:
-        self._guard.authorize(context, operation, Resource(ResourceType.GROUP, group))
+        self._guard.authorize(context, operation, _group(group))
         self._guard.charge(context)
 
     def _shard(self, context: RequestContext, operation: Operation, group: str) -> Shard:
@@ -495,16 +495,19 @@ class GroupService:
     async def list_groups(
         self, context: RequestContext, states: Sequence[str] = (), kinds: Sequence[str] = ()
     ) -> tuple[list[GroupSummary], int]:
-        """Returns the groups that this broker coordinates, by name, and how many partitions it is still loading.
+        """Returns the groups that this broker coordinates and the principal may describe, by name, and how many
+        partitions it is still loading. Describe on the cluster is the right to describe all of them here, as in Kafka.
 
         Other tasks run every `MEMBERS_PER_SLICE`; the groups of one partition are consistent.
         """
-        self._guard.admit_query(context)
+        may_see_all = self._guard.allows(context, Operation.DESCRIBE, CLUSTER)
+        self._guard.charge(context)
         summaries, seen = [], 0
         for shard in list(self.coordinator.leading_shards()):
             for group_id, group in shard.state.groups.items():
                 summary = shard.with_live_state(summary_of(group_id, group))
-                if (not kinds or group.kind in kinds) and (not states or summary.state in states):
+                is_matching = (not kinds or group.kind in kinds) and (not states or summary.state in states)
+                if is_matching and (may_see_all or self._guard.allows(context, Operation.DESCRIBE, _group(group_id))):
                     summaries.append(summary)
                 seen += 1 + group.member_count
                 if seen >= MEMBERS_PER_SLICE:  # the cost goes with the members, so no `sliced`
@@ -554,6 +557,10 @@ def by_topic(partitions: Iterable[PartitionId]) -> dict[TopicId, list[int]]:
     for partition in partitions:
         found.setdefault(partition.topic_id, []).append(partition.partition)
     return found
+
+
+def _group(name: str) -> Resource:
+    return Resource(ResourceType.GROUP, name)
 
 
 def check_groups(groups: Sequence[str]) -> None:

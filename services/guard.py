@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tidelog.metadata.image import Topic
 from tidelog.services.authorization import (
     CLUSTER,
     AllowAll,
@@ -17,6 +18,7 @@ from tidelog.services.authorization import (
     Resource,
     ResourceType,
     require,
+    require_known_id,
 )
 from tidelog.services.context import RequestContext
 from tidelog.services.quotas import Charge, Quotas, Unlimited
@@ -44,6 +46,9 @@ class Guard:
         self.auditor = auditor or NoAudit()
         self._quotas = quotas or Unlimited()
 
+    def with_authorizer(self, authorizer: Authorizer) -> Guard:
+        return Guard(authorizer, self._quotas, self.auditor)
+
     # Authorization.
 
     def rejection(
@@ -62,6 +67,21 @@ class Guard:
         if isinstance(resource, str):
             resource = Resource(ResourceType.TOPIC, resource)
         require(self.authorizer, context, operation, resource)
+
+    def allows(self, context: RequestContext, operation: Operation, resource: Resource | str) -> bool:
+        if isinstance(resource, str):
+            resource = Resource(ResourceType.TOPIC, resource)
+        return self.authorizer.authorize(context, operation, resource)
+
+    def authorize_by_id(self, context: RequestContext, operation: Operation, topic: Topic) -> None:
+        """As `authorize`, for a topic that the request names by its id: `UnknownTopicIdError` if the principal may not
+        describe it."""
+        require_known_id(self.authorizer, context, operation, topic.name, topic.topic_id)
+
+    @property
+    def allows_all(self) -> bool:
+        """True without an authorizer."""
+        return isinstance(self.authorizer, AllowAll)
 
     # Charges.
 

@@ -35,7 +35,7 @@ from tidelog.model.ids import Offset, PartitionId
 from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.replicas import Replicas
 from tidelog.replication.waiters import Waker
-from tidelog.services.authorization import CLUSTER, Operation
+from tidelog.services.authorization import CLUSTER, Operation, ResourceType
 from tidelog.services.context import RequestContext
 from tidelog.services.deadline import Deadline, before_deadline
 from tidelog.services.fetch import READ_COMMITTED, READ_UNCOMMITTED, check_isolation
@@ -365,8 +365,9 @@ class OffsetService:
 
     async def init_producer_id(self, context: RequestContext, request: InitProducerId) -> tuple[int, int]:
         """Returns a new producer id and its epoch, also to a client that has one: nothing depends on the id of a
-        producer without a transactional id."""
-        self._guard.authorize(context, Operation.IDEMPOTENT_WRITE, CLUSTER)
+        producer without a transactional id. Needs the right to write to any topic, or IdempotentWrite, as in Kafka."""
+        if not self._guard.authorizer.authorize_any(context, Operation.WRITE, ResourceType.TOPIC):
+            self._guard.authorize(context, Operation.IDEMPOTENT_WRITE, CLUSTER)
         self._guard.charge(context)
         if (request.producer_id < 0) != (request.producer_epoch < 0):
             raise InvalidRequestError("a producer id and its epoch come together")

@@ -22,7 +22,7 @@ from tidelog.replication.follower_replica import FollowerReplica
 from tidelog.replication.leader_replica import LeaderReplica
 from tidelog.replication.replica import Replica
 from tidelog.replication.replicas import Replicas
-from tidelog.services.authorization import Authorizer, Operation, Resource, ResourceType, require
+from tidelog.services.authorization import Authorizer, Operation, Resource, ResourceType, require, require_by_id
 from tidelog.services.context import RequestContext
 from tidelog.services.topic_lookup import partition_in, read_id, topic_with_id
 from tidelog.world.slicing import sliced
@@ -74,10 +74,23 @@ class PartitionLookup:
                     self._cache[ref] = known
             partition, resource = known
             if not self._authorizer.authorize(context, operation, resource):
-                require(self._authorizer, context, operation, resource)
+                self._reject(context, operation, ref, partition, resource)
         except TidelogError as error:
             return error.with_traceback(None)
         return partition
+
+    def _reject(
+        self,
+        context: RequestContext,
+        operation: Operation,
+        ref: PartitionRef,
+        partition: PartitionId,
+        resource: Resource,
+    ) -> None:
+        if isinstance(ref, PartitionId) or isinstance(ref[0], bytes):
+            require_by_id(self._authorizer, context, operation, resource.name, partition.topic_id)
+        else:
+            require(self._authorizer, context, operation, resource)
 
     async def find_all(
         self, context: RequestContext, operation: Operation, refs: Iterable[Ref], *, is_change: bool = False
@@ -99,7 +112,7 @@ class PartitionLookup:
         image = self._image()
         if isinstance(ref, bytes):
             topic = topic_with_id(image, read_id(ref, "topic id"))
-            require(self._authorizer, context, operation, Resource(ResourceType.TOPIC, topic.name))
+            require_by_id(self._authorizer, context, operation, topic.name, topic.topic_id)
             return topic
         require(self._authorizer, context, operation, Resource(ResourceType.TOPIC, ref))
         return find_topic(image, ref)

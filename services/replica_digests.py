@@ -45,7 +45,7 @@ class ReplicaDigestService:
         node = self._node
         node.guard.admit_query(context)
         topic = lookup_topic(node.cache.image, "", request.topic_id)
-        node.guard.authorize(context, Operation.READ, topic.name)
+        node.guard.authorize_by_id(context, Operation.READ, topic)
         query = request.query
         if query.start < -1 or query.end < -1 or (0 <= query.end < query.start):
             raise InvalidRequestError(f"the range {query.start} to {query.end} is none: offsets from 0 on, or -1")

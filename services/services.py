@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidelog.metadata.image import ClusterImage
+from tidelog.services.acls import AclService
 from tidelog.services.cluster import ClusterService
 from tidelog.services.configs import ConfigService
 from tidelog.services.data import DataServices
 from tidelog.services.groups import GroupService
+from tidelog.services.guard import Guard
 from tidelog.services.limits import RequestLimits
 from tidelog.services.log_dirs import LogDirService
 from tidelog.services.metadata_cache import MetadataCache
@@ -31,6 +33,8 @@ class Services:
     """API servers call these. A controller without the role `broker` has no others."""
 
     cache: MetadataCache
+    guard: Guard
+    """For what a client may do, where a response says so."""
     limits: RequestLimits
     topics: TopicService
     configs: ConfigService
@@ -40,6 +44,7 @@ class Services:
     log_dirs: LogDirService
     replica_digests: ReplicaDigestService
     metadata_records: MetadataRecordService
+    acls: AclService
 
     @property
     def image(self) -> ClusterImage:

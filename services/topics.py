@@ -14,19 +14,22 @@ from tidelog.metadata.decision import Outcome
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.queries import DescribedTopic, DescribedTopics, DescribeTopics
 from tidelog.metadata.topics import AddPartitions, CreatedTopic, CreatedTopics, CreateTopics, DeleteTopics, NewTopic
-from tidelog.model.errors import ErrorCode
+from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.services.authorization import CLUSTER, Operation
 from tidelog.services.auto_create import AutoCreation
 from tidelog.services.batches import change_in_batches, outcomes_of
 from tidelog.services.context import RequestContext
 from tidelog.services.node import NodeAccess, Reading, Rows
 from tidelog.services.quotas import Charge
+from tidelog.services.topic_lookup import topic_with_id
 from tidelog.world.slicing import sliced
 
 PARTITIONS_PER_QUESTION = 1_000
 """Partitions that the controller describes in one turn of its event loop: some 20 ms. A larger topic is one
 question."""
 NAMES_PER_SLICE = 1_000
+_UNKNOWN_BY_ID = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+"""Errors of a name for which its id is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class TopicService:
             deadline,
             keys,
             name=lambda key: _identity(image, key),
-            rejection=lambda key: node.guard.rejection(context, Operation.DELETE, _name(image, key)),
+            rejection=lambda key: self._deletion_rejection(context, image, key),
             request=lambda some: _deletion(some, request),
             rows=outcomes_of,
             failed=lambda key, error: Outcome(str(key), error.code, str(error)),
@@ -90,6 +93,17 @@ class TopicService:
         if deleted and not request.validate_only:
             await node.cache.until_seen(lambda now: not any(topic_id in now.topics for topic_id in deleted), deadline)
         return outcomes
+
+    def _deletion_rejection(self, context: RequestContext, image: ClusterImage, key: str | UUID) -> TidelogError | None:
+        guard = self._node.guard
+        if isinstance(key, str):
+            return guard.rejection(context, Operation.DELETE, key)
+        try:
+            if key in image.topics or not guard.allows_all:
+                guard.authorize_by_id(context, Operation.DELETE, topic_with_id(image, key))
+        except TidelogError as error:
+            return error
+        return None  # the controller may know it already
 
     async def describe(self, context: RequestContext, query: TopicQuery) -> Rows[DescribedTopic]:
         """Return one row for each name and each id, in order, or for each topic that this node knows and the principal
@@ -181,16 +195,9 @@ def _questions(image: ClusterImage, names: Iterable[str]) -> Iterator[tuple[str,
 
 def _row_of_id(topic_id: UUID, row: DescribedTopic | None) -> DescribedTopic:
     is_this = row is not None and (row.topic is None or row.topic.topic_id == topic_id)
-    if row is not None and is_this and row.error is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+    if row is not None and is_this and row.error not in _UNKNOWN_BY_ID:
         return row
     return DescribedTopic(name="", error=ErrorCode.UNKNOWN_TOPIC_ID, message=f"there is no topic with id {topic_id}")
-
-
-def _name(image: ClusterImage, key: str | UUID) -> str:
-    """The name of a topic as far as this node knows it, for authorization."""
-    if isinstance(key, str):
-        return key
-    return image.topics[key].name if key in image.topics else ""
 
 
 def _identity(image: ClusterImage, key: str | UUID) -> str | UUID:

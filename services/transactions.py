@@ -306,21 +306,25 @@ class TransactionService:
     async def list(
         self, context: RequestContext, request: TransactionFilter
     ) -> tuple[Sequence[TransactionSummary], int]:
-        """Returns the ids that this broker coordinates, by name, and how many partitions it is still loading. Other
-        tasks run in between; the ids of one partition are consistent."""
-        self._guard.admit_query(context)
+        """Returns the ids that this broker coordinates and the principal may describe, by name, and how many partitions
+        it is still loading. Describe on the cluster is the right to describe all of them here. Other tasks run in
+        between; the ids of one partition are consistent."""
+        may_see_all = self._guard.allows(context, Operation.DESCRIBE, CLUSTER)
+        self._guard.charge(context)
         now_ms = self.coordinator.now_ms()
         has_name = self._name_filter(request.pattern)
         summaries: list[TransactionSummary] = []
         for shard in list(self.coordinator.leading_shards()):
             async for transactional_id, transaction in sliced(shard.state.ids.items(), IDS_PER_SLICE):
-                if has_name(transactional_id) and matches(
+                is_matching = has_name(transactional_id) and matches(
                     transaction,
                     now_ms=now_ms,
                     statuses=request.statuses,
                     producer_ids=request.producer_ids,
                     longer_than_ms=request.longer_than_ms,
-                ):
+                )
+                resource = Resource(ResourceType.TRANSACTIONAL_ID, transactional_id)
+                if is_matching and (may_see_all or self._guard.allows(context, Operation.DESCRIBE, resource)):
                     summaries.append(
                         TransactionSummary(
                             transactional_id=transactional_id,
@@ -353,19 +357,23 @@ class TransactionService:
             timeout_ms=transaction.timeout_ms,
             started_ms=transaction.started_ms,
             prepared_ms=transaction.prepared_ms,
-            partitions=self._named(transaction.partitions),
+            partitions=self._named(context, transaction.partitions),
             members=[
                 MemberDetails(
-                    producer_id=member.producer_id, label=member.label, partitions=self._named(member.partitions)
+                    producer_id=member.producer_id,
+                    label=member.label,
+                    partitions=self._named(context, member.partitions),
                 )
                 for member in transaction.members
             ],
             last_token=transaction.last_token,
         )
 
-    def _named(self, partitions: Iterable[PartitionId]) -> Sequence[tuple[str, int]]:
-        topics = self._tail.image.topics
+    def _named(self, context: RequestContext, partitions: Iterable[PartitionId]) -> Sequence[tuple[str, int]]:
+        """Those of topics that the principal may describe, and of deleted ones."""
+        topics, guard = self._tail.image.topics, self._guard
         return sorted(
             (topics[each.topic_id].name if each.topic_id in topics else str(each.topic_id), each.partition)
             for each in partitions
+            if each.topic_id not in topics or guard.allows(context, Operation.DESCRIBE, topics[each.topic_id].name)
         )

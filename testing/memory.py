@@ -28,6 +28,7 @@ from tidelog.metadata.image import ClusterImage, Partition
 from tidelog.model.errors import InvalidConfigError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.server.broker import Broker
+from tidelog.server.settings_table import Value
 from tidelog.testing.memory_connections import MemoryConnections
 from tidelog.testing.memory_nodes import LOGS, PORT, MemoryNodes
 from tidelog.testing.world_thread import WorldThread
@@ -63,10 +64,12 @@ class MemoryCluster:
         controllers: int = 1,
         seed: int = 0,
         settings: Mapping[str, object] | None = None,
+        node_settings: Mapping[str, Value] | None = None,
         racks: Sequence[str] = (),
         disk_bytes: int = DISK_BYTES,
     ) -> None:
-        """`settings` are the cluster's (`min.insync.replicas`); `racks` has one entry per broker; `disk_bytes` is the
+        """`settings` are the cluster's (`min.insync.replicas`), `node_settings` those of each node's file
+        (`authorizer`; docs/node-configuration.md); `racks` has one entry per broker; `disk_bytes` is the
         size of each broker's disk, which is in memory. Faults never affect controllers, so one is enough."""
         if not 1 <= brokers <= BROKERS_MAX or not 1 <= controllers <= 5:
             raise ValueError(f"1 to {BROKERS_MAX} brokers and 1 to 5 controllers, not {brokers} and {controllers}")
@@ -85,6 +88,7 @@ class MemoryCluster:
             host_of=self._hosts.__getitem__,
             racks=dict(zip(self._brokers, racks, strict=False)),
             disk_bytes=disk_bytes,
+            settings=node_settings or {},
             on_failure=self._failed,
         )
         self._random = self._nodes.world.random("faults")

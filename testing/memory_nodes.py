@@ -7,7 +7,7 @@ the real clock, as those of the clients do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from tidelog.rpc.grpc.dispatch import serve
 from tidelog.server.broker import Broker
 from tidelog.server.controller import ControllerRole, format_if_new
 from tidelog.server.role_config import broker_config, controller_config
+from tidelog.server.settings_table import DEFAULTS, Value
 from tidelog.server.world import NodeWorld
 from tidelog.testing.simulated_world import simulated_world
 from tidelog.world.real.clock import SystemClock
@@ -48,6 +49,7 @@ class MemoryNodes:
         host_of: Callable[[NodeId], str],
         racks: dict[NodeId, str],
         disk_bytes: int,
+        settings: Mapping[str, Value],
         on_failure: Callable[[NodeId, BaseException], None],
     ) -> None:
         """`on_failure` is called when a node fails although no fault was injected; the node then ends."""
@@ -62,6 +64,7 @@ class MemoryNodes:
         self._controller_roles: dict[NodeId, ControllerRole] = {}
         self._host_of = host_of
         self._racks = racks
+        self._values = {**DEFAULTS, **settings}
         self._on_failure = on_failure
         self._clock = SystemClock()
         self._voters = Membership(tuple(Member(node, _directory(node).bytes) for node in controllers))
@@ -123,7 +126,7 @@ class MemoryNodes:
         return replace(world, clock=self._clock)
 
     async def _run_controller(self, world: NodeWorld) -> None:
-        config = controller_config(listener=LISTENER)
+        config = controller_config(self._values, listener=LISTENER)
         await format_if_new(world, config, directory=_directory(world.node).bytes, membership=self._voters)
         role = self._controller_roles[world.node] = await ControllerRole.open(world, config)
         assert role.services is not None, "it is no broker"
@@ -133,7 +136,7 @@ class MemoryNodes:
 
     async def _run_broker(self, world: NodeWorld) -> None:
         endpoint = (LISTENER, "PLAINTEXT", self._host_of(world.node), PORT)
-        config = broker_config(endpoints=(endpoint,), rack=self._racks.get(world.node))
+        config = broker_config(self._values, endpoints=(endpoint,), rack=self._racks.get(world.node))
         broker = await Broker.open(world, config)
         serve(world.to_controllers, broker.services.handlers, listener=LISTENER)
         await world.to_controllers.start()

@@ -41,6 +41,7 @@ from tidelog.rpc.grpc.groups import GroupsHandlers
 from tidelog.rpc.grpc.log import LogHandlers
 from tidelog.rpc.grpc.methods import Method
 from tidelog.rpc.grpc.transactions import TransactionsHandlers
+from tidelog.services.acls import AclService
 from tidelog.services.authorization import AllowAll, Operation
 from tidelog.services.cluster import ClusterService
 from tidelog.services.configs import ConfigService
@@ -99,6 +100,7 @@ class MockCluster:
         topics = TopicService(node)
         services = Services(
             cache=node.cache,
+            guard=node.guard,
             limits=node.limits,
             topics=topics,
             configs=ConfigService(node),
@@ -108,6 +110,7 @@ class MockCluster:
             log_dirs=_LogDirs(metadata),
             replica_digests=ReplicaDigestService(node, None),
             metadata_records=_NoRecords(),
+            acls=AclService(node),
         )
         self.records = Records(lookup)
         self.groups = Groups(metadata, lookup)

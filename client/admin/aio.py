@@ -107,6 +107,12 @@ class Admin(AdminFrontend, AsyncClosing):
     update_features = awaited(AdminCore.update_features)
     read_metadata_log = awaited(AdminCore.read_metadata_log)
 
+    # Access control lists.
+
+    describe_acls = awaited(AdminCore.describe_acls)
+    create_acls = awaited(AdminCore.create_acls)
+    delete_acls = awaited(AdminCore.delete_acls)
+
     # The end.
 
     async def close(self, timeout: float | None = None) -> None:

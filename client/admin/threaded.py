@@ -113,6 +113,12 @@ class Admin(AdminFrontend, Closing):
     update_features = blocking(AdminCore.update_features)
     read_metadata_log = blocking(AdminCore.read_metadata_log)
 
+    # Access control lists.
+
+    describe_acls = blocking(AdminCore.describe_acls)
+    create_acls = blocking(AdminCore.create_acls)
+    delete_acls = blocking(AdminCore.delete_acls)
+
     # The end.
 
     def close(self, timeout: float | None = None) -> None:

@@ -13,6 +13,7 @@ from tidelog.metadata import brokers, config_changes, features, partitions, quer
 from tidelog.metadata.configs import ConfigEntry
 from tidelog.metadata.decision import Outcome
 from tidelog.model.errors import InvalidRequestError
+from tidelog.rpc.grpc.acls import AclHandlers
 from tidelog.rpc.grpc.cluster import PARTITIONS_PER_SLICE, endpoint_message
 from tidelog.rpc.grpc.errors import as_message, coded, outcome
 from tidelog.rpc.v1 import admin_pb2 as pb
@@ -47,7 +48,7 @@ _UPDATES = {
 }
 
 
-class AdminHandlers:
+class AdminHandlers(AclHandlers):
     def __init__(self, services: Services) -> None:
         self._services = services
 

@@ -62,7 +62,7 @@ class ClusterHandlers:
                 response.brokers.add(id=number, host=host, port=port, rack=image.brokers[number].rack or "")
         topics: Iterable[tuple[str, bytes, Topic | Outcome]] = metadata.find_all(request.topics, request.topic_ids)
         if request.all_topics:
-            topics = sorted((topic.name, b"", topic) for topic in metadata.topics())
+            topics = sorted((topic.name, b"", topic) for topic in await metadata.topics())
         rows, size = 0, ResponseSize("topics")
         for name, topic_id, topic in topics:
             size.check()

@@ -36,6 +36,7 @@ _MODULES: tuple[str, ...] = (
     "cluster",
     "admin",
     "security",
+    "acls",
 )
 """In `tidelog.rpc.kafka`."""
 

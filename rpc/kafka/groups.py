@@ -31,7 +31,6 @@ from tidelog.rpc.kafka.entries import Entry
 from tidelog.rpc.kafka.errors import code, group_code_of, message_of
 from tidelog.rpc.kafka.messages import groups as messages
 from tidelog.rpc.kafka.messages.metadata import (
-    NO_OPERATIONS,
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -151,14 +150,15 @@ async def list_groups(request: messages.ListGroupsRequest, context: Context) -> 
 
 
 async def describe_groups(request: messages.DescribeGroupsRequest, context: Context) -> messages.DescribeGroupsResponse:
-    allowed = operations.GROUP if request.include_authorized_operations else NO_OPERATIONS
+    guard = context.services.guard
     size = ResponseSize("groups")
     rows = EncodedRows()
     for group in request.groups:
         try:
             size.check()
             row = _classic(context.services.groups.describe_classic_group(context.request, group))
-            row.authorized_operations = allowed
+            if request.include_authorized_operations:
+                row.authorized_operations = operations.allowed_on_group(guard, context.request, group)
         except GroupIdNotFoundError as error:
             row = messages.DescribedGroup(group_id=group, group_state=STATES["dead"])
             if context.version >= NOT_FOUND_SINCE:
@@ -198,7 +198,7 @@ def _classic(details: ClassicDetails) -> messages.DescribedGroup:
 async def describe_consumer_groups(
     request: messages.ConsumerGroupDescribeRequest, context: Context
 ) -> messages.ConsumerGroupDescribeResponse:
-    allowed = operations.GROUP if request.include_authorized_operations else NO_OPERATIONS
+    guard = context.services.guard
     size = ResponseSize("groups")
     rows = EncodedRows()
     for group in request.group_ids:
@@ -206,7 +206,8 @@ async def describe_consumer_groups(
             size.check()
             details = context.services.groups.describe_consumer_group(context.request, group)
             row = _consumer(context.services.image, details)
-            row.authorized_operations = allowed
+            if request.include_authorized_operations:
+                row.authorized_operations = operations.allowed_on_group(guard, context.request, group)
         except TidelogError as error:
             row = messages.ConsumerGroupDescribedGroup(
                 group_id=group, error_code=group_code_of(error), error_message=message_of(error)

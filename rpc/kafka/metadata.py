@@ -12,13 +12,14 @@ The topics of a Metadata request:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import nsmallest
 from typing import cast
 from uuid import UUID
 
 from tidelog.metadata.decision import Outcome
-from tidelog.metadata.image import ClusterImage, Partition, Topic
+from tidelog.metadata.image import Partition, Topic
 from tidelog.metadata.topics import INTERNAL_TOPICS
 from tidelog.model.errors import ErrorCode
 from tidelog.rpc.kafka import errors, operations
@@ -29,6 +30,7 @@ from tidelog.rpc.kafka.messages import metadata as messages
 from tidelog.rpc.kafka.services import Context, DeferredResponse
 from tidelog.rpc.kafka.topic_rows import TOPIC_COST, rows_of
 from tidelog.rpc.kafka.wire import ZERO_UUID, EncodedRows
+from tidelog.services.authorization import CLUSTER
 from tidelog.services.cluster import ClusterMetadata, MetadataQuery
 
 IDS_SINCE = 12
@@ -64,18 +66,21 @@ async def _respond(
     rows = rows_of(services.cache, cluster.image, context.listener)
     topics: Iterable[Topic | messages.MetadataResponseTopic]
     if request.topics is None or (version == 0 and not request.topics):
-        topics = cluster.topics()
+        topics = await cluster.topics()
     else:
         topics = _named(cluster, request, version)
     asks_topics = version >= OPERATIONS_SINCE and request.include_topic_authorized_operations
-    encoded = await rows.encode(version, topics, operations.TOPIC if asks_topics else messages.NO_OPERATIONS)
+    on_topic = partial(operations.allowed_on_topic, services.guard, context.request)
+    encoded = await rows.encode(version, topics, on_topic if asks_topics else None)
     return messages.MetadataResponse(
         brokers=[_broker(endpoint) for endpoint in rows.view.reachable.values()],
         cluster_id=cluster.cluster_id,
         controller_id=rows.view.controller,
         topics=cast("list[messages.MetadataResponseTopic]", encoded),
         cluster_authorized_operations=(
-            operations.CLUSTER if request.include_cluster_authorized_operations else messages.NO_OPERATIONS
+            operations.allowed(context.services.guard, context.request, CLUSTER)
+            if request.include_cluster_authorized_operations
+            else messages.NO_OPERATIONS
         ),
     )
 
@@ -146,7 +151,9 @@ async def describe_cluster(
             for number, endpoint in sorted(reachable.items())
         ],
         cluster_authorized_operations=(
-            operations.CLUSTER if request.include_cluster_authorized_operations else messages.NO_OPERATIONS
+            operations.allowed(context.services.guard, context.request, CLUSTER)
+            if request.include_cluster_authorized_operations
+            else messages.NO_OPERATIONS
         ),
     )
 
@@ -169,8 +176,9 @@ async def describe_topic_partitions(
         return messages.DescribeTopicPartitionsResponse(topics=rows)
     start = "" if cursor is None else cursor.topic_name
     left = max(1, min(DESCRIBED_MAX, request.response_partition_limit))
-    names = [name for name in named if name >= start] if named else await _first_names(image, start, left + 1)
-    page = _Page(view_of(image, context.listener), left)
+    names = [name for name in named if name >= start] if named else await _first_names(cluster, start, left + 1)
+    on_topic = partial(operations.allowed_on_topic, context.services.guard, context.request)
+    page = _Page(view_of(image, context.listener), left, on_topic)
     for name in names:
         topic = cluster.find(name)
         if isinstance(topic, Outcome):
@@ -183,9 +191,11 @@ async def describe_topic_partitions(
 class _Page:
     """An answer of DescribeTopicPartitions, encoded as it grows."""
 
-    def __init__(self, view: BrokersView, left: int) -> None:
+    def __init__(self, view: BrokersView, left: int, on_topic: Callable[[str], int]) -> None:
+        """`on_topic` returns the authorized operations."""
         self._view = view
         self._left = left
+        self._on_topic = on_topic
         self._done = 0
         self._topics = EncodedRows()
         self.response = messages.DescribeTopicPartitionsResponse(
@@ -215,7 +225,7 @@ class _Page:
             topic_id=topic.topic_id.bytes,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=cast("list[messages.DescribeTopicPartitionsResponsePartition]", rows),
-            topic_authorized_operations=operations.TOPIC,
+            topic_authorized_operations=self._on_topic(topic.name),
         )
         await self.add(row)
         return self.response.next_cursor is None
@@ -246,12 +256,13 @@ class _Page:
         )
 
 
-async def _first_names(image: ClusterImage, start: str, count: int) -> list[str]:
-    """Return the first names from `start` on. Each topic has a partition, so a response cannot have more."""
+async def _first_names(cluster: ClusterMetadata, start: str, count: int) -> list[str]:
+    """Return the first names from `start` on that the client may describe. Each topic has a partition, so a response
+    cannot have more."""
     names: list[str] = []
-    for at, name in enumerate(image.topic_ids):
-        if name >= start:
-            names.append(name)
+    for at, topic in enumerate(await cluster.topics()):
+        if topic.name >= start:
+            names.append(topic.name)
         if at % NAMES_AT_A_TIME == NAMES_AT_A_TIME - 1:
             names = nsmallest(count, names)
             await asyncio.sleep(0)

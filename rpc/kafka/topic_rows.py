@@ -10,7 +10,7 @@ The event loop gets a turn after every `PARTITIONS_AT_A_TIME` partitions, also w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -44,14 +44,18 @@ class TopicRows:
         self._bytes = 0
 
     async def encode(
-        self, version: int, topics: Iterable[Topic | MetadataResponseTopic], operations: int = NO_OPERATIONS
+        self,
+        version: int,
+        topics: Iterable[Topic | MetadataResponseTopic],
+        on_topic: Callable[[str], int] | None = None,
     ) -> EncodedRows:
-        """Encode rows of topics, and rows with errors. `operations`: the authorized operations, if the client asks for
-        them."""
+        """Encode rows of topics, and rows with errors. `on_topic` returns the authorized operations, if the client asks
+        for them."""
         rows = EncodedRows()
         some: list[bytes] = []
         done = 0
         for topic in topics:
+            operations = NO_OPERATIONS if on_topic is None else on_topic(topic.name or "")
             if isinstance(topic, MetadataResponseTopic):
                 topic.topic_authorized_operations = operations
                 some.append(METADATA.encode_rows(version, MetadataResponseTopic, [topic]))

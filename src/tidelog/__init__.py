@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tidelog import errors as errors
     from tidelog import serializers as serializers
     from tidelog import verify as verify
+    from tidelog.client.admin.acl_values import AclBinding as AclBinding
+    from tidelog.client.admin.acl_values import AclFilter as AclFilter
     from tidelog.client.admin.arguments import Resource as Resource
     from tidelog.client.admin.arguments import TopicsOrPartitions as TopicsOrPartitions
     from tidelog.client.admin.threaded import Admin as Admin
@@ -103,6 +105,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "tidelog.client.admin.acl_values": (
+        "AclBinding",
+        "AclFilter",
+    ),
     "tidelog.client.admin.arguments": (
         "Resource",
         "TopicsOrPartitions",
@@ -207,6 +213,8 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = ("aio", "errors", "serializers", "verify")
 
 __all__ = [
+    "AclBinding",
+    "AclFilter",
     "Admin",
     "AdminOptions",
     "AdminProtocol",

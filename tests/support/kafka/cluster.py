@@ -12,6 +12,7 @@ from support.grpc_api.simulated_nodes import LISTENER, ApiCluster
 from support.kafka.server import NO_SESSIONS
 from tidelog.model.errors import TidelogError
 from tidelog.model.ids import NodeId
+from tidelog.model.principals import ANONYMOUS, Principal
 from tidelog.rpc.kafka import dispatch
 from tidelog.rpc.kafka.api import Api
 from tidelog.rpc.kafka.entries import Entry
@@ -47,6 +48,7 @@ class KafkaCluster(ApiCluster):
         node: int = 11,
         listener: str = LISTENER,
         timeout_s: float = 60,
+        principal: Principal = ANONYMOUS,
     ) -> Any:
         """In the highest version that is served, unless another is named."""
         served = self.table[api.key]
@@ -55,7 +57,12 @@ class KafkaCluster(ApiCluster):
         services = self.services[node]
         memory = ConnectionMemory(ResponseMemory(self.limits), self.limits)
         origin = Origin(
-            listener=listener, peer="10.0.0.9:40000", host="10.0.0.9", memory=memory, fetch_sessions=NO_SESSIONS
+            listener=listener,
+            peer="10.0.0.9:40000",
+            host="10.0.0.9",
+            memory=memory,
+            fetch_sessions=NO_SESSIONS,
+            principal=principal,
         )
 
         async def handle(_: SimNode) -> Any:

@@ -28,6 +28,7 @@ from tidelog.rpc.kafka.messages import APIS
 from tidelog.rpc.kafka.messages import groups as messages
 from tidelog.rpc.kafka.services import ConnectionMemory, Context, DeferredResponse, Origin
 from tidelog.services.groups import GroupService
+from tidelog.services.guard import Guard
 from tidelog.services.limits import RequestLimits, ResponseMemory
 from tidelog.services.services import BrokerServices
 
@@ -49,6 +50,7 @@ class Services:
     def __init__(self, broker: RunningBroker) -> None:
         self._broker = broker
         self.groups = broker.groups
+        self.guard = Guard()
 
     @property
     def image(self) -> ClusterImage:

@@ -17,6 +17,7 @@ from tidelog.rpc.v1 import log_pb2
 
 # fmt: off
 NAMES = [
+    "AclBinding", "AclFilter",
     "Admin", "AdminOptions", "AdminProtocol", "AsyncAdminProtocol", "AsyncConsumerProtocol", "AsyncProducerProtocol",
     "Bootstrap", "BrokerDescription", "BulkDelivery", "BulkMetadata", "ByPartition", "ClusterDescription",
     "CommitCallback", "CommonOptions", "ConfigEntry", "ConfigResource", "Consumer", "ConsumerOptions",

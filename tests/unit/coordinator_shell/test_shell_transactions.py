@@ -292,6 +292,9 @@ def test_the_transactional_id_the_group_and_the_topics_are_authorized(world: Wor
         def authorize(self, context: RequestContext, operation: Operation, resource: Resource) -> bool:
             return (operation, resource) != self.denied
 
+        def authorize_any(self, context: RequestContext, operation: Operation, kind: ResourceType) -> bool:
+            return True
+
     for operation, kind, name, code in (
         (Operation.WRITE, ResourceType.TRANSACTIONAL_ID, "tx", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
         (Operation.READ, ResourceType.GROUP, "billing", ErrorCode.GROUP_AUTHORIZATION_FAILED),

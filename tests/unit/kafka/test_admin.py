@@ -12,7 +12,7 @@ from support.kafka.cluster import KafkaCluster
 from tidelog.metadata.topics import CreateTopics, NewTopic
 from tidelog.model.errors import ErrorCode
 from tidelog.model.ids import NodeId, PartitionId, TopicId
-from tidelog.rpc.kafka import admin, cluster, dispatch, metadata, operations, security
+from tidelog.rpc.kafka import acls, admin, cluster, dispatch, metadata, operations, security
 from tidelog.rpc.kafka import messages as apis
 from tidelog.rpc.kafka.messages.admin import (
     AlterReplicaLogDir,
@@ -46,7 +46,7 @@ from tidelog.rpc.kafka.messages.security import (
 from tidelog.services.context import INTERNAL
 
 BROKERS = (11, 12, 13)
-HANDLERS = {**admin.HANDLERS, **security.HANDLERS, **metadata.HANDLERS, **cluster.HANDLERS}
+HANDLERS = {**admin.HANDLERS, **security.HANDLERS, **acls.HANDLERS, **metadata.HANDLERS, **cluster.HANDLERS}
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 
 

@@ -82,7 +82,7 @@ def context(image: ClusterImage, cache: Cache, version: int) -> Context:
     cache.image = image
     node = NodeAccess(cache=cast(Any, cache), forwarder=cast(Forwarder, None), limits=RequestLimits(), guard=Guard())
     cluster = ClusterService(node, TopicService(node))
-    services = SimpleNamespace(cluster=cluster, cache=cache, image=image)
+    services = SimpleNamespace(guard=node.guard, cluster=cluster, cache=cache, image=image)
     return cast(Context, SimpleNamespace(services=services, version=version, listener="L", request=INTERNAL))
 
 

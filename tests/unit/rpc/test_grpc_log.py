@@ -582,4 +582,4 @@ def test_every_method_of_the_protos_has_its_handler() -> None:
     assert set(handlers) == {method.service for method in METHODS.values()}
     for method in METHODS.values():
         assert callable(getattr(handlers[method.service], method.handler)), method.full_name
-    assert len(METHODS) == 54
+    assert len(METHODS) == 57

@@ -336,3 +336,39 @@ def test_the_page_of_the_settings_is_current() -> None:
 
     path = Path(__file__).resolve().parents[3] / "docs" / "node-configuration.md"
     assert path.read_text(encoding="utf-8") == page(), "run: python -m tidelog.server.config_docs"
+
+
+# Authorization.
+
+
+@pytest.mark.requirement("a:K-12", "a:K-16")
+def test_the_file_names_the_authorizer_and_its_super_users(tmp_path: Path) -> None:
+    from tidelog.server.role_config import service_options
+
+    base = 'node.id = 1\nlog.dirs = "logs"\n'
+    assert service_options(loaded(tmp_path, base).values).acl is None
+    text = base + 'authorizer = "acl"\nsuper.users = "User:root;User:CN=ops,O=x"\n'
+    acl = service_options(loaded(tmp_path, text).values).acl
+    assert acl is not None
+    assert acl.super_users == {"User:root", "User:CN=ops,O=x"}
+    assert not acl.allow_everyone_if_no_acl
+    open_text = base + 'authorizer = "acl"\nallow.everyone.if.no.acl.found = true\n'
+    acl = service_options(loaded(tmp_path, open_text).values).acl
+    assert acl is not None
+    assert acl.allow_everyone_if_no_acl
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('authorizer = "acl"\n', "nobody could create the first ACL"),
+        ('authorizer = "acl"\nsuper.users = "root"\n', "'root' is no principal"),
+        ('super.users = "User:a;:b"\n', "':b' is no principal"),
+        ('authorizer = "custom"\n', "one of none, acl"),
+    ],
+)
+def test_an_authorizer_that_locks_everybody_out_is_refused_at_the_start(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        loaded(tmp_path, f'node.id = 1\nlog.dirs = "logs"\n{text}')

@@ -19,7 +19,7 @@ from tidelog.metadata.topics import AdvanceLogStart, CreateTopics, DeleteTopics,
 from tidelog.model.errors import CallTimeoutError, ErrorCode, InvalidRequestError, RemoteError, TidelogError
 from tidelog.model.ids import NodeId
 from tidelog.model.principals import Principal
-from tidelog.services.authorization import Operation, Resource
+from tidelog.services.authorization import Operation, Resource, ResourceType
 from tidelog.services.context import THROTTLE_MS_MAX, Api, RequestContext
 from tidelog.services.forwarding import METADATA, Forwarder, decode_forwarded, encode_forwarded
 from tidelog.services.guard import Guard
@@ -58,6 +58,9 @@ class Hooks:
         self.received.append((operation, context))
         names = {context.principal.kind, context.principal.name}
         return not any((name, operation) in self.denied for name in names)
+
+    def authorize_any(self, context: RequestContext, operation: Operation, kind: ResourceType) -> bool:
+        return self.authorize(context, operation, Resource(kind, ""))
 
     def charge(self, context: RequestContext, _charge: Charge, _amount: int) -> int:
         if not context.peer.startswith("node"):

@@ -42,6 +42,9 @@ class NoSecrets:
         self.topics.append((operation, resource.name))
         return resource.name != "secret"
 
+    def authorize_any(self, _context: RequestContext, _operation: Operation, _kind: ResourceType) -> bool:
+        return True
+
 
 def group_service(authorizer: NoSecrets) -> GroupService:
     coordinator = SimpleNamespace(tasks=SimpleNamespace(keep=lambda _task: None))

@@ -128,9 +128,9 @@ async def test_a_write_without_a_response_mutes_its_connection_too(server: Runni
     client = await server.client()
     delays.delay_ms = DELAY_MS
     charges = delays.charges
+    timer = Timer()
     client.writer.write(produce(1, acks=0))
     await soon(lambda: delays.charges > charges, "it is charged")
-    timer = Timer()
     client.writer.write(api_versions(2))
     await client.response(API_VERSIONS, 3)
     assert timer.passed_s >= DELAY_S - 0.05
