@@ -113,6 +113,8 @@ class KnownPartition:
     """What replicas have shown below their high watermarks: base offset and bytes, without gaps from 0 on."""
     end: int = 0
     """Of `batches`."""
+    high_watermark: int = 0
+    """The highest that a replica has had; what lies between `end` and it has not been read yet."""
     deleting: int = 0
     """Records below may be deleted: somebody has asked for it."""
     deleted: int = 0
@@ -353,6 +355,7 @@ class ReplicaChecker:
 
     def _compare(self, app: BrokerApp, known: KnownPartition, log: Log, end: int) -> None:
         """What this replica has newly come to know as committed."""
+        known.high_watermark = max(known.high_watermark, end)
         key = (app.name, app.context.node.incarnation, known.partition_id)
         compared_log, start = self._compared.get(key, (log, 0))
         if compared_log is not log:

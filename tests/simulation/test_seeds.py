@@ -21,14 +21,14 @@ SECONDS = float(os.environ.get("SIM_SECONDS", "15"))
 STACKS = ("core", "driver", "metadata", "brokers", "groups")
 """With seeds of their own for the time that is left; `test_transactions.py` has the other one."""
 DEFECT_SEEDS_MAX = {
-    "core": 500, "driver": 500, "metadata": 500, "brokers": 200, "product": 140, "groups": 100, "transactions": 120,
+    "core": 500, "driver": 500, "metadata": 500, "brokers": 200, "product": 140, "groups": 100, "transactions": 60,
 }  # fmt: skip
 KAFKA_ACTS = ("acknowledged batches", "repeated batches", "fetches of a session", "fetches nearby", "generations")
 """What the clients of the Kafka API have done in the fixed seeds, all together."""
 REMEMBERED = read_catching_seeds()
 DEFECTS = all_defects()
 
-DIGEST_SEEDS = {"core": 3, "driver": 4, "metadata": 8, "brokers": 8, "groups": 3, "transactions": 5}
+DIGEST_SEEDS = {"core": 3, "driver": 4, "metadata": 8, "brokers": 8, "groups": 3, "transactions": 3}
 DIGEST_PROGRAM = """
 from simulation.raft_sim import run_seed
 result = run_seed({seed}, stack={stack!r})

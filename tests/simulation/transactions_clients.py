@@ -25,6 +25,8 @@ from tidelog.rpc.grpc.methods import Method
 
 if TYPE_CHECKING:
     from simulation.transactions_postman import Postman
+    from simulation.transactions_watch import TransactionsWatch
+    from tidelog.coordinator.transactions.records import ProducerIdentity
 
 CALL_S = 2.0
 CLOSE_S = 1.0
@@ -45,6 +47,7 @@ class Run(Protocol):
     """What programs need of the simulation."""
 
     history: TransactionHistory
+    watch: TransactionsWatch
     postman: Postman
     is_steady: bool
     bootstrap: tuple[str, ...]
@@ -89,6 +92,13 @@ class StationProducer(Producer):
         self._now_s = context.node.loop.time
         self._clock_ms = context.node.clock.now_ms
         super().__init__(list(run.bootstrap), **{**PRODUCER, **options})
+
+    @property
+    def identity(self) -> ProducerIdentity:
+        """Its producer id and epoch now."""
+        assert self._host.core is not None, "it is initialized"
+        identity = self._host.core.transactions._identity
+        return identity.id, identity.epoch
 
     def _acquire(self, owner: object) -> SameLoop:
         return SameLoop(asyncio.get_running_loop())

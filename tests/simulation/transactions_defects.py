@@ -29,6 +29,7 @@ from tidelog.coordinator.transactions.state import TransactionsState
 from tidelog.log.log import Log
 from tidelog.log.producers import ProducerState
 from tidelog.log.segment import ActiveSegment
+from tidelog.model.errors import InvalidProducerEpochError
 from tidelog.model.ids import Offset
 from tidelog.model.maps import updated
 from tidelog.replication import marker_receiver
@@ -133,8 +134,11 @@ _decide = PartitionTransactions.decide
 
 
 def _accept_late(self: Any, marker: Any) -> MarkerAction:
-    self._void(marker.producer_id)
-    return MarkerAction.APPEND
+    try:
+        return _decide(self, marker)
+    except InvalidProducerEpochError:
+        self._void(marker.producer_id)
+        return MarkerAction.APPEND
 
 
 _begin_marker = LeaderMarkers._begin
@@ -291,15 +295,15 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "marker_not_replicated", "transactions", "a leader confirms a marker that it has alone",
-        _on(LeaderMarkers, "_begin", _answer_at_once), late=OPEN,
+        _on(LeaderMarkers, "_begin", _answer_at_once),
     ),
     Defect(
         "one_marker_is_enough", "transactions", "a transaction is complete when one partition has its marker",
-        _on(MarkerSender, "_written", _one_is_enough), late=OPEN,
+        _on(MarkerSender, "_written", _one_is_enough),
     ),
     Defect(
         "verification_skipped", "transactions", "a leader takes a batch of a transaction without a question",
-        _on(PartitionTransactions, "check", _check_nobody), late=OPEN,
+        _on(PartitionTransactions, "check", _check_nobody),
     ),
     Defect(
         "prepared_dropped_at_move", "transactions", "a new coordinator does not complete what was decided before",

@@ -190,6 +190,7 @@ class Owner:
         self._transactions += 1
         attempt = Attempt(f"j{self.number}.{self._lives}.{self._transactions}")
         await producer.begin_transaction()
+        run.watch.writes(f"j{self.number}.{self._lives}", self.owner, producer.identity)
         run.history.begin(attempt.name, self.owner)
         self._unknown.append(attempt)
         tasks = self.tasks[:] = self._new_tasks()
@@ -247,7 +248,7 @@ class Worker:
         await self.run_of.are_topics_made()
         while True:
             self._lives += 1
-            producer = StationProducer(context, self.run_of)
+            producer = StationProducer(context, self.run_of, **self.run_of.transactions.delivery())
             try:
                 while True:
                     await asyncio.sleep(self.draw.uniform(0.01, 0.05))

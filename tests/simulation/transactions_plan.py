@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from random import Random
 
 from tidelog.coordinator.transactions.records import EPOCH_MAX
+
+
+class Trial(Enum):
+    """See `transactions_trials`."""
+
+    LOSS = "lost for good"
+    REMOVAL = "members removed"
+    SILENCE = "records failed"
+
+
+TRIALS = {Trial.REMOVAL: 0.5, Trial.SILENCE: 0.5, Trial.LOSS: 0.4}
+"""How many runs have each, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +54,19 @@ class TransactionsPlan:
     """An operator deletes records that every program has read."""
     has_operator: bool
     """Who aborts transactions."""
-    has_loss: bool
-    """When all is well but for that, a machine with an open transaction goes for good."""
+    trials: tuple[Trial, ...]
+    """What happens when faults have ended."""
     lateness: float
     """How many of the calls of a transaction arrive once more, later, or only later: see `transactions_postman`."""
+
+    session_ms: int
+    """Of the members of groups. A short one: a member is removed, and its transaction is still open."""
+    delivery_ms: int
+    """delivery.timeout.ms of most: some records fail while their transaction could still commit."""
+
+    def delivery(self) -> dict[str, int]:
+        """Options of a producer."""
+        return {"delivery_timeout_ms": self.delivery_ms, "request_timeout_ms": self.delivery_ms // 2}
 
     def settings(self) -> dict[str, int]:
         expiry = {
@@ -81,6 +103,8 @@ def draw_transactions(draw: Random) -> TransactionsPlan:
         is_compacted=draw.random() < 0.3,
         deletes=draw.random() < 0.3,
         has_operator=draw.random() < 0.3,
-        has_loss=draw.random() < 0.4,
+        trials=tuple(trial for trial, share in TRIALS.items() if draw.random() < share),
         lateness=draw.choice((0.0, 0.05, 0.2)),
+        session_ms=draw.choice((600, 600, 3_000)),
+        delivery_ms=draw.choice((600, 600, 3_000)),
     )

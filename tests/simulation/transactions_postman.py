@@ -3,6 +3,8 @@
     from clients            Init, End, CommitOffsets, Join, Prepare; a produce request arrives again as a call
     between brokers         AddPartitions, WriteMarkers
 
+A repeated marker mostly arrives when the producer's next transaction is open in its partition (`has_next`).
+
 Fencing by epoch is for these: what is late must change nothing. Whether it does is seen in the history. This object
 only delays, repeats and counts; a request comes up to `LATE_S` late, so that transactions begin and end meanwhile.
 """
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,6 +23,7 @@ from tidelog.client.connections import Encodable, Exchange
 from tidelog.coordinator.transactions.wire import ADD_PARTITIONS, WRITE_MARKERS, decode_markers, decode_written
 from tidelog.model.errors import CallTimeoutError, TidelogError
 from tidelog.model.ids import NodeId
+from tidelog.replication.transaction_messages import Marker
 from tidelog.rpc.grpc.methods import Method, method_named
 from tidelog.rpc.v1 import log_pb2, transactions_pb2
 from tidelog.world.simulated.network import SimNetwork
@@ -26,6 +31,9 @@ from tidelog.world.simulated.network import SimNetwork
 LATE_S = 3.0
 ONLY_LATE = 0.25
 """How many of the late calls have not arrived in time, too."""
+LOOK_S = 0.003
+AIMED = 0.7
+"""How many of the late markers wait for the next transaction."""
 MORE = 3
 """Requests between brokers are rarer than those of clients."""
 PRODUCE, PRODUCE_STREAM = method_named("Log", "Produce"), method_named("Log", "ProduceStream")
@@ -41,15 +49,22 @@ NAMES = {
 
 
 class Postman:
-    def __init__(self, network: SimNetwork, draw: Random, share: float) -> None:
+    def __init__(
+        self, network: SimNetwork, draw: Random, share: float, has_next: Callable[[NodeId, Marker], bool]
+    ) -> None:
         self.late: Counter[str] = Counter()
         """Requests that have arrived late, by name."""
         self.refused: Counter[str] = Counter()
         """Those of them that were answered by an error."""
+        self.deaf: set[NodeId] = set()
+        """Clients that get no answers to produce requests."""
+        self.mute: set[NodeId] = set()
+        """Clients whose produce requests do not arrive."""
         self.is_over = False
         self._network = network
         self._draw = draw
         self._share = share
+        self._has_next = has_next
 
     def attach(self, station: Station) -> None:
         """All calls of this machine's processes go by this object."""
@@ -85,7 +100,17 @@ class Postman:
         answer = self._network._loop.create_future()
         answer.add_done_callback(lambda done: self._answered(method, bytes(request), done))
         delay_s = self._draw.uniform(0.0, self._draw.choice((0.1, 0.6, LATE_S)))
-        self._network.later(delay_s, self._arrive, context, node, method, bytes(request), answer)
+        arrive = partial(self._arrive, context, node, method, bytes(request), answer)
+        if method == WRITE_MARKERS and self._draw.random() < AIMED:
+            self._wait_for_next(node, decode_markers(request).markers, arrive, looks=int(LATE_S / LOOK_S))
+        else:
+            self._network.later(delay_s, arrive)
+
+    def _wait_for_next(self, node: NodeId, markers: Sequence[Marker], arrive: Callable[[], None], looks: int) -> None:
+        if looks and not self.is_over and not any(self._has_next(node, marker) for marker in markers):
+            self._network.later(LOOK_S, self._wait_for_next, node, markers, arrive, looks - 1)
+        else:
+            arrive()
 
     def _arrive(self, context: Context, node: NodeId, method: str, request: bytes, answer: Any) -> None:
         if not self.is_over:
@@ -109,27 +134,35 @@ class Postman:
             self.refused[NAMES[method]] += isinstance(error, TidelogError)
 
     def carry(self, context: Context, node: NodeId, method: Method, exchange: Exchange) -> Exchange:
-        """A stream of produce requests, each of which may arrive again as a call."""
-        if method is not PRODUCE_STREAM or not self._share:
+        """A stream of produce requests, each of which may arrive again as a call, or not at all."""
+        if method is not PRODUCE_STREAM:
             return exchange
-        return _Carried(exchange, lambda request: self._sent(context, node, request))
+        me = context.node_id
+        return _Carried(exchange, lambda request: self._arrives(context, node, request), lambda: me not in self.deaf)
 
-    def _sent(self, context: Context, node: NodeId, request: bytes) -> None:
+    def _arrives(self, context: Context, node: NodeId, request: Encodable) -> bool:
+        if context.node_id in self.mute:
+            return False
         if self._is_late(PRODUCE.wire_name):
-            self._send_late(context, node, PRODUCE.wire_name, request)
+            self._send_late(context, node, PRODUCE.wire_name, request.SerializeToString())
+        return True
 
 
 class _Carried:
-    def __init__(self, exchange: Exchange, on_sent: Any) -> None:
+    def __init__(self, exchange: Exchange, arrives: Callable[[Encodable], bool], is_heard: Callable[[], bool]) -> None:
         self._exchange = exchange
-        self._on_sent = on_sent
+        self._arrives = arrives
+        self._is_heard = is_heard
 
     async def send(self, request: Encodable) -> None:
-        self._on_sent(request.SerializeToString())
-        await self._exchange.send(request)
+        if self._arrives(request):
+            await self._exchange.send(request)
 
     async def receive(self) -> Any:
-        return await self._exchange.receive()
+        while True:
+            answer = await self._exchange.receive()
+            if self._is_heard():
+                return answer
 
     def close(self) -> None:
         self._exchange.close()

@@ -16,6 +16,7 @@ transaction is open, readers of committed data reach the end of every partition.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from random import Random
@@ -38,6 +39,7 @@ from simulation.transactions_joint import ROWS, Owner, Worker, batch_place
 from simulation.transactions_operator import STATE_TOPIC, TransactionsOperator
 from simulation.transactions_plan import TransactionsPlan, draw_transactions
 from simulation.transactions_postman import NAMES, Postman
+from simulation.transactions_trials import run_trials
 from simulation.transactions_watch import TransactionsWatch
 from simulation.transactions_workload import GROUP, SECOND_GROUP, InputWriter, Pipeline, Reader
 from tidelog.coordinator.coordinator import OFFSETS_TOPIC
@@ -48,6 +50,7 @@ from tidelog.log.housekeeping import cleaner_checkpoint
 from tidelog.metadata.image import Topic
 from tidelog.model.errors import ErrorCode, TidelogError
 from tidelog.model.ids import NodeId, PartitionId, TopicId
+from tidelog.replication.transaction_messages import Marker
 from tidelog.world.simulated import SimWorld
 
 BEGIN_S = 2.5
@@ -55,7 +58,6 @@ SECOND = 206
 FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
 DELAYING = ("delay", "reorder", "silence_streams")
 """Faults by which the request of a former life may start an instance that nobody knows."""
-LOOK_S, LOOKS_MAX = 0.003, 400
 
 
 def draw_transactions_shape(seed: int) -> BrokerShape:
@@ -85,12 +87,14 @@ class TransactionsSimulation(BrokerSimulation):
         self.history = TransactionHistory(self.fail)
         self.watch = TransactionsWatch(self.fail, may_forget=bool(self.transactions.expiration_ms))
         self.replica_checker.on_committed = self.watch.marked
-        self.postman = Postman(self.cluster.network, self.world.random("postman"), self.transactions.lateness)
+        self.postman = Postman(
+            self.cluster.network, self.world.random("postman"), self.transactions.lateness, self._has_next
+        )
         self.is_steady = False
         self.fenced = 0
         """Lives of programs that another instance has ended."""
-        self.lost = 0
-        """Programs that are gone for good."""
+        self.trials: Counter[str] = Counter()
+        """See `transactions_trials`."""
         self.cleaned = 0
         """Logs of coordinators that the cleaner has cleaned, at the end."""
         self.bootstrap = bootstrap_of(self)
@@ -158,6 +162,19 @@ class TransactionsSimulation(BrokerSimulation):
     def outputs(self) -> Sequence[KnownTopic]:
         return self.operator.topics[1 : len(self.shape.topics)]
 
+    def _has_next(self, node: NodeId, marker: Marker) -> bool:
+        """Whether the broker leads a partition of the marker in which a transaction is open that it would end late."""
+        app = self.broker(self.cluster.station(node))
+        if app is None:
+            return False
+        for marked in marker.partitions:
+            leader = app.replicas.leader_of(PartitionId(TopicId(marked.topic_id), marked.partition))
+            if leader is None or leader.log.producers.open_offset(marker.producer_id) is None:
+                continue
+            if leader.log.producers.epoch_of(marker.producer_id) >= marker.epoch:
+                return True
+        return False
+
     def _stored(self, who: str, partition: int, value: bytes, offset: int) -> None:
         known = self._known(self.input, partition)
         found = self.metadata.image.partition(known.partition_id.topic_id, partition)
@@ -194,8 +211,7 @@ class TransactionsSimulation(BrokerSimulation):
 
     def run(self) -> None:
         self._run_faults()
-        if self.transactions.has_loss:
-            self._lose_for_good(self.world.random("loss"))
+        run_trials(self)
         self.is_steady = self.postman.is_over = True
         for writer in self._clients():
             writer.is_stopping = True
@@ -213,42 +229,6 @@ class TransactionsSimulation(BrokerSimulation):
         self._finish()
         self._count_acts()
         self.world.check()
-
-    def _lose_for_good(self, draw: Random) -> None:
-        """A pipeline whose id nobody else uses goes with its transaction open, and perhaps its coordinator, which comes
-        back. The timeout ends the transaction, and other pipelines do the work."""
-        alone = [one for one in self.pipelines[: self.transactions.ids] if not one.is_second]
-        if len(self.pipelines) - self.transactions.is_chained < 2 or not alone:
-            return
-        gone = draw.choice(alone)
-        if any(other is not gone and other.owner == gone.owner for other in self.pipelines):
-            return
-        for _ in range(LOOKS_MAX):
-            self.world.run_for(LOOK_S)
-            found = [station for station, who in self._open_ids() if who == gone.owner]
-            if found:
-                break
-        else:
-            return
-        self.world.scheduler.trace("nemesis", f"for good: kill t{gone.number}, whose transaction is open")
-        self.lost += 1
-        self.cluster.station(NodeId(gone.number)).kill()
-        if draw.random() < 0.7:
-            found[0].kill()
-            self.world.run_for(draw.choice((0.0, 2.0)))
-            found[0].start()
-        self._demand("partitions are not whole", self._are_whole, CONVERGE_S)
-
-    def _open_ids(self) -> list[tuple[Station, str]]:
-        """Of open transactions that have partitions, with their coordinators."""
-        return [
-            (station, who)
-            for station in self.brokers
-            if (app := self.broker(station)) is not None
-            for shard in app.broker.transactions.leading_shards()
-            for who, one in sorted(shard.state.ids.items())
-            if one.is_open and one.partitions
-        ]
 
     def _ends(self, topics: Sequence[KnownTopic]) -> dict[str, int]:
         ends = {}
@@ -359,7 +339,7 @@ class TransactionsSimulation(BrokerSimulation):
             "timeouts": watch["timeouts"],
             "aborts by a new instance": watch["aborts by a new instance"],
             "coordinator moves": watch["coordinator moves"],
-            **({"lost for good": self.lost} if plan.has_loss else {}),
+            **{trial.value: self.trials[trial.value] for trial in plan.trials},
             **(owned if plan.workers else {}),
             **({"prepared taken over": sum(one.taken_over for one in self.owners)} if plan.prepares else {}),
             **({"epochs exhausted": watch["epochs exhausted"]} if plan.first_epoch else {}),

@@ -34,7 +34,7 @@ from simulation.transactions_clients import (
     new_reader,
     place_of,
 )
-from tidelog.client.record import ConsumerRecord, TopicPartition
+from tidelog.client.record import ConsumerRecord, GroupMetadata, TopicPartition
 from tidelog.model.errors import TidelogError
 
 GROUP, SECOND_GROUP = "etl", "etl-of-etl"
@@ -49,11 +49,15 @@ class Pipeline:
     """It reads the first output, and writes the others."""
     may_rest: bool = False
     """Another machine has its id too: when all is well, one of them is enough."""
+    is_held: bool = False
+    """It waits with the next records that it polls."""
+    waiting: GroupMetadata | None = None
+    """It does, as this member."""
     _lives: int = 0
     _transactions: int = 0
 
     async def run(self, context: Context) -> None:
-        context.app = self
+        context.app, self.waiting = self, None
         await self.run_of.are_topics_made()
         while not (self.run_of.is_steady and self.may_rest):
             await self._live(context)
@@ -73,22 +77,26 @@ class Pipeline:
         return self.run_of.outputs[1:] if self.is_second else self.run_of.outputs
 
     @property
-    def _group(self) -> str:
+    def group(self) -> str:
         return SECOND_GROUP if self.is_second else GROUP
 
     async def _live(self, context: Context) -> None:
         self._lives += 1
         name, run = f"t{self.number}.{self._lives}", self.run_of
         producer = StationProducer(
-            context, run, transactional_id=self.owner, transaction_timeout_ms=run.transactions.timeout_ms
+            context,
+            run,
+            transactional_id=self.owner,
+            transaction_timeout_ms=run.transactions.timeout_ms,
+            **run.transactions.delivery(),
         )
         consumer = new_reader(
             context,
             run,
-            group=self._group,
+            group=self.group,
             enable_auto_commit=False,
-            session_timeout_ms=3_000,
-            heartbeat_interval_ms=300,
+            session_timeout_ms=run.transactions.session_ms,
+            heartbeat_interval_ms=200,
             max_poll_interval_ms=run.transactions.poll_interval_ms,
             client_id=name,
         )
@@ -115,18 +123,28 @@ class Pipeline:
         self._transactions += 1
         name = f"{life}.{self._transactions}"
         await producer.begin_transaction()
+        run.watch.writes(life, self.owner, producer.identity)
         run.history.begin(name, self.owner)
         try:
+            identity = await consumer.group_metadata()
+            while self.is_held:
+                self.waiting = identity
+                await asyncio.sleep(0.005)
+            self.waiting = None
             await self._process(producer, name, records)
             if not run.is_steady and self.draw.random() < plan.probes:
                 run.history.read_inside(name, [parse(record.value) for record in await probe.poll(timeout=0.05)])
             offsets = _next_offsets(records)
             run.history.offsets(
-                name, self._group, {place_of(at.topic, at.partition): end for at, end in offsets.items()}
+                name, self.group, {place_of(at.topic, at.partition): end for at, end in offsets.items()}
             )
             if not run.is_steady and self.draw.random() < 0.1:
                 await asyncio.sleep(self.draw.uniform(0.1, 2.0))
-            await producer.send_offsets(offsets, await consumer.group_metadata(), timeout=CALL_S)
+            if self.draw.random() < 0.5:
+                identity = await consumer.group_metadata()
+            was_member = run.watch.is_member(identity)
+            await producer.send_offsets(offsets, identity, timeout=CALL_S)
+            run.watch.offsets_taken(name, identity, was_member=was_member)
             if not run.is_steady and self.draw.random() < 0.1:
                 await asyncio.sleep(self.draw.uniform(0.1, 1.5) * plan.timeout_ms / 1000)
             if not run.is_steady and self.draw.random() < plan.aborts:
