@@ -18,7 +18,7 @@ from tidelog.coordinator.background_work import BackgroundWork
 from tidelog.coordinator.limits import GroupLimits
 from tidelog.coordinator.loading import Progress, load
 from tidelog.coordinator.machine import GroupMachine
-from tidelog.coordinator.records import FenceValue, GroupRecord, encode_batch, fence_key
+from tidelog.coordinator.records import FenceValue, GroupRecord, encode_batch, fence_key, pack_partitions
 from tidelog.coordinator.requests import EndPendingOffsets
 from tidelog.coordinator.state import EMPTY as NO_GROUPS
 from tidelog.coordinator.state import apply as apply_groups
@@ -126,7 +126,7 @@ async def test_records_with_many_partitions_are_loaded_in_short_turns() -> None:
 
 def test_a_member_joins_10_000_others_and_only_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[Iterable[PartitionId]] = []
-    pack = records.pack_partitions
+    pack = pack_partitions
 
     def pack_and_count(partitions: Iterable[PartitionId]) -> list[Any]:
         packed.append(partitions)
