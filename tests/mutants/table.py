@@ -9,7 +9,7 @@ from pathlib import Path
 from mutants.hook import ROOT
 
 MODULES = Path(__file__).with_name("modules.toml")
-STACKS = ("core", "driver", "metadata", "brokers", "groups")
+STACKS = ("core", "driver", "metadata", "brokers", "groups", "transactions")
 
 
 @dataclass(frozen=True, slots=True)
