@@ -174,12 +174,13 @@ def members_to_notify(before: CoordinatorState, after: CoordinatorState, group_i
     group = after.group(group_id)
     if group is None or group is before.group(group_id):
         return ()
-    return tuple(sorted(member_id for member_id in group.currents if _has_changes(group, member_id)))
+    return tuple(sorted(member_id for member_id in group.currents if has_changes(group, member_id)))
 
 
-def _has_changes(group: Group, member_id: str) -> bool:
-    current, target = group.currents[member_id], group.targets.get(member_id)
-    if target is None or current.epoch == STATIC_LEAVE_EPOCH or group.members[member_id].is_classic:
+def has_changes(group: Group, member_id: str) -> bool:
+    """Return whether a heartbeat of the member would change something."""
+    current, target = group.currents.get(member_id), group.targets.get(member_id)
+    if current is None or target is None or current.epoch == STATIC_LEAVE_EPOCH or group.members[member_id].is_classic:
         return False
     if target.partitions is current.assigned and not current.revoking:
         return False

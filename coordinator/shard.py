@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from tidelog.coordinator.background_work import BackgroundWork
 from tidelog.coordinator.classic_rounds import ROUND, ClassicRounds
+from tidelog.coordinator.consumer_group import has_changes
 from tidelog.coordinator.hosts import ShardHost
 from tidelog.coordinator.loading import LogFormat, Turns
 from tidelog.coordinator.machine import GroupMachine, members_to_notify
@@ -65,6 +66,11 @@ class StreamHandle(Protocol):
     def notify(self) -> None: ...
 
     def end(self, error: TidelogError | None) -> None: ...
+
+    def validate(self) -> None: ...
+
+    @property
+    def is_notified(self) -> bool: ...
 
 
 class _Machine(GroupMachine):
@@ -129,6 +135,10 @@ class Shard(PartitionShard[CoordinatorState]):
         """Sequence number of the last commit of each member that sends them."""
         self._pending_sequences: OrderedDict[PendingKey, tuple[int, int]] = OrderedDict()
         """Epoch and sequence number of the last commit of each producer in a transaction, the newest at the end."""
+        self._expiring: Counter[tuple[str, str, str]] = Counter()
+        """Deadlines that have passed, and are being acted on."""
+        self._has_deadlines = False
+        """Whether the sessions of loaded members have started."""
         self._loaded_topics: set[TopicId] = set()
         """Of the offsets that were loaded, until the shard leads."""
         self.background = BackgroundWork(self, host)
@@ -174,6 +184,7 @@ class Shard(PartitionShard[CoordinatorState]):
             for member_id in sorted(group.members):
                 self._expect((group_id, member_id))
                 await turns.maybe_yield()
+        self._has_deadlines = True
 
     def _close(self, error: NotCoordinatorError) -> None:
         self.subscriptions = SubscriptionIndex()
@@ -193,11 +204,34 @@ class Shard(PartitionShard[CoordinatorState]):
         for key in self.timers:
             assert isinstance(key, tuple), "timer keys of a shard are tuples"
             assert key[0] == ROUND or self._member(key[1:]) is not None, f"a deadline of no member: {key}"
+        self._validate_deadlines()
+        self.subscriptions.validate(self.state.groups)
         for group_id, group in self.runtime.speculative.groups.items():
             is_committed = group is self.state.groups.get(group_id)
             assert is_committed or group_id in self.decided, f"{group_id} is decided on, and not among the decided"
         for member_key in (*self._revoking, *self._broken, *self._sequences):
             assert self._member(member_key) is not None, f"something is known of {member_key}, who is no member"
+
+    def _validate_deadlines(self) -> None:
+        """Every member has a deadline, no later than its session; who was asked to revoke partitions has another one,
+        and who would get another assignment is about to hear of it."""
+        assert self._loading is not None, "has been started"
+        now_s = self._loading.get_loop().time()
+        for group_id, group in self.state.groups.items() if self._has_deadlines else ():
+            for member_id, member in group.members.items():
+                session = _SESSION, group_id, member_id
+                at_s = self.timers.at(session)
+                assert at_s is not None or self._expiring[session], f"{session} has no deadline"
+                longest_s = max(member.session_timeout_ms / 1000, RETRY_S)
+                assert at_s is None or at_s - now_s <= longest_s, f"{session} ends in {at_s - now_s} s"
+        for key in self._revoking:
+            timer = _REBALANCE, *key
+            assert self.timers.at(timer) is not None or self._expiring[timer], f"{key} may revoke for ever"
+        for key, stream in self.streams.items():
+            stream.validate()
+            changed = self.state.group(key[0])
+            if changed is not None and key[0] not in self.decided and has_changes(changed, key[1]):
+                assert stream.is_notified, f"{key} is not notified of its changes"
 
     # Requests.
 
@@ -375,15 +409,27 @@ class Shard(PartitionShard[CoordinatorState]):
         if what == _REBALANCE:
             epoch = self._revoking.pop((group, member_id), None)
             if epoch is not None:
-                self._host.spawn(self._expire(key, epoch), name="expire-member")
+                self._start_expiry(key, epoch)
         elif self._busy[group, member_id] and (group, member_id) not in self._broken:
             self.renew((group, member_id))
         else:
             current = member_entry[0].currents.get(member_id)
             epoch = STATIC_LEAVE_EPOCH if current is None else current.epoch
-            self._host.spawn(self._expire(key, epoch), name="expire-member")
+            self._start_expiry(key, epoch)
+
+    def _start_expiry(self, timer: tuple[str, str, str], epoch: int) -> None:
+        self._expiring[timer] += 1
+        self._host.spawn(self._expire(timer, epoch), name="expire-member")
 
     async def _expire(self, timer: tuple[str, str, str], epoch: int) -> None:
+        try:
+            await self._expire_member(timer, epoch)
+        finally:
+            self._expiring[timer] -= 1
+            if not self._expiring[timer]:
+                del self._expiring[timer]
+
+    async def _expire_member(self, timer: tuple[str, str, str], epoch: int) -> None:
         what, group, member_id = timer
         is_rebalance = what == _REBALANCE
         if self.timers.at(timer) is not None:

@@ -26,6 +26,7 @@ from tidelog.coordinator.partition_shard import RETRY_S
 from tidelog.coordinator.requests import JOIN_EPOCH, Heartbeat, HeartbeatReply, TopicsView
 from tidelog.coordinator.shard import Shard
 from tidelog.model.errors import InvalidRequestError, StreamBrokenError, StreamClosedError, TidelogError
+from tidelog.world.events import is_asleep
 
 LOGGER = logging.getLogger(__name__)
 
@@ -82,13 +83,27 @@ class MemberStream:
         self._has_ended = False
         """Whether the call has returned."""
         self._wake = asyncio.Event()
+        self._is_retrying = False
+        """Whether a timer repeats a notice that failed."""
         self._drained = asyncio.Event()
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether it is about to check for changes: now, or with the next heartbeat of the member."""
+        is_busy = self._turn.locked() or self._is_over
+        return is_busy or self._has_changes or self._is_retrying or self._epoch != self._sent_epoch
+
+    def validate(self) -> None:
+        """Assert that whatever there is to send has somebody who sends it."""
+        is_due = self._answers or self._has_changes or self._is_over
+        assert not (is_due and is_asleep(self._wake)), f"something is to be sent to {self._key}"
+        assert len(self._answers) <= ANSWERS_MAX, f"{len(self._answers)} answers wait for {self._key}"
 
     # From the shard.
 
     def notify(self) -> None:
         """Check whether the member's assignment has changed, and send it."""
-        self._has_changes = True
+        self._has_changes, self._is_retrying = True, False
         self._wake.set()
 
     def end(self, error: TidelogError | None) -> None:
@@ -211,6 +226,7 @@ class MemberStream:
                 if not error.retriable:
                     self.end(error)
                 elif not self._is_over:
+                    self._is_retrying = True
                     asyncio.get_running_loop().call_later(RETRY_S, self.notify)
                 return
             self._is_in_doubt = False

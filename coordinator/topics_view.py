@@ -101,6 +101,16 @@ class SubscriptionIndex:
         _move(self._by_name, group_id, before[0], names)
         _move(self._by_pattern, group_id, before[1], patterns)
 
+    def validate(self, groups: Mapping[str, Group]) -> None:
+        """Assert that it has the subscriptions of these groups, and no others."""
+        members = [(group_id, member) for group_id, group in groups.items() for member in group.members.values()]
+        read = {(topic, group_id) for group_id, member in members for topic in member.topics}
+        matched = {(member.pattern, group_id) for group_id, member in members if member.pattern}
+        for indexed, wanted in ((self._by_name, read), (self._by_pattern, matched)):
+            known = {(key, group_id) for key, found in indexed.items() for group_id in found}
+            assert known == wanted, f"{sorted(known ^ wanted)} are indexed or read, not both"
+        assert self._groups.keys() == {group_id for _, group_id in read | matched}, "groups with a subscription"
+
     def concerned(self, topics: Iterable[str]) -> list[str]:
         """Return the groups subscribed to one of these topics, each once, sorted."""
         found: set[str] = set()

@@ -30,7 +30,7 @@ from tidelog.model.errors import (
     UnsupportedCompressionError,
     UnsupportedMagicError,
 )
-from tidelog.model.ids import Epoch, Offset
+from tidelog.model.ids import NO_OFFSET, Epoch, Offset
 from tidelog.replication.broker_context import BrokerContext
 from tidelog.replication.divergence import Truncate, epoch_query, truncation_point
 from tidelog.replication.messages import NO_PUSH_OFFSET, Ack, Ended, History, Push, Reason, Subscribe
@@ -74,6 +74,7 @@ class FollowerReplica:
         "_context",
         "_deletes_end",
         "_informed_number",
+        "acked_end",
         "is_accepted",
         "is_over",
         "lineage_to_store",
@@ -101,6 +102,8 @@ class FollowerReplica:
         """Number of the subscription whose history the log has stored."""
         self._deletes_end = lineage.NOTHING_DELETED
         """Below this offset the leader's log may lack tombstones and markers."""
+        self.acked_end = NO_OFFSET
+        """What the last ack under this number said; -1 before the first."""
         self.is_accepted = False
         """Whether the leader has pushed under this number: then this log is a prefix of the leader's."""
         self.is_over = False
@@ -138,6 +141,7 @@ class FollowerReplica:
         """Return the request for a new subscription. Messages under a former number are void from now on."""
         assert not self.must_change_log, "a log that must change does not subscribe"
         self.number = number
+        self.acked_end = NO_OFFSET
         self.is_accepted = False
         self.state.subscribed(number)
         log = self.log
@@ -263,7 +267,8 @@ class FollowerReplica:
         self._context.wakers.wake(self.replica.partition_id)
 
     def ack(self) -> Ack:
-        return Ack(self.number, self.leader_epoch, ackable_end(self.log))
+        self.acked_end = ackable_end(self.log)
+        return Ack(self.number, self.leader_epoch, self.acked_end)
 
     def ended(self, ended: Ended) -> None:
         """Handle the end of the subscription by the leader."""

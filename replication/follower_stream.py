@@ -33,8 +33,10 @@ from tidelog.replication.messages import (
     Subscribes,
     Unsubscribe,
 )
+from tidelog.replication.replica import ackable_end
 from tidelog.replication.throttle import NO_LIMIT, Bucket
 from tidelog.replication.wire import decode_from_leader, encode
+from tidelog.world.events import is_asleep
 from tidelog.world.transport import Stream, Transport
 
 LOGGER = logging.getLogger(__name__)
@@ -68,13 +70,22 @@ class FollowerStream:
         return len(self._members)
 
     def validate(self) -> None:
-        """Assert that the members know this stream, and that numbers are those of subscriptions of its connection."""
+        """Assert that the members know this stream, and that numbers are those of subscriptions of its connection; a
+        member of an open one is subscribed, and what it has to ack is on its way."""
         assert self.is_open or not self._by_number, "subscriptions without a connection"
         assert all(member.stream is self for member in self._members), "a member of another stream"
         for number, member in self._by_number.items():
             assert member in self._members, f"subscription {number} of a replica that has left"
             assert member.number == number, f"subscription {member.number} is known as {number}"
         assert self._to_ack.keys() <= self._members.keys(), "a replica that has left is to ack"
+        for member in self._members if self.is_open else ():
+            assert self._by_number.get(member.number) is member, f"{member.log.path} is a member, and not subscribed"
+            is_acked = not member.is_accepted or member.acked_end == ackable_end(member.log)
+            assert is_acked or member in self._to_ack or self._streams.is_throttled(member), (
+                f"{member.log.path} has acked {member.acked_end} of {ackable_end(member.log)}"
+            )
+        is_due = self.is_open and (self._outgoing or self._to_ack or self._owes_report())
+        assert not (is_due and is_asleep(self._wake)), "something is to be sent, and the sender sleeps"
         assert self._reported_bytes <= self._received_bytes, "more bytes are reported than received"
 
     # Members.
@@ -296,15 +307,15 @@ class FollowerStreams:
 
     # Throttle.
 
-    def _is_throttled(self, follower: FollowerReplica) -> bool:
+    def is_throttled(self, follower: FollowerReplica) -> bool:
         replica = follower.replica
         return replica.is_follower_throttled and self.context.metadata.me not in replica.partition.isr
 
     def spend(self, follower: FollowerReplica, size: int) -> None:
-        if self._is_throttled(follower):
+        if self.is_throttled(follower):
             self.bucket.spend(size, asyncio.get_running_loop().time())
 
     def ack_delay_s(self, follower: FollowerReplica) -> float:
-        if not self._is_throttled(follower):
+        if not self.is_throttled(follower):
             return 0.0
         return min(self.bucket.wait_s(asyncio.get_running_loop().time()), 10.0)

@@ -34,7 +34,7 @@ from tidelog.model.errors import (
     StorageError,
     WorkFailedError,
 )
-from tidelog.model.ids import NO_EPOCH, NodeId, Offset
+from tidelog.model.ids import NO_EPOCH, NO_OFFSET, NodeId, Offset
 from tidelog.replication.broker_context import BrokerContext
 from tidelog.replication.deletes import ReplicaDeletes
 from tidelog.replication.isr_log import IsrLog
@@ -87,10 +87,12 @@ class Subscription:
     """The leader's view of one follower of one partition.
 
     Invariants (`validate`): the follower's log is a prefix of the leader's up to `next_offset`, and no ack is past it;
-    `unacked` holds (end, size) of the pushes that are not yet durable there, oldest first, `unacked_bytes` their sum.
+    the last ack is what the leader's state counts; `unacked` holds (end, size) of the pushes that are not yet durable
+    there, oldest first, `unacked_bytes` their sum.
     """
 
     __slots__ = (
+        "acked_end",
         "broker_epoch",
         "follower",
         "is_checked",
@@ -126,6 +128,8 @@ class Subscription:
         """End offset of the last push that was gathered for the follower."""
         self.is_empty = request.last_epoch == NO_EPOCH
         """Whether the follower has no record, and nothing was pushed to it."""
+        self.acked_end = NO_OFFSET
+        """The follower's durable end by its last ack; -1 before the first."""
         self.unacked: deque[tuple[int, int]] = deque()
         self.unacked_bytes = 0
         self.sent_high_watermark = -1
@@ -143,19 +147,21 @@ class Subscription:
         self.unacked_bytes += size
 
     def acked(self, durable_end: int) -> None:
+        self.acked_end = Offset(durable_end)
         while self.unacked and self.unacked[0][0] <= durable_end:
             self.unacked_bytes -= self.unacked.popleft()[1]
 
     def validate(self) -> None:
         assert not self.is_over, "an ended subscription is in use"
         assert self.unacked_bytes == sum(size for _, size in self.unacked), "unacked bytes are counted"
+        assert not self.unacked or self.unacked[0][0] > self.acked_end, f"unacked, and acked up to {self.acked_end}"
         assert not self.unacked or self.unacked[-1][0] == self.next_offset, "the last push ends at the next offset"
         assert self.next_offset <= self.leader.log.end_offset, "more was pushed than there is"
         known = self.leader.state.progress(self.follower)
-        if known is not None and known.durable_end is not None and known.broker_epoch == self.broker_epoch:
-            assert known.durable_end <= self.next_offset, (
-                f"broker {self.follower} counts as durable up to {known.durable_end}; {self.next_offset} was pushed"
-            )
+        assert self.acked_end <= self.next_offset, f"{self.acked_end} is acked; {self.next_offset} was pushed"
+        assert known is None or (known.durable_end, known.broker_epoch) == (self.acked_end, self.broker_epoch), (
+            f"broker {self.follower} of epoch {self.broker_epoch} has acked {self.acked_end}, and counts as {known}"
+        )
 
 
 class LeaderReplica:

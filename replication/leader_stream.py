@@ -58,6 +58,7 @@ from tidelog.replication.messages import (
 from tidelog.replication.throttle import NO_LIMIT, Bucket
 from tidelog.replication.wire import MESSAGE_OVERHEAD_BYTES, PUSH_OVERHEAD_BYTES, decode_from_follower, encode
 from tidelog.world.disk import Buffer
+from tidelog.world.events import is_asleep
 from tidelog.world.slicing import sliced
 from tidelog.world.transport import FRAME_BYTES_MAX, Stream
 
@@ -109,14 +110,40 @@ class LeaderStream:
         return self._stream.peer
 
     def validate(self) -> None:
-        """Assert that only subscriptions of this stream wait for something; parked ones are found by number."""
+        """Assert that only subscriptions of this stream wait for something, and that each waits for what it lacks;
+        parked ones are found by number, and cannot be decided yet. Nothing wakes a sender that has missed its turn."""
         live = self._subscriptions
         assert all(live.get(s.number) is s for s in (*self._dirty, *self._high_watermark_due)), "an ended one waits"
+        if not self._is_over:
+            self._validate_due()
         assert all(s.leader.subscriptions.get(s.follower) is s for s in live.values()), "one that its leader dropped"
         assert {r.number: p for p, r in self._parked.items()} == self._parked_numbers, (
             "parked numbers mirror the parked"
         )
+        for partition, request in self._parked.items():
+            assert self in self._streams._parked.get(partition, ()), (
+                f"nobody decides subscription {request.number} later"
+            )
+            replica = self._context.replicas.get(partition)
+            assert replica is None or replica.role is None or replica.role.leader_epoch <= request.leader_epoch, (
+                f"a subscription of epoch {request.leader_epoch} is parked in epoch {replica.role.leader_epoch}"
+            )
         assert self._received_bytes <= self._pushed_bytes, f"{self._received_bytes} arrived of {self._pushed_bytes}"
+        assert not self._to_read or self._readers, "batches are to be read, and nobody reads"
+
+    def _validate_due(self) -> None:
+        for s in self._subscriptions.values():
+            is_lagging = s.next_offset < s.leader.log.end_offset or s.ready is not None
+            is_full = s.unacked_bytes >= self._config.partition_inflight_bytes_max
+            assert not is_lagging or s in self._dirty or s in self._throttled or s.is_reading or is_full, (
+                f"subscription {s.number} ends at {s.next_offset} of {s.leader.log.end_offset}, and waits for nothing"
+            )
+            assert s.sent_high_watermark >= s.leader.high_watermark or s in self._high_watermark_due or is_lagging, (
+                f"subscription {s.number} has the high watermark {s.sent_high_watermark}, not {s.leader.high_watermark}"
+            )
+        has_room = self._pushed_bytes - self._received_bytes < self._config.inflight_bytes_max
+        is_due = self._outgoing or (self._dirty and has_room) or (self._high_watermark_due and not self._is_lingering)
+        assert not (is_due and is_asleep(self._wake)), "something is to be sent, and the sender sleeps"
 
     async def run(self) -> None:
         sender = asyncio.get_running_loop().create_task(self._send_all())

@@ -92,8 +92,8 @@ class LeaderState:
     """See the module. Times are milliseconds of one monotonic clock.
 
     Invariants (`validate`): high watermark <= durable end <= log end; epoch start <= log end; this broker is in the
-    committed ISR; the maximal ISR has the committed one and the members of every proposal that may be accepted; an
-    acked end belongs to an incarnation.
+    committed ISR; the maximal ISR is the committed one and the members of every proposal that may be accepted; the high
+    watermark is not below what all of them have; an acked end belongs to an incarnation.
     """
 
     __slots__ = (
@@ -414,19 +414,33 @@ class LeaderState:
         assert self.high_watermark <= self.durable_end <= self._log_end, "high watermark, durable end, log end"
         assert self.epoch_start <= self._log_end, "a leader's log only grows"
         assert self._me in self._isr or self._is_superseded, "the leader is in sync"
-        assert self._isr <= self.maximal_isr, "the committed set counts"
-        assert self._unresolved & self._progress.keys() <= self.maximal_isr, "an unresolved proposal counts"
+        assert self._progress.keys() == {*self._replicas, *self._isr} - {self._me}, "progress of the followers"
+        counting = self._isr | self._unresolved
         proposal = self._inflight
         if proposal is not None:
             assert proposal.leader_epoch == self.leader_epoch, "a proposal of another leader epoch"
+            assert proposal.partition_epoch <= self.partition_epoch, "a proposal of the future"
             if proposal.partition_epoch == self.partition_epoch:
-                assert proposal.members & self._progress.keys() <= self.maximal_isr, "the proposal in flight counts"
+                counting |= proposal.members
+        assert self._maximal == tuple(sorted(counting & self._progress.keys())), (
+            f"{self._maximal} count besides {self._me}; {sorted(counting)} are or may be in sync"
+        )
+        self._validate_high_watermark()
         assert self._lagging <= self._isr, "only members lag"
         for follower, known in self._progress.items():
             assert follower != self._me, "this broker's own end is not progress"
             assert known.durable_end is None or known.durable_end <= self._log_end, "a follower has what we have"
             assert (known.durable_end is None) == (known.broker_epoch == -1), "an ack has an incarnation"
             assert known.sample_end <= self._log_end, "a sample is of the past"
+
+    def _validate_high_watermark(self) -> None:
+        if self._is_superseded or self._eligible or len(self._isr) < self._min_isr:
+            return
+        ends = [self._progress[follower].durable_end for follower in self._maximal]
+        known = [end for end in ends if end is not None]
+        if len(known) == len(ends):
+            due = min((*known, self.durable_end))
+            assert due <= self.high_watermark, f"everything below {due} is replicated, not only {self.high_watermark}"
 
 
 _SUPERSEDED = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NEW_LEADER_ELECTED)

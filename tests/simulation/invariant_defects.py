@@ -11,13 +11,19 @@ from typing import Any
 
 from simulation.defects import Defect
 from tidelog.coordinator import consumer_group
+from tidelog.coordinator.shard import Shard
+from tidelog.coordinator.streams import MemberStream
+from tidelog.coordinator.topics_view import SubscriptionIndex
 from tidelog.log.durability import Durability
 from tidelog.log.epochs import EpochHistory
 from tidelog.log.producers import ProducerState
 from tidelog.model.ids import Offset
 from tidelog.raft import storage
 from tidelog.raft.persistent_state import pack_state
+from tidelog.replication.follower_stream import FollowerStream
 from tidelog.replication.leader_replica import LeaderReplica
+from tidelog.replication.leader_stream import LeaderStream
+from tidelog.replication.partition import LeaderState
 
 
 def _keep_epochs(_self: Any, _offset: int) -> bool:
@@ -60,6 +66,47 @@ def _keep_revoked(group: Any, member_id: str) -> Any:
     return replace(after, assigned=after.assigned | after.revoking, revoking=frozenset())
 
 
+_state_acked = LeaderState.acked
+_metadata_changed = LeaderState.metadata_changed
+
+
+def _keep_the_highest_ack(self: Any, follower: int, broker_epoch: int, durable_end: Any, now_ms: int) -> bool:
+    known = self._progress.get(follower)
+    highest = durable_end if known is None or known.durable_end is None else max(known.durable_end, durable_end)
+    return _state_acked(self, follower, broker_epoch, min(highest, self._log_end), now_ms)
+
+
+def _end_linger_asleep(self: Any) -> None:
+    self._is_lingering = False
+
+
+def _acknowledge_asleep(self: Any, follower: Any) -> None:
+    self._to_ack[follower] = None
+
+
+def _install_without_a_look(self: Any, partition: Any, min_isr: int, now_ms: int) -> bool:
+    """What the new in-sync set makes possible waits for the next ack."""
+    before = self.high_watermark
+    _metadata_changed(self, partition, min_isr, now_ms)
+    self.high_watermark = before
+    return False
+
+
+def _notify_asleep(self: Any) -> None:
+    self._has_changes = True
+
+
+def _expect_late(self: Any, key: tuple[str, str]) -> None:
+    """As if a member had all of its session to find the new coordinator."""
+    found, timer = self._member(key), ("session", *key)
+    if found is not None and self.is_leading and self.timers.at(timer) is None:
+        self.timers.set(timer, self._loading.get_loop().time() + found[1].session_timeout_ms / 1000)
+
+
+def _index_nothing(_self: Any, _group_id: str, _group: Any) -> None:
+    return None
+
+
 SOUND_ENTRIES, SOUND_EPOCHS = 20, 8
 """Something is to be acknowledged before these defects show."""
 
@@ -90,5 +137,33 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "revoked_kept", "groups", "a member keeps what its new target does not have",
         ((CONSUMER_GROUP, "_reconcile", _keep_revoked),),
+    ),
+    Defect(
+        "highest_ack_kept", "brokers", "a follower counts with its highest ack, although a later one is lower",
+        ((LeaderState, "acked", _keep_the_highest_ack),),
+    ),
+    Defect(
+        "smaller_set_unused", "brokers", "a smaller in-sync set advances the high watermark with the next ack only",
+        ((LeaderState, "metadata_changed", _install_without_a_look),),
+    ),
+    Defect(
+        "high_watermark_left_behind", "brokers", "nobody is woken to send a high watermark that has lingered",
+        ((LeaderStream, "_linger_ended", _end_linger_asleep),),
+    ),
+    Defect(
+        "ack_left_behind", "brokers", "nobody is woken to send an ack",
+        ((FollowerStream, "acknowledge", _acknowledge_asleep),),
+    ),
+    Defect(
+        "change_left_behind", "groups", "nobody is woken to tell a member of its changes",
+        ((MemberStream, "notify", _notify_asleep),),
+    ),
+    Defect(
+        "reconnect_takes_a_session", "groups", "a member with a stream has its session to find the next coordinator",
+        ((Shard, "_expect", _expect_late),),
+    ),
+    Defect(
+        "subscriptions_not_indexed", "groups", "no group is found by the topics that it reads",
+        ((SubscriptionIndex, "put", _index_nothing),),
     ),
 )  # fmt: skip

@@ -1,10 +1,11 @@
 """Calls `validate` of whatever holds state on a node, while the run goes on.
 
-After every `STRIDE`th event of a node one object of it is validated, in turn, so that each has its turn after `STRIDE *
-objects` events; after every `AUDIT_STRIDE`th event one log is audited against its files (`log_audit`). What an event
-certainly touched is validated at once: a replica whose role or high watermark changed (`broker_checker`), a Raft core
-whose log, epoch, role or commit changed (`checkers`), a group with each of its commits (`groups_checker`), the image
-with each decision.
+After every `STRIDE`th event of a node one object of it is validated: the streams between replicas and all others take
+turns, so that another one has its turn after `2 * STRIDE * objects` events. After every `AUDIT_STRIDE`th event one log
+is audited against its files (`log_audit`). What an event certainly touched is validated at once: a replica whose role
+or high watermark changed (`broker_checker`), a Raft core whose log, epoch, role or commit changed (`checkers`), a group
+with each of its commits (`groups_checker`), the image with each decision, the deadlines of a coordinator when it begins
+to lead.
 `finish` validates everything thoroughly.
 
 A failed assertion is a finding that names the node, the object and the time. Nothing here draws a random number or
@@ -14,6 +15,7 @@ changes an object, so a run is the same with it and without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simulation.log_audit import LogAudit, can_audit
@@ -50,6 +52,8 @@ class Invariants:
         self._audits: dict[Log, LogAudit] = {}
         self._images: dict[object, ClusterImage] = {}
         self._groups: dict[Shard, CoordinatorState] = {}
+        self._began: dict[Shard, None] = {}
+        """Those that lead, or have led."""
         self._replicas: dict[Replica, tuple[object, ...]] = {}
         """What a replica was when it was validated last: nothing is asserted again of one that has not changed."""
 
@@ -57,17 +61,21 @@ class Invariants:
 
     def watcher(self, app: BrokerApp) -> Callable[[], None]:
         """What is called after every event of this broker."""
-        shards, groups, count = app.coordinator.shards, self._groups, 0
+        shards, groups, count, began = app.coordinator.shards, self._groups, 0, self._began
         objects, audits = self._broker_turns(app), self._audit_turns(app)
+        queues = self._queue_turns(app)
 
         def check() -> None:
             nonlocal count
             for shard in shards.values():
+                if shard.phase is Phase.LEADING and shard not in began:
+                    began[shard] = None
+                    self._check(app.name, f"groups of partition {shard.number}", partial(_check_begun, shard))
                 if shard.runtime._speculative is not groups.get(shard, EMPTY):
                     self._decided(app, shard)
             count += 1
             if not count % STRIDE:
-                next(objects)
+                next(queues if count % 8 else objects)
                 if not count % AUDIT_STRIDE:
                     next(audits)
 
@@ -117,15 +125,21 @@ class Invariants:
                 self._check(app.name, f"group commit of {directory.disk.label}", directory.group_commit.validate)
                 self._check(app.name, f"files of {directory.disk.label}", directory.files.validate)
             yield
-            followers = app.replicas.follower_streams
-            self._check(app.name, "the reconciler's queue", followers.context.queue.validate)
-            self._check(app.name, "streams to leaders", followers.validate)
-            for stream in _streams_to_followers(app):
-                self._check(app.name, f"the stream to broker {stream.peer}", stream.validate)
+            self._check(app.name, "the reconciler's queue", app.replicas.follower_streams.context.queue.validate)
             yield
             for shard in list(app.coordinator.shards.values()):
                 self._check(app.name, f"groups of partition {shard.number}", shard.validate)
                 yield
+
+    def _queue_turns(self, app: BrokerApp) -> Iterator[None]:
+        """What has to be sent and is forgotten is often repaired soon, by the next thing to send: so these have more
+        turns."""
+        while True:
+            self._check(app.name, "streams to leaders", app.replicas.follower_streams.validate)
+            yield
+            for stream in _streams_to_followers(app):
+                self._check(app.name, f"the stream to broker {stream.peer}", stream.validate)
+            yield
 
     def _audit_turns(self, app: BrokerApp) -> Iterator[None]:
         while True:
@@ -207,6 +221,20 @@ def _state_of(replica: Replica, log: Log) -> tuple[object, ...]:
         log.epochs.latest,
         None if state is None else (state.high_watermark, state.durable_end),
     )
+
+
+def _check_begun(shard: Shard) -> None:
+    """A shard has begun to lead, and has heard of nobody yet: each member has its session to come back; a dynamic one
+    that had a stream has the time in which it finds a new coordinator."""
+    assert shard._loading is not None, "it has loaded"
+    now_s, host = shard._loading.get_loop().time(), shard._host
+    for group_id, group in shard.state.groups.items():
+        for member_id, member in group.members.items():
+            is_fast = member.is_streamed and not member.instance_id
+            longest_ms = min(member.session_timeout_ms, host.reconnect_ms) if is_fast else member.session_timeout_ms
+            at_s = shard.timers.at(("session", group_id, member_id))
+            assert at_s is not None, f"member {member_id} of {group_id} has no deadline"
+            assert round((at_s - now_s) * 1000) == longest_ms, f"{member_id} has {at_s - now_s} s, not {longest_ms} ms"
 
 
 def _streams_to_followers(app: BrokerApp) -> list[Any]:

@@ -57,13 +57,28 @@ def proposal_forgotten(state: LeaderState) -> None:
     state._maximal = (2,)
 
 
+def member_counts_too_long(state: LeaderState) -> None:
+    state._isr = frozenset({1, 2})
+
+
+def follower_without_progress(state: LeaderState) -> None:
+    del state._progress[3]
+
+
+def not_advanced(state: LeaderState) -> None:
+    state.high_watermark = Offset(19)
+
+
 BROKEN: tuple[tuple[Callable[[LeaderState], None], str], ...] = (
     (high_watermark_past_durable_end, "high watermark, durable end, log end"),
     (unsynced_counts, "high watermark, durable end, log end"),
-    (member_forgotten, "the committed set counts"),
+    (member_forgotten, "\\(2,\\) count besides 1; \\[1, 2, 3\\] are or may be in sync"),
     (follower_past_end, "a follower has what we have"),
+    (member_counts_too_long, "\\(2, 3\\) count besides 1; \\[1, 2\\] are or may be in sync"),
+    (follower_without_progress, "progress of the followers"),
+    (not_advanced, "everything below 20 is replicated, not only 19"),
     (ack_of_nobody, "an ack has an incarnation"),
-    (proposal_forgotten, "the proposal in flight counts"),
+    (proposal_forgotten, "\\(2,\\) count besides 1; \\[1, 2, 3\\] are or may be in sync"),
 )
 
 
@@ -91,14 +106,23 @@ def subscribed() -> Subscription:
     request.takes_gaps = request.takes_history = True
     stream: Any = SimpleNamespace(peer=2)
     assert set(vars(request)) <= set(Subscribe.__slots__), "fields of a request"
-    return Subscription(role, stream, request)
+    subscription = Subscription(role, stream, request)
+    subscription.acked(20)
+    return subscription
 
 
 def test_validate_names_an_ack_past_what_was_pushed() -> None:
     subscription = subscribed()
     subscription.validate()
     subscription.next_offset = 15
-    with pytest.raises(AssertionError, match="broker 2 counts as durable up to 20; 15 was pushed"):
+    with pytest.raises(AssertionError, match="20 is acked; 15 was pushed"):
+        subscription.validate()
+
+
+def test_validate_names_an_ack_that_does_not_count() -> None:
+    subscription = subscribed()
+    subscription.acked(15)
+    with pytest.raises(AssertionError, match="broker 2 of epoch 12 has acked 15, and counts as Progress"):
         subscription.validate()
 
 
