@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from simulation.defects import Defect
-from tidelog.coordinator import consumer_group
+from tidelog.coordinator import consumer_group, shard
 from tidelog.coordinator.shard import Shard
 from tidelog.coordinator.streams import MemberStream
+from tidelog.coordinator.timers import TimerSet
 from tidelog.coordinator.topics_view import SubscriptionIndex
 from tidelog.log.durability import Durability
 from tidelog.log.epochs import EpochHistory
@@ -22,7 +23,7 @@ from tidelog.raft import storage
 from tidelog.raft.persistent_state import pack_state
 from tidelog.replication.follower_stream import FollowerStream
 from tidelog.replication.leader_replica import LeaderReplica
-from tidelog.replication.leader_stream import LeaderStream
+from tidelog.replication.leader_stream import LeaderStream, LeaderStreams
 from tidelog.replication.partition import LeaderState
 
 
@@ -103,6 +104,26 @@ def _expect_late(self: Any, key: tuple[str, str]) -> None:
         self.timers.set(timer, self._loading.get_loop().time() + found[1].session_timeout_ms / 1000)
 
 
+def _park_for_ever(_self: Any, _partition_id: Any, _stream: Any) -> None:
+    return None
+
+
+def _mark_the_high_watermark(self: Any, subscription: Any) -> None:
+    self.mark_high_watermark(subscription)
+
+
+def _notify_nobody(_before: Any, _after: Any, _group_id: str) -> tuple[str, ...]:
+    return ()
+
+
+_set_deadline = TimerSet.set
+
+
+def _revoke_for_ever(self: Any, key: Any, at_s: float) -> None:
+    if key[0] != "rebalance":
+        _set_deadline(self, key, at_s)
+
+
 def _index_nothing(_self: Any, _group_id: str, _group: Any) -> None:
     return None
 
@@ -111,6 +132,7 @@ SOUND_ENTRIES, SOUND_EPOCHS = 20, 8
 """Something is to be acknowledged before these defects show."""
 
 STORAGE: Any = storage
+SHARD: Any = shard
 CONSUMER_GROUP: Any = consumer_group
 
 DEFECTS: tuple[Defect, ...] = (
@@ -161,6 +183,22 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "reconnect_takes_a_session", "groups", "a member with a stream has its session to find the next coordinator",
         ((Shard, "_expect", _expect_late),),
+    ),
+    Defect(
+        "parked_for_ever", "brokers", "a subscription that came before the leader knew waits for ever",
+        ((LeaderStreams, "park", _park_for_ever),),
+    ),
+    Defect(
+        "push_left_behind", "brokers", "after an ack or an append only the high watermark is sent",
+        ((LeaderStream, "mark", _mark_the_high_watermark),),
+    ),
+    Defect(
+        "nobody_notified", "groups", "members hear of their changes with their next heartbeat only",
+        ((SHARD, "members_to_notify", _notify_nobody),),
+    ),
+    Defect(
+        "revokes_for_ever", "groups", "a member has no deadline to give up what it was asked for",
+        ((TimerSet, "set", _revoke_for_ever),),
     ),
     Defect(
         "subscriptions_not_indexed", "groups", "no group is found by the topics that it reads",
