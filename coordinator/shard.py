@@ -314,6 +314,9 @@ class Shard(PartitionShard[CoordinatorState]):
         self.renew(key)
         if former is not None and former is not stream:
             former.end(None)
+        found = self._member(key)
+        if found is not None and has_changes(found[0], key[1]):
+            stream.notify()  # others have joined with the same commit, or since
 
     def detach(self, key: MemberKey, stream: StreamHandle, *, is_broken: bool) -> None:
         """Remove the member's stream. `is_broken`: the member's side ended it without a leave."""

@@ -10,6 +10,7 @@ import pytest
 from support.brokers.cluster import RunningBroker
 from support.groups.cluster import GroupCluster, Member
 
+from tidelog.coordinator.consumer_group import has_changes
 from tidelog.coordinator.requests import HeartbeatReply
 from tidelog.coordinator.state import validate
 from tidelog.coordinator.streams import ANSWERS_MAX
@@ -55,6 +56,42 @@ def test_members_join_share_and_leave() -> None:
         check(world, "billing")
         details = world.describe("billing")
         assert (details.type, details.state, len(details.members)) == ("consumer", "stable", 2)
+
+
+def test_members_whose_joins_share_a_commit_are_notified_of_each_other() -> None:
+    """The first of them has no stream yet when the commit of both changes its assignment."""
+    with GroupCluster(seed=17, orders=6) as world:
+        shard = world.shard("billing")
+        answers: dict[str, list[object]] = {"a": [], "b": [], "c": []}
+
+        async def join(found: RunningBroker, member: str) -> None:
+            has_joined = False
+
+            async def receive() -> MemberHeartbeat:
+                nonlocal has_joined
+                if has_joined:
+                    await asyncio.Event().wait()  # no further heartbeat
+                has_joined = True
+                return MemberHeartbeat(group="billing", member_id=member, member_epoch=0, topics=("orders",))
+
+            async def send(answer: object) -> None:
+                answers[member].append(answer)
+
+            await found.groups.membership(INTERNAL, receive, send)
+
+        async def work(found: RunningBroker) -> None:
+            streams = [asyncio.ensure_future(join(found, member)) for member in sorted(answers)]
+            await asyncio.sleep(1)
+            group = shard.state.group("billing")
+            assert group is not None
+            assert sorted(group.members) == sorted(answers)
+            waiting = [member for member in sorted(answers) if has_changes(group, member)]
+            assert waiting == [], f"not notified: {answers}"
+            for stream in streams:
+                stream.cancel()
+            await asyncio.wait(streams)
+
+        world.on_broker(world.coordinator("billing"), work)
 
 
 def test_a_killed_member_is_gone_after_its_grace() -> None:
