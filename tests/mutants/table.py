@@ -9,7 +9,7 @@ from pathlib import Path
 from mutants.hook import ROOT
 
 MODULES = Path(__file__).with_name("modules.toml")
-STACKS = ("core", "driver", "metadata", "brokers", "groups", "transactions")
+STACKS = ("core", "driver", "metadata", "brokers", "groups", "transactions", "product", "lab")
 
 
 @dataclass(frozen=True, slots=True)
