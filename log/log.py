@@ -569,6 +569,7 @@ class Log:
             self._lineage.validate()
         assert 0 <= self.start_offset <= end, f"start {self.start_offset}, end {end}"
         assert self.segments.first_offset <= self.start_offset, "no segment for the start offset"
+        assert self.segments.version >= self.durability.generation, "readers do not see that the log was truncated"
         if self.durability.generation:
             assert self.high_watermark <= end, f"truncated to {end}, and the high watermark is {self.high_watermark}"
         if self.damaged is None:

@@ -565,8 +565,8 @@ class Recovery:
             writes[prefix + stored.GAPS] = stored.encode_number("gaps", 1)
         if self._gaps(state) and state.lineage is None:
             writes[prefix + stored.LINEAGE] = encode_lineage(self._lineage(state, state.mark or mark))
-        for base in state.segments:
-            if base >= mark.base_offset:
+        for base, info in state.segments.items():
+            if base >= mark.base_offset or info.next_offset <= start:  # the files below the start are gone
                 writes[stored.segment_key(prefix, base)] = None
         for base, info in infos.items():
             writes[stored.segment_key(prefix, base)] = stored.encode_segment(info)

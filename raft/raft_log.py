@@ -184,6 +184,9 @@ class RaftLog:
         assert self.end == self.start + len(self.entries), "the end is where the entries end"
         assert not self.entries or self.entries[-1].epoch == self.last_epoch, "the last epoch is that of the last entry"
         assert self.start <= self.membership_offset <= self.end, "the membership in force is that of a held entry"
+        assert len(self.memberships) == 1 or self._holds_membership(self.membership_offset), (
+            f"the membership in force is from {self.membership_offset}, and no entry there has one"
+        )
         if not thorough:
             return
         epochs = [entry.epoch for entry in self.entries]
@@ -196,3 +199,7 @@ class RaftLog:
         assert self.bytes == sum(map(entry_bytes, self.entries)), "bytes are counted"
         held = [self.start + i for i, entry in enumerate(self.entries) if entry.kind == EntryKind.MEMBERSHIP]
         assert [at for at, _ in self.memberships[1:]] == held, "memberships are those of the entries held"
+
+    def _holds_membership(self, offset: Offset) -> bool:
+        held = offset - self.start
+        return held < len(self.entries) and self.entries[held].kind == EntryKind.MEMBERSHIP

@@ -39,6 +39,8 @@ from tidelog.services.limits import RequestMemory
 from tidelog.testing.simulated_world import simulated_world
 from tidelog.world.simulated import Latency, Loss
 from tidelog.world.simulated.byte_streams import StreamAcceptor
+from tidelog.world.simulated.disk import SimDevice
+from tidelog.world.simulated.store import SimStoreDevice
 from tidelog.world.work import Work
 
 if TYPE_CHECKING:
@@ -236,6 +238,10 @@ class BrokerStack(MetadataStack):
     def _label(self, station: Station) -> str:
         """The disk that a fault strikes."""
         return self._which.choice(self.labels) if station.node_id in self._is_broker else "data"
+
+    def devices(self, station: Station, draw: Random) -> tuple[SimDevice, SimStoreDevice]:
+        label = draw.choice(self.labels) if station.node_id in self._is_broker else "data"
+        return station.machine.disk(label), station.machine.store(label)
 
     def stall_disk(self, station: Station, *, everything: bool) -> Undo:
         label = self._label(station)

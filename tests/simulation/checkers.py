@@ -73,7 +73,7 @@ class RaftChecker:
     """Given every core after its steps, every message as it leaves, and every apply."""
 
     def __init__(self, fail: Callable[[str, str], None], trace: Callable[[str, str], None]) -> None:
-        self._fail = fail
+        self.fail = fail
         self._trace = trace
         self.history: list[Entry] = []
         """Everything that any node ever took for committed, by offset."""
@@ -96,12 +96,12 @@ class RaftChecker:
         self._shadows[node] = Shadow(core)
         promise = self._promise(core.me.node, core.me.directory)
         if core.epoch < promise.epoch:
-            self._fail(f"n{node}", f"starts in epoch {core.epoch}, but has announced {promise.epoch}")
+            self.fail(f"n{node}", f"starts in epoch {core.epoch}, but has announced {promise.epoch}")
         vote = promise.votes.get(core.epoch)
         if vote is not None and (core.voted_for is None or core.voted_for.node != vote):
-            self._fail(f"n{node}", f"has forgotten its vote for {vote} in epoch {core.epoch}")
+            self.fail(f"n{node}", f"has forgotten its vote for {vote} in epoch {core.epoch}")
         if core.epoch == promise.match_epoch and core.recovering_until is None and core.log.end < promise.match:
-            self._fail(f"n{node}", f"has acknowledged up to {promise.match} and starts with {core.log.end}")
+            self.fail(f"n{node}", f"has acknowledged up to {promise.match} and starts with {core.log.end}")
         self._check_synced(node, core)
         self.look(node)
 
@@ -118,11 +118,11 @@ class RaftChecker:
             return
         end, log, was = former.durable_end, core.log, former.log
         if log.end < end:
-            self._fail(f"n{node}", f"had synced up to {end} and starts with {log.end}")
+            self.fail(f"n{node}", f"had synced up to {end} and starts with {log.end}")
             return
         for offset in range(max(log.start, was.start), end):
             if log.entries[offset - log.start] != was.entries[offset - was.start]:
-                self._fail(f"n{node}", f"starts with another entry at {offset} than it had synced")
+                self.fail(f"n{node}", f"starts with another entry at {offset} than it had synced")
                 return
 
     def _promise(self, node: NodeId, directory: bytes) -> Promise:
@@ -146,9 +146,6 @@ class RaftChecker:
         elif kind is PreVoteResponse and message.granted:  # type: ignore[union-attr]
             self._check_not_recovering(sender, "grants a pre-vote")
 
-    def broken_promise(self, sender: NodeId, what: str) -> None:
-        self._fail(f"n{sender}", what)
-
     def _append_response(self, sender: NodeId, response: AppendResponse) -> None:
         if response.counts:
             self._check_not_recovering(sender, "counts")
@@ -168,12 +165,12 @@ class RaftChecker:
         promise.epoch = max(promise.epoch, epoch)
         before = promise.votes.setdefault(epoch, candidate)
         if before != candidate:
-            self._fail(f"n{voter}", f"votes for {candidate} in epoch {epoch}, after {before}")
+            self.fail(f"n{voter}", f"votes for {candidate} in epoch {epoch}, after {before}")
 
     def _check_not_recovering(self, node: NodeId, what: str) -> None:
         shadow = self._shadows.get(node)
         if shadow is not None and shadow.core.recovering_until is not None:
-            self._fail(f"n{node}", f"{what} while it recovers what it had synced up to {shadow.core.recovering_until}")
+            self.fail(f"n{node}", f"{what} while it recovers what it had synced up to {shadow.core.recovering_until}")
 
     # -- cores
 
@@ -199,7 +196,7 @@ class RaftChecker:
     def _look_closer(self, node: NodeId, shadow: Shadow, core: RaftCore) -> None:
         shadow.changes += 1
         if core.epoch < shadow.epoch:
-            self._fail(f"n{node}", f"falls from epoch {shadow.epoch} to {core.epoch}")
+            self.fail(f"n{node}", f"falls from epoch {shadow.epoch} to {core.epoch}")
         still_leads = core.role is Role.LEADER and shadow.role is Role.LEADER and core.epoch == shadow.epoch
         seen_end = shadow.end
         if core.log.start != shadow.start or shadow.changes == 1:
@@ -217,7 +214,7 @@ class RaftChecker:
         try:
             core.validate(thorough=shadow.changes % VALIDATE_EVERY == 0)
         except AssertionError as error:
-            self._fail(f"n{node}", f"Invariant of the Raft core: {error}")
+            self.fail(f"n{node}", f"Invariant of the Raft core: {error}")
 
     def _check_first_membership(self, node: NodeId, core: RaftCore) -> None:
         """A log that does not begin at 0 begins with the membership that was in force there."""
@@ -225,7 +222,7 @@ class RaftChecker:
         known = [entry for entry in self.history[:start] if entry.kind is EntryKind.MEMBERSHIP]
         if len(self.history) >= start and known and first != Membership.decode(known[-1].data):
             voters = [member.node for member in first.voters]
-            self._fail(f"n{node}", f"begins its log at {start} with the voters {voters}, which are not those of then")
+            self.fail(f"n{node}", f"begins its log at {start} with the voters {voters}, which are not those of then")
 
     def _compare_logs(self, node: NodeId, shadow: Shadow, core: RaftCore, *, is_append_only: bool) -> None:
         log = core.log
@@ -242,7 +239,7 @@ class RaftChecker:
         while same and known[same - 1] is not entries[same - 1]:
             same -= 1
         if is_append_only and same < len(known):
-            self._fail(f"n{node}", f"leads in epoch {core.epoch} and changes its log at {start + same}")
+            self.fail(f"n{node}", f"leads in epoch {core.epoch} and changes its log at {start + same}")
         del known[same:]
         epoch = entries[same - 1].epoch if same else log.start_epoch
         for index in range(same, len(entries)):
@@ -259,7 +256,7 @@ class RaftChecker:
         if seen is None:
             self._seen[offset, entry.epoch] = (entry, epoch_before)
         elif seen[0] != entry or seen[1] != epoch_before:
-            self._fail(
+            self.fail(
                 f"n{node}",
                 f"log matching: at {offset} in epoch {entry.epoch}: {entry} after {epoch_before}, elsewhere {seen}",
             )
@@ -269,9 +266,9 @@ class RaftChecker:
         life = (node, id(core))
         before = self.leaders.setdefault(core.epoch, life)
         if before != life:
-            self._fail(f"n{node}", f"leads in epoch {core.epoch}, as n{before[0]} did")
+            self.fail(f"n{node}", f"leads in epoch {core.epoch}, as n{before[0]} did")
         if core.recovering_until is not None:
-            self._fail(f"n{node}", "leads while it recovers")
+            self.fail(f"n{node}", "leads while it recovers")
         self._check_complete(node, core)
 
     def _check_complete(self, node: NodeId, core: RaftCore) -> None:
@@ -285,7 +282,7 @@ class RaftChecker:
         if log.start > end:
             return  # its snapshot covers it; `_committed` has compared that
         if log.end < end or log.epoch_before(end) != epoch:
-            self._fail(
+            self.fail(
                 f"n{node}",
                 f"leads in epoch {core.epoch} with a log up to {log.end} (epoch {log.epoch_before(end)} before {end}), "
                 f"but {end} entries are committed in older epochs, the last one an entry of {epoch}",
@@ -295,12 +292,12 @@ class RaftChecker:
         was, now = shadow.commit, core.commit
         shadow.commit = now
         if now < was:
-            self._fail(f"n{node}", f"commit falls from {was} to {now}")
+            self.fail(f"n{node}", f"commit falls from {was} to {now}")
             return
         log, history = core.log, self.history
         first = max(was, log.start)
         if first > len(history):
-            self._fail(f"n{node}", f"takes {first} entries for committed, of which nobody knows")
+            self.fail(f"n{node}", f"takes {first} entries for committed, of which nobody knows")
             return
         if first > was:
             self._check_snapshot(node, SnapshotId(log.start, log.start_epoch))
@@ -309,7 +306,7 @@ class RaftChecker:
             entry = log.entries[offset - log.start]
             if offset < len(history):
                 if history[offset] is not entry and history[offset] != entry:
-                    self._fail(f"n{node}", f"commits {entry} at {offset}, elsewhere {history[offset]}")
+                    self.fail(f"n{node}", f"commits {entry} at {offset}, elsewhere {history[offset]}")
                     return
             else:
                 grew = True
@@ -326,7 +323,7 @@ class RaftChecker:
         log, end = core.log, core.commit
         epoch = log.epoch_before(end)
         if epoch != core.epoch:
-            self._fail(f"n{node}", f"leads in epoch {core.epoch} and commits up to {end}, which ends in epoch {epoch}")
+            self.fail(f"n{node}", f"leads in epoch {core.epoch} and commits up to {end}, which ends in epoch {epoch}")
         in_force = len(log.memberships) - 1
         while in_force and log.memberships[in_force][0] >= max(end, seen_end):
             # Appended since the last look, behind what is committed: a round may count first and append then.
@@ -337,7 +334,7 @@ class RaftChecker:
         # A membership that this very commit brings into the past was in force when its entry was counted.
         if not self._has_quorum(membership, end, epoch):
             voters = [member.node for member in membership.voters]
-            self._fail(f"n{node}", f"commits up to {end}, which too few of the voters {voters} have")
+            self.fail(f"n{node}", f"commits up to {end}, which too few of the voters {voters} have")
 
     def _has_quorum(self, membership: Membership, end: Offset, epoch: Epoch | None) -> bool:
         having = sum(1 for member in membership.voters if self._may_have(member, end, epoch))
@@ -357,17 +354,17 @@ class RaftChecker:
         """The leader has just appended a membership."""
         assert core.leader_state is not None
         if core.commit <= core.leader_state.epoch_start:
-            self._fail(f"n{node}", f"changes the membership at {offset} before it has committed anything in its epoch")
+            self.fail(f"n{node}", f"changes the membership at {offset} before it has committed anything in its epoch")
         at = [earlier for earlier, _ in core.log.memberships[1:] if earlier < offset]
         if at and at[-1] >= core.commit:
-            self._fail(f"n{node}", f"changes the membership at {offset}, when the change at {at[-1]} is not committed")
+            self.fail(f"n{node}", f"changes the membership at {offset}, when the change at {at[-1]} is not committed")
 
     def _check_snapshot(self, node: NodeId, snapshot: SnapshotId) -> None:
         end = snapshot.offset
         if not end:
             return
         if end > len(self.history) or self.history[end - 1].epoch != snapshot.epoch:
-            self._fail(f"n{node}", f"has a snapshot {snapshot} of what was not committed so")
+            self.fail(f"n{node}", f"has a snapshot {snapshot} of what was not committed so")
 
     # -- state machines
 
@@ -375,23 +372,23 @@ class RaftChecker:
         self._look_at(machine)
         end = first + len(entries)
         if end > len(self.history):
-            self._fail(machine.name, f"applies up to {end}, but only {len(self.history)} entries are committed")
+            self.fail(machine.name, f"applies up to {end}, but only {len(self.history)} entries are committed")
         elif self.chains[end] != machine.chain:
-            self._fail(machine.name, f"has another state than the others after {end} entries")
+            self.fail(machine.name, f"has another state than the others after {end} entries")
 
     def loaded(self, machine: ChainMachine, snapshot: SnapshotId) -> None:
         self._look_at(machine)
         self._check_snapshot_state(machine)
 
     def misplaced(self, machine: ChainMachine, first: Offset) -> None:
-        self._fail(machine.name, f"applies entries from {first} on a state of {machine.offset} entries")
+        self.fail(machine.name, f"applies entries from {first} on a state of {machine.offset} entries")
 
     def _check_snapshot_state(self, machine: ChainMachine) -> None:
         end = machine.offset
         if end > len(self.history):
-            self._fail(machine.name, f"loads a state of {end} entries, but only {len(self.history)} are committed")
+            self.fail(machine.name, f"loads a state of {end} entries, but only {len(self.history)} are committed")
         elif self.chains[end] != machine.chain:
-            self._fail(machine.name, f"loads another state than the others have after {end} entries")
+            self.fail(machine.name, f"loads another state than the others have after {end} entries")
 
     def _look_at(self, machine: ChainMachine) -> None:
         """An apply may run in the step that commits: the core comes first."""

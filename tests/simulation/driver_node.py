@@ -1,7 +1,7 @@
 """A Raft node as in production: driver, storage and log, on the simulated disk, store and network."""
 
 import errno
-from functools import partial
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,7 +9,9 @@ from simulation.checkers import RaftChecker
 from simulation.cluster import Context, Program, Station
 from simulation.machine import ChainMachine
 from simulation.nemesis import STORE_REFUSALS, Undo
+from simulation.raft_audit import RaftAudit
 from simulation.raft_sim import RaftSimulation
+from simulation.status_check import StatusCheck
 from simulation.stored_promises import unstored_promise
 from simulation.workload import serve_clients
 from tidelog.log.config import FOREVER_MS, LogConfig
@@ -23,7 +25,9 @@ from tidelog.raft.membership import Member, Membership
 from tidelog.raft.messages import Message
 from tidelog.raft.storage import RaftStorage
 from tidelog.world.simulated import Latency, Loss
+from tidelog.world.simulated.disk import SimDevice
 from tidelog.world.simulated.loop import SimFuture
+from tidelog.world.simulated.store import SimStoreDevice
 
 CLUSTER_ID = "simulated"
 ENTRY_BYTES = 40
@@ -88,6 +92,10 @@ class DriverStack:
         self._latency = Latency(0.0002, 0.001)
         self._rotten: dict[NodeId, Context] = {}
         """In which life files of a node have rotted: the next one finds out."""
+        self._harmed: set[NodeId] = set()
+        """Nodes whose stored bits were changed: they may keep some of them, where nobody reads."""
+        self._failed: set[NodeId] = set()
+        """Nodes whose disks had an error: at a start they may trust less than they had synced."""
 
     def program(self, simulation: RaftSimulation) -> Program:
         self._checker = simulation.checker
@@ -120,30 +128,50 @@ class DriverStack:
                 work=context.node.work,
                 on_failure=failure.set_exception,
             )
-            self._watch_messages(driver)
+            audit = self._watch_messages(driver)
             await driver.start()
             context.app = DriverNode(driver, machine, failure)
-            simulation.checker.born(context.node_id, driver.core)
-            context.node.loop.watch(partial(simulation.checker.look, context.node_id))
+            context.node.loop.watch(self._watch_node(context, driver, audit))
             serve_clients(context)
             await failure
 
         return run
 
-    def _watch_messages(self, driver: RaftDriver) -> None:
-        """Whatever the driver hands to its links has left, as far as promises go."""
+    def _watch_node(self, context: Context, driver: RaftDriver, audit: RaftAudit) -> Callable[[], None]:
+        """The checks of a process that has started, to be called after each of its events."""
+        checker, node, harmed = self._checker, context.node_id, self._harmed
+        assert checker is not None
+        checker.born(node, driver.core)
+        if node not in harmed and node not in self._failed:
+            audit.began()
+        status = StatusCheck(context.station.name, driver, context.node.loop.time, checker.fail)
+
+        def look() -> None:
+            checker.look(node)
+            status.look()
+            if node not in harmed:
+                audit.look()
+
+        return look
+
+    def _watch_messages(self, driver: RaftDriver) -> RaftAudit:
+        """Whatever the driver hands to its links has left, as far as promises go. Returns the audit of its storage."""
         peers: Any = driver._peers
         storage = driver._storage
-        send, checker, me = peers.send, self._checker, driver.me.node
+        send, checker, me, harmed = peers.send, self._checker, driver.me.node, self._harmed
         assert checker is not None
+        audit = RaftAudit(f"n{me}", storage, lambda: driver.core, checker.fail)
 
         def watched(node: NodeId, message: Message, now_ms: int) -> None:
             checker.left(me, node, message)
             if (broken := unstored_promise(storage, message)) is not None:
-                checker.broken_promise(me, broken)
+                checker.fail(f"n{me}", broken)
+            if me not in harmed:
+                audit.left(message)
             send(node, message, now_ms)
 
         peers.send = watched
+        return audit
 
     # -- devices
 
@@ -193,6 +221,7 @@ class DriverStack:
 
     def fail_sync(self, station: Station, draw: Random) -> Undo:
         device, store = station.machine.disk(), station.machine.store()
+        self._failed.add(station.node_id)
         if draw.random() < 0.25:
             store.fail()
         else:
@@ -218,14 +247,20 @@ class DriverStack:
         for position in positions:
             device.flip_bit(path, position, draw.randrange(8))
         self._rotten[station.node_id] = station.context
+        self._harmed.add(station.node_id)
         return f"{path} rots at {positions} of {size}"
 
     def is_rotten(self, station: Station) -> bool:
         return station.context is not None and self._rotten.get(station.node_id) is station.context
 
+    def devices(self, station: Station, _draw: Random) -> tuple[SimDevice, SimStoreDevice]:
+        """A disk of this node, and its state store."""
+        return station.machine.disk(), station.machine.store()
+
     def damage(self, station: Station, draw: Random) -> str:
         device, store = station.machine.disk(), station.machine.store()
         kind = draw.choices((".log", ".snapshot", "index", "store"), (6, 2, 1, 1))[0]
+        self._harmed.add(station.node_id)
         if kind == "store":
             if not store.stored:
                 return "nothing to damage"

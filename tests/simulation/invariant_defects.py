@@ -20,6 +20,7 @@ from tidelog.log.epochs import EpochHistory
 from tidelog.log.producers import ProducerState
 from tidelog.model.ids import Offset
 from tidelog.raft import storage
+from tidelog.raft.driver import RaftDriver
 from tidelog.raft.persistent_state import pack_state
 from tidelog.replication.follower_stream import FollowerStream
 from tidelog.replication.leader_replica import LeaderReplica
@@ -43,6 +44,29 @@ def _skip_the_newest_file(self: Any, end: int) -> Any:
     ticket = _begin(self, end)
     ticket.files = ticket.files[:-1] if len(ticket.files) > 1 else ticket.files
     return ticket
+
+
+_touch_directory = Durability.touch_directory
+
+
+def _sync_no_names(self: Any, path: str) -> None:
+    """The bytes are on the device, the name of a new file is not."""
+    if self.durable_end <= SOUND_ENTRIES:
+        _touch_directory(self, path)
+
+
+def _sync_names_only(self: Any, end: int) -> Any:
+    ticket = _begin(self, end)
+    ticket.files = [] if end > SOUND_ENTRIES else ticket.files
+    return ticket
+
+
+_role_changed = RaftDriver._role_changed
+
+
+def _count_no_election(self: Any, change: Any, now_ms: int) -> None:
+    _role_changed(self, change, now_ms)
+    self._metrics.elections = 0
 
 
 _leader_acked = LeaderReplica.acked
@@ -147,6 +171,18 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "file_not_synced", "brokers", "a group commit leaves one of several files out",
         ((Durability, "begin", _skip_the_newest_file),),
+    ),
+    Defect(
+        "names_not_synced", "brokers", "no sync has the directory of a new file",
+        ((Durability, "touch_directory", _sync_no_names),),
+    ),
+    Defect(
+        "entries_not_synced", "driver", "entries are acknowledged after a sync that had only names",
+        ((Durability, "begin", _sync_names_only),),
+    ),
+    Defect(
+        "elections_not_counted", "driver", "the counter of elections stays 0",
+        ((RaftDriver, "_role_changed", _count_no_election),),
     ),
     Defect(
         "pushed_counts_at_ack", "brokers", "with any ack, all that was pushed to the follower counts",

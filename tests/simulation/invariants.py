@@ -27,7 +27,6 @@ from tidelog.log.log import Log
 from tidelog.metadata.image import ClusterImage
 from tidelog.metadata.image_invariants import validate_changes
 from tidelog.metadata.state_machine import MetadataStateMachine
-from tidelog.raft.storage import RaftStorage
 from tidelog.replication.leader_replica import leaders_of
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ class Invariants:
         self._fail = fail
         self._is_rotten = is_rotten
         self._audits: dict[Log, LogAudit] = {}
+        self._untouched: dict[Log, object] = {}
+        """Logs that no checkpoint would take when they were audited last, with their mark."""
         self._images: dict[object, ClusterImage] = {}
         self._groups: dict[Shard, CoordinatorState] = {}
         self._began: dict[Shard, None] = {}
@@ -89,10 +90,6 @@ class Invariants:
         """After the machine has applied something."""
         self._check(name, "the metadata", machine.validate)
         self._image(name, machine, machine.runtime.speculative)
-
-    def storage(self, name: str, storage: RaftStorage) -> None:
-        if storage._log is not None and storage._progress is None and can_audit(storage.log):
-            self._check(name, "the Raft storage", storage.validate)
 
     # -- everything
 
@@ -149,6 +146,7 @@ class Invariants:
                 yield
             for known in [log for log in self._audits if log.is_closed]:
                 del self._audits[known]
+                self._untouched.pop(known, None)
             yield
 
     def _replica(self, app: BrokerApp, replica: Replica, *, thorough: bool = False) -> None:
@@ -159,6 +157,9 @@ class Invariants:
         if not thorough and self._replicas.get(replica) == state:
             return
         self._replicas[replica] = state
+        audit = self._audits.get(log)
+        if audit is None or audit.is_stale:
+            self._audit(app, log)  # it was opened, or not only appended to
         self._check(app.name, log.path, lambda: log.validate(thorough=thorough))
         self._check(app.name, f"the replica of {log.path}", lambda: replica.validate(thorough=thorough))
 
@@ -166,7 +167,10 @@ class Invariants:
         attempt = app.logs.kept._attempts.get(log.log_id)
         if attempt is not None and attempt.has_moved and attempt.is_untruncated(log):
             return  # its segments are in a kept copy, and it is truncated next
-        if not can_audit(log) or self._is_rotten(app.name, log):
+        self._audit_log(app.name, log)
+
+    def _audit_log(self, name: str, log: Log) -> None:
+        if not can_audit(log) or self._is_rotten(name, log):
             return
         audit = self._audits.get(log)
         if audit is None:
@@ -174,8 +178,19 @@ class Invariants:
 
         def run() -> None:
             self.audited += audit.run()
+            self._check_touched(log)
 
-        self._check(app.name, f"{log.path} and its files", run)
+        self._check(name, f"{log.path} and its files", run)
+
+    def _check_touched(self, log: Log) -> None:
+        """What a checkpoint would store gets one: the next round has the log, or the one that runs takes it soon."""
+        checkpoint = log._checkpoint
+        has_news = log.mark.offset != log.end_offset or bool(checkpoint._pending_infos) or log._epochs.is_unsaved
+        waits = has_news and log not in log.group_commit._touched and not log.lock.locked()
+        before = self._untouched.pop(log, None)
+        if waits:
+            self._untouched[log] = log.mark
+            assert before is not log.mark, f"no checkpoint is due, and {log.mark} is stored of {log.end_offset} records"
 
     def _decided(self, app: BrokerApp, shard: Shard) -> None:
         """Decisions, committed or not: the next ones rest on them."""

@@ -11,6 +11,7 @@ from simulation.broker_sim import BrokerSimulation
 from simulation.groups_sim import GroupsSimulation, draw_groups_shape
 from simulation.lab_faults import LAB_FAULTS, draw_lab_plan
 from simulation.nemesis import PlanStep
+from simulation.opening_faults import OPENING_FAULTS, draw_opening_steps
 from simulation.raft_sim import run_simulation
 from simulation.run_result import Result
 from tidelog.world.simulated import SimWorld
@@ -21,11 +22,13 @@ class _WithLabFaults(BrokerSimulation):
 
     def __init__(self, world: SimWorld, seed: int, shape: BrokerShape, *, only: Collection[int] | None = None) -> None:
         super().__init__(world, seed, shape, only=only)
-        self.nemesis.add(LAB_FAULTS)
+        self.nemesis.add((*LAB_FAULTS, *OPENING_FAULTS))
 
     def _draw_plan(self, draw: Random) -> list[PlanStep]:
         lab = draw_lab_plan(self.world.random("lab"), from_s=BEGIN_S, until_s=self.shape.fault_s)
-        return [*super()._draw_plan(draw), *lab]
+        plan = [*super()._draw_plan(draw), *lab]
+        opening = draw_opening_steps(self.world.random("opening"), plan, from_s=BEGIN_S, until_s=self.shape.fault_s)
+        return [*plan, *opening]
 
 
 class LabSimulation(_WithLabFaults):

@@ -4,9 +4,10 @@
                  bytes that the log says
     epochs       the history names for each batch the epoch that is stored in it
     producers    are those that a replay of the batches makes; none is from past the end
-    index        an entry names the last offset of the batch at its position
-    store        the stored recovery point is on the device, byte for byte by its CRC; the stored epochs and, once the
-                 log was truncated, the stored high watermark are not past the log end
+    segments     sizes, checksums, timestamps, time index and names of files (`segment_audit`)
+    index        an entry names the last offset of the batch at its position; so do the hints of readers
+    store        is what the log says (`store_audit`); the stored recovery point is on the device, byte for byte by its
+                 CRC
 
 An audit continues where the last one of the same log stopped, and begins again after a truncation or a cleaning. Not
 while the log changes, nor of a damaged one or one whose disk has failed.
@@ -15,20 +16,17 @@ while the log changes, nor of a damaged one or one whose disk has failed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from typing import Any
 
 from crc32c import crc32c
 
 from simulation.log_walk import Found, LogWalk, image_of, index_image
-from tidelog.log import stored_state as stored
+from simulation.segment_audit import SegmentAudit
+from simulation.store_audit import StoreAudit
 from tidelog.log.index import OFFSET_ENTRY_BYTES, decode_offset_entries
 from tidelog.log.log import Log
 from tidelog.log.log_scan import apply_batch
 from tidelog.log.producers import ProducerState
 from tidelog.log.segment import RecoveryMark
-from tidelog.world.sealing import unseal
-from tidelog.world.simulated.store import SimStore
 
 
 def can_audit(log: Log) -> bool:
@@ -53,8 +51,16 @@ class LogAudit:
         """By segment: bytes of its index that were compared."""
         self._known_producers = -1
         """How many the log had when they were compared last."""
-        self._stored: dict[bytes, tuple[bytes, Any]] = {}
-        """By field: the bytes in the store when they were read last, and their meaning."""
+        self._segments = SegmentAudit(self.log)
+        self._store = StoreAudit(self.log)
+        self._mark: RecoveryMark | None = None
+        """That was compared last."""
+        self._names: tuple[int, ...] = ()
+        """What the segments were when the names of files were compared last."""
+
+    @property
+    def is_stale(self) -> bool:
+        return self._walk.is_stale
 
     def run(self) -> int:
         """Returns the number of batches that were read."""
@@ -71,8 +77,11 @@ class LogAudit:
         if count or len(log.producers) != self._known_producers:
             self._check_producers()
             self._known_producers = len(log.producers)
+        self._segments.check()
         self._check_index()
+        self._check_hints()
         self._check_store()
+        self._check_names()
         return count
 
     def _check_batch(self, found: Found, expected: int) -> None:
@@ -83,7 +92,8 @@ class LogAudit:
         if header.next_offset > log.start_offset:
             assert epoch == header.leader_epoch, f"{base} is of epoch {header.leader_epoch}; the history says {epoch}"
         self._positions.setdefault(found.segment, {})[found.position] = int(header.last_offset)
-        apply_batch(self._producers, header, found.data, 0)
+        aborted = apply_batch(self._producers, header, found.data, 0)
+        self._segments.add(found, is_abort=aborted is not None)
 
     def _check_producers(self) -> None:
         log, replayed = self.log, {row.producer_id: row for row in self._producers.rows()}
@@ -128,34 +138,29 @@ class LogAudit:
         for base in [base for base in self._positions if base < first]:
             del self._positions[base]
 
-    def _check_store(self) -> None:
-        log, store = self.log, self.log.store
-        while not isinstance(store, SimStore):
-            store = store._store  # type: ignore[attr-defined]  # that of a directory, which notes failures
-        values = store._device.stored
-
-        def read(field: bytes, decode: Callable[[bytes], Any]) -> Any:
-            """What the store has, decoded when it changes; None if it has nothing."""
-            key = log.prefix + field
-            sealed = values.get(key)
-            if sealed is None:
-                return None
-            known = self._stored.get(field)
-            if known is None or known[0] != sealed:
-                known = self._stored[field] = (sealed, decode(unseal(key, sealed, path=log.path)))
-            return known[1]
-
-        start = read(stored.EPOCHS, _latest_start)
-        assert start is None or start <= log.end_offset, f"stored epochs are past the end: {start}"
-        if log.durability.generation:
-            offset = read(stored.HIGH_WATERMARK, _high_watermark)
-            assert offset is None or offset <= log.end_offset, (
-                f"the stored high watermark {offset} is past the end {log.end_offset}"
+    def _check_hints(self) -> None:
+        """Where readers begin without a search."""
+        log = self.log
+        for offset, (base, position) in (log.segments._hints or {}).items():
+            there = self._positions.get(base, {})
+            assert offset <= log.end_offset, f"a read at {offset} would begin at {position} of {base}, past the end"
+            assert position in there or position == log.segments.info(base).size, (
+                f"a read at {offset} would begin at {position} of segment {base}, where no batch begins"
             )
-        before = self._stored.get(stored.MARK)
-        mark = read(stored.MARK, stored.decode_mark)
-        if mark is not None and self._stored[stored.MARK] is not before:
+
+    def _check_store(self) -> None:
+        self._store.check()
+        mark = self._store.mark()
+        if mark is not None and mark is not self._mark:
             self._check_mark(mark)
+            self._mark = mark
+
+    def _check_names(self) -> None:
+        segments = self.log.segments
+        state = (segments.version, int(segments.first_offset), int(segments.active.base_offset))
+        if state != self._names and not self.log.lock.locked():
+            self._segments.check_names()
+            self._names = state
 
     def _check_mark(self, mark: RecoveryMark) -> None:
         log = self.log
@@ -171,12 +176,3 @@ class LogAudit:
         )
         if mark.crc is not None:
             assert crc32c(bytes(image[: mark.position])) == mark.crc, f"other bytes than at the mark {mark.offset}"
-
-
-def _latest_start(data: bytes) -> int | None:
-    starts = [int(start) for _, start in stored.decode_epochs(data)]
-    return starts[-1] if starts else None
-
-
-def _high_watermark(data: bytes) -> Any:
-    return stored.decode("high-watermark", data)["offset"]

@@ -13,7 +13,7 @@ from tidelog.log.batch import read_header
 from tidelog.log.log import Log
 from tidelog.log.segment import INDEX, LOG
 from tidelog.model.errors import TidelogError
-from tidelog.world.simulated.device import Inode
+from tidelog.world.simulated.device import Directory, Inode, Node
 from tidelog.world.simulated.disk import SimDevice, SimDisk
 
 if TYPE_CHECKING:
@@ -36,11 +36,23 @@ def device_of(log: Log) -> SimDevice:
 
 
 def image_of(log: Log, base_offset: int, *, durable: bool, suffix: str = LOG) -> bytearray:
-    """The bytes of a segment's file; empty if there is none."""
-    node = device_of(log).find(log.segments.file_path(base_offset, suffix))
+    """The bytes of a segment's file; empty if there is none. `durable`: as a loss of power would leave them, so the
+    names on the way count too."""
+    device, path = device_of(log), log.segments.file_path(base_offset, suffix)
+    node = find_durable(device, path) if durable else device.find(path)
     if not isinstance(node, Inode):
         return bytearray()
     return node.durable if durable else node.data
+
+
+def find_durable(device: SimDevice, path: str) -> Node | None:
+    """What has this path on the device itself; None if a name of it is not there."""
+    node: Node | None = device.root
+    for name in path.split("/"):
+        if not isinstance(node, Directory):
+            return None
+        node = node.durable.get(name)
+    return node
 
 
 def index_image(log: Log, base_offset: int) -> bytearray:

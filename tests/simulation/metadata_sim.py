@@ -154,29 +154,26 @@ class MetadataStack(DriverStack):
     async def _start_controller(
         self, simulation: "MetadataSimulation", context: Context, role: ControllerRole, failure: Failure
     ) -> None:
-        self._watch_messages(role.node.driver)
+        audit = self._watch_messages(role.node.driver)
         await role.start()
         app = context.app = ControllerApp(role.node, failure.future)
-        simulation.checker.born(context.node_id, role.node.driver.core)
-        context.node.loop.watch(self._check(app, context.station.name, context.node_id))
+        look = self._watch_node(context, role.node.driver, audit)
+        context.node.loop.watch(self._check(app, context.station.name, look))
 
-    def _check(self, app: ControllerApp, name: str, node: NodeId) -> Callable[[], None]:
+    def _check(self, app: ControllerApp, name: str, look: Callable[[], None]) -> Callable[[], None]:
         """Called after every event: the cheap questions first."""
-        assert self._checker is not None
         assert self._metadata is not None
-        look, metadata, invariants = self._checker.look, self._metadata, self._invariants
-        machine, storage = app.machine, app.node.driver._storage
+        metadata, invariants, machine = self._metadata, self._invariants, app.machine
         looked_offset, looked_image = -1, None
 
         def check() -> None:
             nonlocal looked_offset, looked_image
-            look(node)
+            look()
             invariants.runtime(name, machine)
             if looked_offset != machine.offset or looked_image is not machine.image:
                 looked_offset, looked_image = machine.offset, machine.image
                 metadata.look(name, machine.offset, machine.image, is_open=machine.is_torn)
                 invariants.controller(name, machine)
-                invariants.storage(name, storage)
 
         return check
 

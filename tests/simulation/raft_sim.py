@@ -23,6 +23,7 @@ from simulation.cluster import Cluster, Program, Station
 from simulation.more_faults import MORE_FAULTS, draw_more_steps
 from simulation.nemesis import Nemesis, Undo, draw_plan
 from simulation.observers import OBSERVER_NODES, catch_up_s, observer_program
+from simulation.opening_faults import OPENING_FAULTS, draw_opening_steps
 from simulation.run_result import Result, Shape, Symptom, draw_shape
 from simulation.workload import ClientChecker, Clients
 from tidelog.model.errors import CorruptStateError, LostStateError, TidelogError
@@ -30,6 +31,8 @@ from tidelog.model.ids import NodeId
 from tidelog.raft.effects import Role
 from tidelog.raft.membership import DIRECTORY_ID_BYTES, Member, Membership
 from tidelog.world.simulated import Latency, MachineDied, SimulationError, SimWorld
+from tidelog.world.simulated.disk import SimDevice
+from tidelog.world.simulated.store import SimStoreDevice
 
 LEADER_S = 15.0
 CONVERGE_S = 60.0
@@ -59,6 +62,10 @@ class Stack(Protocol):
 
     def is_suspect(self, station: Station) -> bool:
         """An error of its disk is to come, after which it may trust nothing that it has not recorded as durable."""
+        ...
+
+    def devices(self, station: Station, draw: Random) -> tuple[SimDevice, SimStoreDevice]:
+        """A disk of this node and its state store, if they are simulated."""
         ...
 
     def damage(self, station: Station, draw: Random) -> str: ...
@@ -123,8 +130,10 @@ class RaftSimulation:
         self.cluster.network.latency = shape.latency
         plan = draw_plan(world.random("faults"), until_s=shape.fault_s)
         plan += draw_more_steps(world.random("more-faults"), plan, until_s=shape.fault_s, observers=shape.observers)
+        if shape.stack == "driver":
+            plan += draw_opening_steps(world.random("opening"), plan, from_s=0.0, until_s=shape.fault_s)
         self.plan = [step for step in plan if only is None or step.number in only]
-        self.nemesis = Nemesis(self, self.plan, MORE_FAULTS)
+        self.nemesis = Nemesis(self, self.plan, (*MORE_FAULTS, *OPENING_FAULTS))
 
     def fail(self, who: str, what: str) -> None:
         """For checkers."""

@@ -11,6 +11,8 @@ from simulation.workload import serve_clients
 from tidelog.model.ids import Offset
 from tidelog.raft.membership import Membership
 from tidelog.world.simulated import Latency, Loss
+from tidelog.world.simulated.disk import SimDevice
+from tidelog.world.simulated.store import SimStoreDevice
 
 
 class CoreStack:
@@ -83,6 +85,9 @@ class CoreStack:
     def is_suspect(self, station: Station) -> bool:
         disk = self._disk(station)
         return disk.fails_next or disk.is_rotten
+
+    def devices(self, station: Station, draw: Random) -> tuple[SimDevice, SimStoreDevice]:
+        raise AssertionError("the disk of this stack is a model")
 
     def damage(self, station: Station, draw: Random) -> str:
         disk = self._disk(station)

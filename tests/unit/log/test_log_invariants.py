@@ -71,7 +71,12 @@ def add_snapshot(log: Log) -> None:
 
 def raise_high_watermark(log: Log) -> None:
     log.durability.generation += 1
+    log.segments.changed()
     log.set_high_watermark(Offset(31))
+
+
+def keep_version(log: Log) -> None:
+    log.durability.generation += 1
 
 
 def index_past_end(log: Log) -> None:
@@ -97,6 +102,7 @@ BROKEN: tuple[tuple[Callable[[Log], None], str], ...] = (
     (lose_first_segment, "no segment for the start offset|is followed by"),
     (add_snapshot, "a snapshot past"),
     (raise_high_watermark, "the high watermark is 31"),
+    (keep_version, "readers do not see that the log was truncated"),
     (index_past_end, "the largest timestamp is at 77 of 30"),
     (damage_past_end, "good up to 31 of 30"),
     (swap_producers, "a marker past the end"),
