@@ -280,3 +280,7 @@ def _certificate(subject: list[tuple[x509.ObjectIdentifier, str]]) -> bytes:
     name = x509.Name([x509.NameAttribute(oid, value) for oid, value in subject])
     builder = x509.CertificateBuilder(name, name, key.public_key(), 1, *VALIDITY)
     return builder.sign(key, None).public_bytes(Encoding.DER)
+
+
+CERTIFICATES = certificates()
+"""Made at the import: `cryptography` keeps the class `datetime` that it sees first, and a simulation replaces it."""

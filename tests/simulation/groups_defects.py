@@ -187,7 +187,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "session_lost_on_move", "groups", "a new coordinator starts no deadlines for the members that it finds",
-        _on(Shard, "_start_deadlines", _start_no_deadlines), late="groups are not stable",
+        _on(Shard, "_start_deadlines", _start_no_deadlines),
     ),
     Defect(
         "session_after_move", "groups", "a new coordinator waits a whole session for members that have had a stream",
