@@ -222,7 +222,7 @@ class Shard(PartitionShard[CoordinatorState]):
                 session = _SESSION, group_id, member_id
                 at_s = self.timers.at(session)
                 assert at_s is not None or self._expiring[session], f"{session} has no deadline"
-                longest_s = max(member.session_timeout_ms / 1000, RETRY_S)
+                longest_s = max(member.session_timeout_ms / 1000, RETRY_S) + 0.001  # floats
                 assert at_s is None or at_s - now_s <= longest_s, f"{session} ends in {at_s - now_s} s"
         for key in self._revoking:
             timer = _REBALANCE, *key
