@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 STRIDE = 4
 AUDIT_STRIDE = 64
 """A multiple of STRIDE."""
+LOOKS_MAX = 500
+"""At a log that waits for a checkpoint, before it counts as forgotten."""
 
 Fail = Callable[[str, str], None]
 
@@ -49,7 +51,7 @@ class Invariants:
         self._fail = fail
         self._is_rotten = is_rotten
         self._audits: dict[Log, LogAudit] = {}
-        self._untouched: dict[Log, object] = {}
+        self._untouched: dict[Log, tuple[object, int]] = {}
         """Logs that no checkpoint would take when they were audited last, with their mark."""
         self._images: dict[object, ClusterImage] = {}
         self._groups: dict[Shard, CoordinatorState] = {}
@@ -183,14 +185,16 @@ class Invariants:
         self._check(name, f"{log.path} and its files", run)
 
     def _check_touched(self, log: Log) -> None:
-        """What a checkpoint would store gets one: the next round has the log, or the one that runs takes it soon."""
+        """What a checkpoint would store gets one: the next round has the log, or the one that runs takes it. A round may
+        wait for other logs, whose disk stalls, for many looks."""
         checkpoint = log._checkpoint
         has_news = log.mark.offset != log.end_offset or bool(checkpoint._pending_infos) or log._epochs.is_unsaved
         waits = has_news and log not in log.group_commit._touched and not log.lock.locked()
-        before = self._untouched.pop(log, None)
+        mark, looks = self._untouched.pop(log, (None, 0))
         if waits:
-            self._untouched[log] = log.mark
-            assert before is not log.mark, f"no checkpoint is due, and {log.mark} is stored of {log.end_offset} records"
+            looks = looks + 1 if mark is log.mark else 1
+            self._untouched[log] = log.mark, looks
+            assert looks < LOOKS_MAX, f"no checkpoint is due, and {log.mark} is stored of {log.end_offset} records"
 
     def _decided(self, app: BrokerApp, shard: Shard) -> None:
         """Decisions, committed or not: the next ones rest on them."""
