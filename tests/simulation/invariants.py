@@ -185,8 +185,8 @@ class Invariants:
         self._check(name, f"{log.path} and its files", run)
 
     def _check_touched(self, log: Log) -> None:
-        """What a checkpoint would store gets one: the next round has the log, or the one that runs takes it. A round may
-        wait for other logs, whose disk stalls, for many looks."""
+        """What a checkpoint would store gets one: the next round has the log, or the one that runs takes it. A round
+        may wait for other logs, whose disk stalls, for many looks."""
         checkpoint = log._checkpoint
         has_news = log.mark.offset != log.end_offset or bool(checkpoint._pending_infos) or log._epochs.is_unsaved
         waits = has_news and log not in log.group_commit._touched and not log.lock.locked()
