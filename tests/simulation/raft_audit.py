@@ -75,7 +75,9 @@ class RaftAudit:
     def left(self, message: Message) -> None:
         """A message leaves."""
         if isinstance(message, AppendResponse) and message.counts and not message.rejected:
-            match = message.match
+            match, progress = message.match, self._storage._progress
+            if progress is not None and progress.tail is not None:
+                return  # a truncation has put entries that it must not lose into the state store
             if match > newest_snapshot(self._storage) and not self._log.is_closed:
                 self._check("what it acknowledges", lambda: self._check_device(match))
 
